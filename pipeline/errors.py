@@ -1,0 +1,51 @@
+"""What can go wrong because of a person's input, and the exit code that says which kind it was.
+
+Everything else is a bug (ours or in a person's own code) and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class PenstockError(Exception):
+    """Base of the errors that are reported as one message, without a traceback."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a configuration: where, what was given, what would be right."""
+
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.message}" if self.key else self.message
+
+
+class ConfigError(PenstockError):
+    """The configuration cannot be used; carries every problem found, not only the first."""
+
+    exit_code = 2
+
+    def __init__(self, problems: str | Problem | Iterable[Problem]) -> None:
+        if isinstance(problems, str):
+            problems = Problem("", problems)
+        self.problems = [problems] if isinstance(problems, Problem) else list(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[list[Problem]]]:
+        return type(self), (self.problems,)
+
+
+class DataError(PenstockError):
+    """The data cannot be used: the message names the file, and the row, column or sample."""
+
+    exit_code = 3
+
+
+class CollateError(DataError):
+    """Samples of one batch do not fit together: names the indices, the field and the shapes."""
