@@ -1,0 +1,139 @@
+"""Samples to a batch: stack equal shapes, pad unequal lengths, or keep a list.
+
+A collate function takes the samples of one share (list of dicts with the same fields) and gives a
+dict of batched fields. What cannot be put together raises `Mismatch`, to which fetch adds the rows
+of the dataset. The stacking itself is torch's `default_collate`: in a worker process it writes
+straight into shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+Sample = Mapping[str, Any]
+
+
+class Mismatch(Exception):
+    """Two samples that do not fit into one batch.
+
+    Attributes:
+        field: the field in which they differ.
+        rows: their places among the samples that were to be collated.
+        reason: how they differ, e.g. the two shapes.
+    """
+
+    def __init__(self, field: str, rows: tuple[int, int], reason: str) -> None:
+        super().__init__(f"field {field!r}: {reason}")
+        self.field, self.rows, self.reason = field, rows, reason
+
+
+class Stack:
+    """Every field stacked along a new first dimension.
+
+    Tensors and arrays of equal shape give [B, ...], numbers a tensor [B], strings a list; nested
+    dicts and lists are stacked inside.
+    """
+
+    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        return {field: _stack(field, values) for field, values in _columns(samples).items()}
+
+
+class Pad:
+    """Fields of unequal length padded at their end to the longest of the batch; others stacked.
+
+    A field `x` of shapes [T_i, ...] becomes [B, max T, ...], and `x_lengths` (int64[B], as
+    `pack_padded_sequence` takes it) is added.
+
+    Args:
+        fields: the fields to pad.
+        value: what stands in the padding.
+        sort: order the batch by descending length of the first of `fields`; fetch keeps positions
+            and indices in step.
+    """
+
+    def __init__(
+        self, fields: Sequence[str] = ("sequence",), value: float = 0.0, sort: bool = False
+    ) -> None:
+        self.fields = tuple(fields)
+        self.value = value
+        self.sort = sort
+
+    def order(self, samples: Sequence[Sample]) -> list[int] | None:
+        """The rows in the order in which the batch will hold them; None leaves them."""
+        if not self.sort:
+            return None
+        lengths = [len(sample[self.fields[0]]) for sample in samples]
+        return sorted(range(len(samples)), key=lambda row: -lengths[row])
+
+    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        batch: dict[str, Any] = {}
+        columns = _columns(samples)
+        for name in self.fields:
+            if name not in columns:
+                known = ", ".join(columns)
+                raise Mismatch(name, (0, 0), f"to be padded, but the samples have only {known}")
+        for name, values in columns.items():
+            if name in self.fields:
+                batch[name], batch[f"{name}_lengths"] = self._pad(name, values)
+            else:
+                batch[name] = _stack(name, values)
+        return batch
+
+    def _pad(self, name: str, values: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        tensors = [plain(torch.as_tensor(value)) for value in values]
+        for row, tensor in enumerate(tensors):
+            if tensor.ndim == 0 or tensor.shape[1:] != tensors[0].shape[1:]:
+                raise Mismatch(name, (0, row), _shapes(tensors[0], tensor) + " beyond the length")
+        lengths = torch.tensor([len(tensor) for tensor in tensors])
+        padded = torch.nn.utils.rnn.pad_sequence(
+            tensors, batch_first=True, padding_value=self.value
+        )
+        return padded, lengths
+
+
+class List:
+    """Every field as a plain list of the samples' values; nothing is stacked."""
+
+    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        return _columns(samples)
+
+
+def plain(value: torch.Tensor) -> torch.Tensor:
+    """A tensor without torchvision's type on it (Image, KeyPoints ...); the data is shared."""
+    return value.as_subclass(torch.Tensor) if type(value) is not torch.Tensor else value
+
+
+def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    fields = list(samples[0])
+    for row, sample in enumerate(samples):
+        differing = set(fields) ^ set(sample)
+        if differing:
+            reason = f"samples have the fields {sorted(fields)} and {sorted(sample)}"
+            raise Mismatch(sorted(differing)[0], (0, row), reason)
+    return {field: [sample[field] for sample in samples] for field in fields}
+
+
+def _stack(field: str, values: list[Any]) -> Any:
+    first = values[0]
+    for row, value in enumerate(values):
+        if type(value) is not type(first):
+            raise Mismatch(field, (0, row), f"types {type(first).__name__}, {type(value).__name__}")
+        if hasattr(value, "shape") and value.shape != first.shape:
+            raise Mismatch(field, (0, row), _shapes(first, value))
+    if isinstance(first, torch.Tensor):
+        return default_collate([plain(value) for value in values])
+    try:
+        return default_collate(values)
+    except TypeError as error:
+        reason = f"a {type(first).__name__} cannot be stacked; turn it into a tensor or number"
+        raise Mismatch(field, (0, 0), reason) from error
+    except RuntimeError as error:
+        raise Mismatch(field, (0, 0), str(error)) from error
+
+
+def _shapes(first: Any, other: Any) -> str:
+    return f"shapes {list(first.shape)} and {list(other.shape)} differ"

@@ -1,0 +1,101 @@
+"""All addresses of a run: which samples batch (epoch, step) holds, and who gets which of them.
+
+The global batch is formed first, from the sampler alone; then it is dealt out in contiguous shares.
+So every strategy works for any number of ranks, each row of a batch goes to exactly one rank, and
+all ranks know the number of steps before the first one.
+
+Cost of a request: that of the sampler's slice; nothing depends on the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.errors import ConfigError, Problem
+from pipeline.randomness import IntArray
+from pipeline.samplers import BatchStrategy, Order, Tail
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an executor is handed: the share of one global batch that one rank gets.
+
+    Attributes:
+        epoch, step: the address.
+        positions: places in the epoch's global order, int64[n]; with the seed and the epoch they
+            are the samples' only source of randomness.
+        indices: rows of the dataset, int64[n].
+        valid: rows from this one on are padding: copies of earlier rows that count nowhere.
+    """
+
+    epoch: int
+    step: int
+    positions: IntArray
+    indices: IntArray
+    valid: int
+
+    @property
+    def address(self) -> tuple[int, int]:
+        return self.epoch, self.step
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class Plan:
+    """Addresses to requests.
+
+    Args:
+        sampler: an order, cut into batches here, or a strategy that forms its own.
+        batch_size: rows in a global batch.
+        tail: what becomes of an order's last, smaller batch: "keep" it, "drop" it, or "pad" it
+            to full size with copies of its own rows, marked as such.
+    """
+
+    def __init__(
+        self, sampler: Order | BatchStrategy, batch_size: int, tail: Tail = "keep"
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigError(Problem("batch.size", f"{batch_size} is below 1"))
+        self.sampler = sampler
+        self.batch_size = batch_size
+        self.tail = tail
+
+    def steps(self, epoch: int) -> int:
+        """Number of global batches in `epoch`, the same on every rank."""
+        size = self.sampler.size(epoch)
+        if isinstance(self.sampler, BatchStrategy):
+            return size
+        return size // self.batch_size if self.tail == "drop" else -(-size // self.batch_size)
+
+    def __len__(self) -> int:
+        return self.steps(0)
+
+    def request(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> Request:
+        """The share of `rank` in batch (epoch, step).
+
+        A rank whose share is empty gets one row of the batch as padding, so that it takes part
+        in every step. An address outside the epoch is an IndexError.
+        """
+        if not 0 <= step < self.steps(epoch):
+            raise IndexError(f"epoch {epoch} has steps 0 to {self.steps(epoch) - 1}, not {step}")
+        positions, indices = self._global_batch(epoch, step)
+        valid = len(indices)
+        if self.tail == "pad" and valid < self.batch_size:
+            rows = np.arange(self.batch_size) % valid
+            positions, indices = positions[rows], indices[rows]
+        start = len(indices) * rank // world
+        stop = len(indices) * (rank + 1) // world
+        share_valid = min(max(valid - start, 0), stop - start)
+        if start == stop:
+            start, stop = 0, 1
+        return Request(epoch, step, positions[start:stop], indices[start:stop], share_valid)
+
+    def _global_batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
+        if isinstance(self.sampler, BatchStrategy):
+            return self.sampler.batch(epoch, step)
+        start = step * self.batch_size
+        stop = min(start + self.batch_size, self.sampler.size(epoch))
+        return np.arange(start, stop, dtype=np.int64), self.sampler.indices(epoch, start, stop)

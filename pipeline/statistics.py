@@ -1,0 +1,85 @@
+"""Mean and standard deviation of the training images, computed once and kept.
+
+One pass over the split, decoding in threads (decoders release the interpreter lock); the sums are
+added in the order of the rows, so the result does not depend on how many threads there are. The
+result is kept in `<cache_dir>/statistics/<fingerprint of the data>.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchvision import tv_tensors
+
+from pipeline.errors import DataError
+
+log = logging.getLogger(__name__)
+
+Sums = tuple[int, torch.Tensor, torch.Tensor]
+_AHEAD = 4  # images in flight per thread
+
+
+def statistics_of(dataset: Any, cache_dir: str | Path) -> dict[str, list[float]]:
+    """Per-channel statistics of all images of `dataset`, scaled to [0, 1].
+
+    Args:
+        dataset: the training split, untransformed; its samples hold one uint8 [C, H, W] image.
+        cache_dir: where the result is looked up and kept, by `dataset.fingerprint`.
+
+    Returns:
+        {"mean": [C], "std": [C]}; every pixel weighs the same, so large images weigh more.
+
+    Raises:
+        DataError: there are no images, or one cannot be read.
+    """
+    path = Path(cache_dir) / "statistics" / f"{dataset.fingerprint}.json"
+    if path.exists():
+        kept: dict[str, list[float]] = json.loads(path.read_text())
+        return kept
+    log.info("computing image statistics of %d training samples", len(dataset))
+    result = _computed(dataset)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(f".{os.getpid()}.tmp")
+    beside.write_text(json.dumps(result, indent=2) + "\n")
+    beside.replace(path)
+    return result
+
+
+def _computed(dataset: Any) -> dict[str, list[float]]:
+    pixels, total, squares = 0, torch.zeros(()), torch.zeros(())
+    for count, sums, square_sums in _sums(dataset):
+        pixels, total, squares = pixels + count, total + sums, squares + square_sums
+    if not pixels:
+        raise DataError("there are no training samples to compute image statistics from")
+    mean = total / pixels
+    variance = (squares / pixels - mean**2).clamp(min=0)
+    return {"mean": (mean / 255).tolist(), "std": (variance.sqrt() / 255).tolist()}
+
+
+def _sums(dataset: Any) -> Iterator[Sums]:
+    """Sums of each image in the order of rows, a few images ahead."""
+    threads = os.cpu_count() or 1
+    with ThreadPoolExecutor(threads) as pool:
+        pending: deque[Future[Sums]] = deque()
+        for row in range(len(dataset)):
+            pending.append(pool.submit(_image_sums, dataset, row))
+            if len(pending) > threads * _AHEAD:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+def _image_sums(dataset: Any, row: int) -> Sums:
+    images = [v for v in dataset[row].values() if isinstance(v, tv_tensors.Image)]
+    if not images:
+        raise DataError(f"sample {row} has no image to normalise by statistics of the dataset")
+    values = images[0].as_subclass(torch.Tensor).flatten(1).double()
+    return values.shape[1], values.sum(1), (values**2).sum(1)

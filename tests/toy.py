@@ -1,0 +1,89 @@
+"""A small dataset and transforms that draw from every global generator; importable by workers."""
+
+import random
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, get_worker_info
+from torchvision import tv_tensors
+
+from pipeline.collate import Stack
+from pipeline.fetch import Fetch, batch_hash
+from pipeline.loader import Loader
+from pipeline.plan import Plan
+from pipeline.samplers import Random
+
+
+class Pictures(Dataset):
+    """Rows tell themselves apart by their pixels."""
+
+    def __init__(self, length=40):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        pixels = torch.arange(3 * 12 * 16, dtype=torch.int64).reshape(3, 12, 16) * (index + 1)
+        return {"image": tv_tensors.Image((pixels % 256).to(torch.uint8)), "label": index % 3}
+
+
+class Sequences(Dataset):
+    """Row i has length 1 + i % 7."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return {"sequence": torch.full((1 + index % 7, 2), float(index)), "label": index}
+
+
+class Everywhere:
+    """Draws from `random`, `numpy.random` and torch."""
+
+    def __call__(self, sample):
+        draws = [random.random(), np.random.rand(), torch.rand(()).item(), random.gauss(0, 1)]
+        return {**sample, "draws": torch.tensor(draws)}
+
+
+class TorchOnly:
+    """Draws from torch in the ways that torchvision and people do."""
+
+    def __call__(self, sample):
+        image = sample["image"].float()
+        draws = [
+            torch.rand(2),
+            torch.empty(2).uniform_(-1, 1),
+            torch.randn_like(image)[0, 0, :2],
+            torch.randint(0, 100, (2,)).float(),
+            torch.randperm(9)[:2].float(),
+            torch.distributions.Beta(0.5, 0.5).sample((2,)),
+        ]
+        return {**sample, "draws": torch.stack(draws)}
+
+
+class WorkerSeen:
+    """Says who works: the worker's id and whether it sees the person's own dataset."""
+
+    def __call__(self, sample):
+        info = get_worker_info()
+        seen = -1 if info is None else info.id
+        own = info is None or isinstance(info.dataset, Pictures)
+        return {**sample, "worker": seen, "own": own}
+
+
+def mark_dataset(worker_id):
+    """A `worker_init_fn`: changes the worker's copy of the dataset."""
+    get_worker_info().dataset.length = 1000 + worker_id
+
+
+def loader(options=None, transform=None, dataset=None, collate=None, size=8, sampler=None):
+    """A loader of hashed batches over the toy data."""
+    dataset = dataset or Pictures()
+    plan = Plan(sampler or Random(len(dataset), 0), size)
+    return Loader(plan, Fetch(dataset, transform, collate or Stack(), 0, hashed=True), options)
+
+
+def hashes(loader, epoch=0, start=0):
+    """One hash a batch."""
+    return [batch_hash([batch]) for batch in loader.epoch(epoch, start)]
