@@ -1,0 +1,101 @@
+"""What an order costs: ours, evaluated at an address, against torch's, which is listed.
+
+    python benchmarks/orders.py [--largest 100000000]
+
+For each length: milliseconds from making the sampler to its first batch of 256, milliseconds for a batch in the middle,
+and the memory that doing so adds at its peak. torch's samplers have no way to the middle but
+through the beginning, so their second figure is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import islice
+
+BATCH = 256
+
+
+def penstock_random(length: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    from pipeline.plan import Plan
+    from pipeline.samplers import Random
+
+    plan = Plan(Random(length, 0), BATCH)
+    return lambda: plan.request(0, 0), lambda: plan.request(0, len(plan) // 2)
+
+
+def penstock_weighted(length: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    import numpy as np
+
+    from pipeline.plan import Plan
+    from pipeline.samplers import Weighted
+
+    plan = Plan(Weighted(length, 0, weights=np.ones(length)), BATCH)
+    return lambda: plan.request(0, 0), lambda: plan.request(0, len(plan) // 2)
+
+
+def torch_random(length: int) -> tuple[Callable[[], object], None]:
+    from torch.utils.data import RandomSampler
+
+    return lambda: list(islice(RandomSampler(range(length)), BATCH)), None
+
+
+def torch_weighted(length: int) -> tuple[Callable[[], object], None]:
+    import torch
+    from torch.utils.data import WeightedRandomSampler
+
+    sampler = WeightedRandomSampler(torch.ones(length, dtype=torch.float64), length)
+    return lambda: list(islice(sampler, BATCH)), None
+
+
+KINDS = {
+    "penstock random": penstock_random,
+    "torch RandomSampler": torch_random,
+    "penstock weighted": penstock_weighted,
+    "torch WeightedRandomSampler": torch_weighted,
+}
+
+
+def child(kind: str, length: int) -> None:
+    """Measure one kind at one length in a process of its own, whose peak memory is its own."""
+    import torch  # noqa: F401  both kinds begin with it loaded
+
+    KINDS[kind](10)[0]()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    first, middle = KINDS[kind](length)
+    first()
+    times = [f"{(time.perf_counter() - start) * 1e3:10.2f} ms", f"{'-':>13}"]
+    if middle is not None:
+        start = time.perf_counter()
+        middle()
+        times[1] = f"{(time.perf_counter() - start) * 1e3:10.2f} ms"
+    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(f"{kind:28s} {length:>14,d} {times[0]} {times[1]} {memory:10.1f} MiB", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--largest", type=int, default=10**7)
+    parser.add_argument("--child", nargs=2)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(arguments.child[0], int(arguments.child[1]))
+        return
+    print(f"{platform.machine()}, Python {platform.python_version()}")
+    print(f"{'':28s} {'rows':>14} {'first batch':>13} {'middle batch':>13} {'memory':>14}")
+    for kind in KINDS:
+        for length in (10**6, 10**7, 10**8, 10**9):
+            constant = kind == "penstock random"
+            if constant or length <= arguments.largest:
+                command = [sys.executable, __file__, "--child", kind, str(length)]
+                subprocess.run(command, check=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""`task=replay`: one batch again, from its address.
+
+Prints the batch's rows and its hash to stdout, and writes into the run folder the tensors as
+`batch.safetensors` and, for images, a contact sheet with the landmarks drawn.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.build import Parts
+from pipeline.collate import plain
+from pipeline.config import Config
+from pipeline.errors import ConfigError, Problem
+from pipeline.fetch import Batch, batch_hash
+from pipeline.randomness import scope
+from pipeline.run_folder import RunFolder
+from pipeline.transforms import Compose, Normalize
+from pipeline.world import World
+
+_SHOWN = 64  # images on a contact sheet
+
+
+def run(config: Config) -> None:
+    """Recompute batch (`config.epoch`, `config.step`) of `config.split`."""
+    parts = Parts(config, World())
+    batch = recompute(parts, config)
+    rows = describe_rows(parts.dataset(config.split), batch)
+    print("\n".join("  ".join(cells) for cells in _aligned(rows)))
+    print(f"{config.epoch} {config.step} {batch.request.valid} {batch_hash([batch])}")
+    folder = RunFolder.claim(Path(config.run_dir), config.plain())
+    print(_write_tensors(batch, folder.path / "batch.safetensors"))
+    sheet = draw(batch, parts.transform(config.split), folder.path / "batch.png")
+    if sheet is not None:
+        print(sheet)
+    folder.finish("done")
+
+
+def recompute(parts: Parts, config: Config) -> Batch:
+    """The batch at the configured address, hashed."""
+    plan = parts.plan(config.split)
+    steps = plan.steps(config.epoch)
+    if config.step >= steps:
+        raise ConfigError(
+            Problem("step", f"epoch {config.epoch} of the {config.split} split has {steps} steps, "
+                    f"0 to {steps - 1}; {config.step} is none of them")
+        )  # fmt: skip
+    with scope():
+        return parts.fetch(config.split, hashed=True)(plan.request(config.epoch, config.step))
+
+
+def describe_rows(dataset: Any, batch: Batch) -> list[list[str]]:
+    """A header and a line a sample: position, index, and what the dataset's table says."""
+    table = getattr(dataset, "metadata", None)
+    names = [] if table is None else [n for n in ("path", "class", "label") if n in table.columns]
+    lines = [["position", "index", *names]]
+    for position, index in zip(batch.positions.tolist(), batch.indices.tolist(), strict=True):
+        known = [] if table is None else [str(table[name].iloc[index]) for name in names]
+        lines.append([str(position), str(index), *known])
+    return lines
+
+
+def _aligned(lines: list[list[str]]) -> list[list[str]]:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        [cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines
+    ]
+
+
+def _write_tensors(batch: Batch, path: Path) -> Path:
+    from safetensors.torch import save_file
+
+    own = {"position": torch.from_numpy(batch.positions), "index": torch.from_numpy(batch.indices)}
+    fields = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+    save_file({name: plain(value).contiguous() for name, value in (own | fields).items()}, path)
+    return path
+
+
+def draw(batch: Batch, transform: Compose, path: Path) -> Path | None:
+    """A contact sheet of the batch, or None if it has no images."""
+    images = batch.get("image")
+    if not isinstance(images, torch.Tensor) or images.ndim != 4 or images.shape[1] not in (1, 3):
+        return None
+    from pipeline.pictures import contact_sheet
+
+    for step in transform.steps.values():
+        if isinstance(step, Normalize):
+            images = step.inverse(images)
+    labels = batch.get("label")
+    captions = [f"{i}" for i in batch.indices.tolist()]
+    if isinstance(labels, torch.Tensor):
+        captions = [f"{i}: {n}" for i, n in zip(captions, labels.tolist(), strict=True)]
+    points = batch.get("landmarks")
+    return contact_sheet(
+        images[:_SHOWN],
+        path,
+        landmarks=None if points is None else points[:_SHOWN],
+        captions=captions[:_SHOWN],
+        columns=8,
+    )

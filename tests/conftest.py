@@ -1,0 +1,16 @@
+"""What several test files share."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def faces_root(tmp_path_factory):
+    """Where drawn faces go, once for all tests of a process."""
+    return tmp_path_factory.mktemp("faces")
+
+
+@pytest.fixture
+def faces(faces_root, tmp_path, monkeypatch):
+    """Overrides for a small set of drawn faces; the working folder is a new, empty one."""
+    monkeypatch.chdir(tmp_path)
+    return [f"dataset.root={faces_root}", "dataset.count=60", "dataset.size=48", "batch.size=8"]

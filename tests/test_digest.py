@@ -1,0 +1,170 @@
+"""`task=digest` and `task=replay`: the same batches, whoever computes them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.program import run
+
+DIGEST = ["task=digest", "steps=3"]
+IN_MAIN = ["loader.backend=main", "loader.num_workers=0"]
+WITHOUT_EFFECT = [
+    ["loader=debug"],
+    ["loader.num_workers=1"],
+    ["loader.num_workers=3"],
+    ["loader.num_workers=2", "loader.prefetch_factor=5"],
+    ["loader.num_workers=2", "loader.persistent_workers=true"],
+    ["loader.num_workers=2", "loader.persistent_workers=false"],
+    ["loader.multiprocessing_context=fork"],
+    ["loader=threads"],
+    ["loader=threads", "loader.num_workers=1"],
+    ["loader=fast"],
+    ["loader.timeout=60", "loader.generator=5"],
+]
+
+
+def test_the_executor_does_not_appear_in_the_digest(faces, capsys):
+    expected = run(capsys, *DIGEST, *faces, *IN_MAIN)
+    assert expected.code == 0, expected.err
+    assert len(expected.hashes) == 3
+    for options in WITHOUT_EFFECT:
+        assert run(capsys, *DIGEST, *faces, *options).out == expected.out, options
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_nor_does_the_start_method(faces, capsys, context):
+    options = [f"loader.multiprocessing_context={context}", "loader.num_workers=1"]
+    expected = run(capsys, *DIGEST, *faces, *IN_MAIN)
+    assert run(capsys, *DIGEST, *faces, *options).out == expected.out
+
+
+SAMPLERS = {
+    "sequential": [],
+    "random": [],
+    "weighted": ["sampler.column=line"],
+    "subset": ["sampler.fraction=0.7"],
+    "bucket": ["sampler.column=line"],
+}
+TORCH_SAMPLERS = {
+    "random": "sampler={_target_: torch.utils.data.RandomSampler}",
+    "weighted": "sampler={_target_: torch.utils.data.WeightedRandomSampler, "
+    "weights: [1, 2, 3], num_samples: 30}",
+    "batches": "sampler={_target_: torch.utils.data.BatchSampler, batch_size: 4, drop_last: false, "
+    "sampler: {_target_: torch.utils.data.RandomSampler}}",
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_has_the_same_batches_in_workers_and_threads(faces, capsys, name):
+    base = [*faces, f"sampler={name}", *SAMPLERS[name]]
+    for epoch in (0, 1):
+        digest = ["task=digest", f"epoch={epoch}", *base]
+        expected = run(capsys, *digest, *IN_MAIN)
+        assert expected.code == 0, expected.err
+        assert run(capsys, *digest, "loader.num_workers=2").out == expected.out
+        assert run(capsys, *digest, "loader=threads").out == expected.out
+        assert run(capsys, *digest, *IN_MAIN).out == expected.out
+
+
+@pytest.mark.parametrize("name", TORCH_SAMPLERS)
+def test_samplers_of_torch_too(faces, capsys, name):
+    base = ["task=digest", *faces, "~sampler", f"+{TORCH_SAMPLERS[name]}"]
+    expected = run(capsys, *base, *IN_MAIN)
+    assert expected.code == 0, expected.err
+    assert run(capsys, *base, "loader.num_workers=2").out == expected.out
+    assert run(capsys, *base, "epoch=1", *IN_MAIN).hashes != expected.hashes
+
+
+def test_another_seed_or_epoch_is_another_digest(faces, capsys):
+    runs = [
+        run(capsys, *DIGEST, *faces, *IN_MAIN, *more).hashes
+        for more in ([], ["seed=1"], ["epoch=1"], ["split=val"])
+    ]
+    assert len({tuple(hashes) for hashes in runs}) == 4
+    assert not set.intersection(*({line.split()[-1] for line in lines} for lines in runs[:3]))
+
+
+OWN_TRANSFORM = '''
+import random
+import numpy as np
+import torch
+
+class Speckle:
+    """Draws from every global generator."""
+
+    def __call__(self, sample):
+        row = np.random.randint(sample["image"].shape[-2])
+        sample["image"][..., row, random.randrange(sample["image"].shape[-1])] = torch.rand(()).item()
+        return sample
+'''
+
+
+def test_draws_of_a_persons_own_transform_are_covered(faces, capsys, tmp_path, monkeypatch):
+    (tmp_path / "speckles.py").write_text(OWN_TRANSFORM)
+    monkeypatch.syspath_prepend(tmp_path)
+    step = "+transform.train.speckle={_target_: speckles.Speckle}"
+    base = [*DIGEST, *faces, step, "--trust", "speckles"]
+    expected = run(capsys, *base, *IN_MAIN)
+    assert expected.code == 0, expected.err
+    assert run(capsys, *base, "loader.num_workers=3").out == expected.out
+    refused = run(capsys, *base, "loader=threads")
+    assert refused.code != 0
+    assert "random and numpy.random" in refused.err
+    assert "loader.backend=process" in refused.err
+    assert "Traceback" not in refused.err
+
+
+def test_replay_is_the_batch_that_workers_made(faces, capsys, tmp_path):
+    digest = run(capsys, "task=digest", "epoch=1", *faces, "loader.num_workers=2").hashes
+    for step in (0, 4, len(digest) - 1):
+        replay = run(capsys, "task=replay", "epoch=1", f"step={step}", *faces)
+        assert digest[step] in replay.out.splitlines(), replay.err
+        *_, tensors, sheet = replay.out.split()
+        assert sheet.endswith("batch.png")
+        batch = load_file(tmp_path / tensors)
+        assert batch["image"].dtype == torch.float32
+        rows = [line.split() for line in replay.out.splitlines()[1 : 1 + len(batch["index"])]]
+        assert [int(row[1]) for row in rows] == batch["index"].tolist()
+        assert [int(row[0]) for row in rows] == batch["position"].tolist()
+        assert all(row[2].endswith(".jpg") for row in rows)
+
+
+def test_replay_outside_the_epoch_is_a_configuration_error(faces, capsys, tmp_path):
+    outcome = run(capsys, "task=replay", "step=99", *faces)
+    assert outcome.code == 2
+    assert "step: epoch 0 of the train split has 6 steps, 0 to 5; 99 is none" in outcome.err
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_fit_hashes_the_batches_that_digest_prints(faces, capsys, tmp_path):
+    """What training got is what digest says and replay shows, also through workers."""
+    quick = ["trainer.max_epochs=2", "trainer.digest=true", "tracker=none",
+             "trainer.pictures=false", "trainer.progress=none", f"run_dir={tmp_path / 'run'}"]  # fmt: skip
+    fitted = run(capsys, *faces, *quick, "loader.num_workers=2")
+    assert fitted.code == 0, fitted.err
+    lines = (tmp_path / "run" / "digests.jsonl").read_text().splitlines()
+    trained = [json.loads(line) for line in lines]
+    assert len(trained) == 12
+    for epoch in (0, 1):
+        digest = run(capsys, "task=digest", f"epoch={epoch}", *faces, *IN_MAIN).hashes
+        got = [line["hash"] for line in trained if line["epoch"] == epoch]
+        assert got == [line.split()[-1] for line in digest]
+
+
+def test_digest_writes_nothing(faces, capsys, tmp_path):
+    run(capsys, *DIGEST, *faces)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fields_of_a_batch(faces):
+    from pipeline import build_train_loader, build_val_loader, compose
+
+    config = compose(*faces, *IN_MAIN)
+    batch = next(iter(build_train_loader(config)))
+    assert batch["image"].shape == (8, 3, 64, 64)
+    assert batch["landmarks"].shape == (8, 68, 2)
+    rows = np.concatenate([batch.indices for batch in build_val_loader(config)])
+    assert rows.tolist() == list(range(12))

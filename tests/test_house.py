@@ -1,0 +1,122 @@
+"""The house rules: imports point one way, and the maps in the documents are true."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HYDRA_FILES = {"composition", "build", "command"}
+
+
+def tracked(*patterns):
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    ).stdout.split()  # fmt: skip
+    return sorted(name for name in listed if (ROOT / name).exists())
+
+
+def layers():
+    """File names of `pipeline` from top to bottom, as docs/design.md lists them."""
+    text = (ROOT / "docs" / "design.md").read_text()
+    block = re.search(r"```text\n(pipeline/.*?)```", text, re.DOTALL)
+    assert block, "docs/design.md has no block that starts with pipeline/"
+    return re.findall(r"^ {4}(\w+)\.py", block[1], re.MULTILINE)
+
+
+def imports_of(path):
+    """Modules that a file imports, also inside functions; not those for type checking only."""
+    tree = ast.parse(path.read_text())
+    skipped = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_the_design_lists_every_file_of_the_pipeline():
+    files = {path.stem for path in (ROOT / "pipeline").glob("*.py")} - {"__init__"}
+    assert set(layers()) == files
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "pipeline").glob("*.py")), ids=lambda p: p.stem)
+def test_a_file_imports_only_from_files_above_it(path):
+    order = layers()
+    if path.stem == "__init__":
+        assert not list(imports_of(path))[3:]  # annotations, importlib and typing alone
+        return
+    above = {f"pipeline.{name}" for name in order[: order.index(path.stem)]}
+    for module in imports_of(path):
+        assert not module.startswith("datasets"), f"{path.name} imports {module}"
+        if re.fullmatch(r"pipeline\.\w+", module) and module != "pipeline.tasks":
+            assert module in above, f"{path.name} imports {module}, which is not above it"
+        if module.startswith(("hydra", "omegaconf")):
+            assert path.stem in HYDRA_FILES, f"{path.name} imports {module}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "datasets").glob("*.py")), ids=lambda p: p.stem)
+def test_datasets_know_only_the_top_of_the_pipeline(path):
+    allowed = {"pipeline.errors", "pipeline.randomness", "pipeline.transforms"}
+    for module in imports_of(path):
+        if module.startswith("pipeline"):
+            assert module.rpartition(".")[0] in allowed or module in allowed, module
+
+
+def test_the_readme_maps_every_file():
+    text = (ROOT / "README.md").read_text()
+    mapped = set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE))
+    python = set(tracked("*.py", "Makefile", "docs/*.md"))
+    code = {name for name in python if not name.startswith("tests/")}
+    assert code - mapped == set(), "not in the README's map"
+    gone = {name for name in mapped if not (ROOT / name).exists()}
+    assert gone == set(), "in the README's map, but not there"
+
+
+def test_no_file_is_too_long_or_named_for_nothing():
+    for name in tracked("pipeline/*.py", "datasets/*.py", "pipeline/tasks/*.py"):
+        assert Path(name).stem not in {"utils", "common", "helpers", "misc"}
+        lines = len((ROOT / name).read_text().splitlines())
+        assert lines <= 400, f"{name} has {lines} lines"
+
+
+def test_functions_are_short():
+    lengths = []
+    for name in tracked("pipeline/*.py", "datasets/*.py", "pipeline/tasks/*.py", "run.py"):
+        for node in ast.walk(ast.parse((ROOT / name).read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                lengths.append((_code_lines(node), f"{name}:{node.name}"))
+    lengths.sort(reverse=True)
+    long = [where for count, where in lengths if count > 50]
+    assert len(long) <= 0.03 * len(lengths), long
+    assert lengths[len(lengths) // 2][0] < 10
+
+
+def _code_lines(node):
+    docstring = ast.get_docstring(node, clean=False)
+    return node.end_lineno - node.lineno + 1 - (docstring.count("\n") + 1 if docstring else 0)
+
+
+def test_run_is_small_and_the_configuration_fits_on_a_screen():
+    assert len((ROOT / "run.py").read_text().splitlines()) < 40
+    assert len((ROOT / "conf" / "config.yaml").read_text().splitlines()) <= 60
+
+
+def test_our_datasets_package_is_the_one_that_is_imported():
+    code = "import run, datasets; print(datasets.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert Path(done.stdout.strip()) == ROOT / "datasets" / "__init__.py"
