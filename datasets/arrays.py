@@ -1,0 +1,141 @@
+"""Inputs and targets in two `.npy` files, a row a sample.
+
+    inputs.npy     [N, ...]            numbers of any kind
+    targets.npy    [N] of integers     classes; a file `classes.txt` may name them, one a line
+                   [N, ...] else       values to predict
+
+The files are mapped, not loaded (see `datasets.mapped_array`). Rows have no names, so a row's place
+in the file decides its split. Cost: a page or two read a sample; labels are held, 8 bytes a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from datasets.fingerprint import fingerprint
+from datasets.labels import class_names, read_labels
+from datasets.mapped_array import MappedArray
+from datasets.root import existing_root
+from datasets.split import Split, check_split, split_rows
+from pipeline.errors import DataError
+from pipeline.randomness import IntArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Arrays(Dataset[dict[str, Any]]):
+    """One sample: `input` (Tensor [...]) and `target` (int for a class, else Tensor [...]).
+
+    Floats of any width become float32; integers keep theirs (uint16 to uint64 become signed).
+
+    Args:
+        root: folder of the files.
+        split: "train" or "val"; with classes, each gives its share to both.
+        inputs, targets, classes: names of the files, relative to `root`.
+        val_fraction: share of the rows that validate.
+        split_seed: another seed, another split.
+
+    Raises:
+        DataError: a file is missing, damaged or holds objects; the lengths differ; a label is
+            negative. A value that is not finite is refused when its row is read.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("row", "label")  # no label when targets are values
+
+    def __init__(
+        self,
+        root: str,
+        split: Split = "train",
+        inputs: str = "inputs.npy",
+        targets: str = "targets.npy",
+        classes: str = "classes.txt",
+        val_fraction: float = 0.2,
+        split_seed: int = 0,
+    ) -> None:
+        check_split(split, val_fraction)
+        folder = existing_root(root, f"{inputs!r} and {targets!r}")
+        self._inputs = MappedArray(folder / inputs, "dataset.inputs")
+        self._targets = MappedArray(folder / targets, "dataset.targets")
+        if len(self._inputs) != len(self._targets):
+            raise DataError(
+                f"{str(self._inputs.path)!r} has {len(self._inputs)} rows and "
+                f"{str(self._targets.path)!r} {len(self._targets)}: they need a row a sample each."
+            )
+        labels: IntArray | None = None
+        self.classes: list[str] = []
+        if self._targets.dtype.kind in "biu" and len(self._targets.shape) == 1:
+            labels = read_labels(self._targets, "dataset.targets")
+            self.classes = class_names(folder / classes, labels)
+        self.rows = split_rows(len(self._inputs), split, val_fraction, split_seed, labels)
+        self.labels = None if labels is None else labels[self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Samples of a whole batch, read at once."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        rows = self.rows[chosen]
+        inputs = _tensors(self._inputs, rows)
+        targets: Sequence[Any]
+        if self.labels is not None:
+            targets = self.labels[chosen].tolist()
+        else:
+            targets = _tensors(self._targets, rows)
+        pairs = zip(inputs, targets, strict=True)
+        return [{"input": input_, "target": target} for input_, target in pairs]
+
+    @property
+    def metadata(self) -> pd.DataFrame:
+        """A row per sample: row (of the files), and label when the targets are classes."""
+        import pandas as pd
+
+        table = {"row": self.rows}
+        return pd.DataFrame(table if self.labels is None else table | {"label": self.labels})
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What a model must know: num_outputs; num_classes; num_features of inputs [N, F]."""
+        if self.classes:
+            facts = {"num_classes": len(self.classes), "num_outputs": len(self.classes)}
+        else:
+            facts = {"num_outputs": math.prod(self._targets.shape[1:])}
+        if len(self._inputs.shape) in (2, 3):
+            facts["num_features"] = self._inputs.shape[-1]
+        return facts
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the rows of this split and of both files (of large ones, a spread of blocks)."""
+        files = self._inputs.fingerprint_parts() + self._targets.fingerprint_parts()
+        return fingerprint(["arrays", self.rows, *files])
+
+
+def _tensors(source: MappedArray, rows: IntArray) -> list[torch.Tensor]:
+    """Rows as tensors of their own, checked for NaN and infinity."""
+    block = np.array(source.array[rows])  # a copy of these rows only
+    kind, width = block.dtype.kind, block.dtype.itemsize
+    if kind == "f":
+        if not np.isfinite(block).all():
+            place = np.argwhere(~np.isfinite(block))[0]
+            raise DataError(
+                f"{str(source.path)!r}, row {rows[place[0]]}, place {place[1:].tolist()}: "
+                f"{block[tuple(place)]} is not finite. Repair the value or take the row out."
+            )
+        block = block.astype(np.float32, copy=False)
+    elif kind == "u" and width > 1:
+        block = block.astype(np.int32 if width == 2 else np.int64)
+    elif not block.dtype.isnative:
+        block = block.astype(block.dtype.newbyteorder("="))
+    return [torch.from_numpy(np.asarray(row)) for row in block]

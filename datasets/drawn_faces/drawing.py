@@ -1,0 +1,239 @@
+"""Draws one face as a picture whose landmarks are known exactly.
+
+1. `background`: a gradient with blurred and sharp clutter.
+2. `_draw_person`: shoulders, neck, ears, head and features as filled shapes, from the projected
+   landmarks themselves, three times as large as the picture and then averaged down.
+3. Soft shadows and blush; hair and light from the head's ellipsoid.
+4. `_photographed`: white balance, sensor noise, a little blur.
+
+Cost: 7 ms for 128 px on one core.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter
+
+from datasets.drawn_faces.canvas import Canvas, disc, enlarged, plain, smooth
+from datasets.drawn_faces.head import Head, head_outline
+from datasets.drawn_faces.look import Look, mixed, muted, shade
+from datasets.drawn_faces.shape import FaceShape, Plane, Points, Pose
+
+
+def draw_face(
+    size: int, shape: FaceShape, look: Look, pose: Pose, random: np.random.Generator
+) -> Image.Image:
+    """The picture of a face: RGB, `size` x `size`."""
+    marks = shape.landmarks(pose)
+    canvas = Canvas(background(size, random), size)
+    head = Head(size, pose)
+    _draw_person(canvas, look, pose, marks)
+    picture = canvas.averaged()
+    _shade_softly(picture, pose, marks)
+    hair = head.hair(look, random)
+    picture += hair[..., None] * (head.hair_colour(look, random) - picture)
+    picture *= head.light(look)[..., None]
+    return _photographed(picture, random)
+
+
+def background(size: int, random: np.random.Generator) -> Image.Image:
+    """A gradient, soft blobs and some sharp shapes: RGB, `size` x `size`."""
+    corners = np.array([muted(random) for _ in range(4)], np.uint8)
+    soft = Image.fromarray(corners.reshape(2, 2, 3)).resize((64, 64), Image.Resampling.BILINEAR)
+    draw = ImageDraw.Draw(soft)
+    for _ in range(random.integers(2, 9)):
+        _draw_clutter(draw, 64, random)
+    soft = soft.filter(ImageFilter.GaussianBlur(float(random.uniform(0.5, 4))))
+    picture = soft.resize((size, size), Image.Resampling.BICUBIC)
+    draw = ImageDraw.Draw(picture)
+    for _ in range(random.integers(0, 4)):
+        _draw_clutter(draw, size, random)
+    return picture
+
+
+def _draw_clutter(draw: ImageDraw.ImageDraw, size: int, random: np.random.Generator) -> None:
+    colour = muted(random)
+    x, y = random.uniform(-0.1, 1.1, 2) * size
+    width, height = random.uniform(0.06, 0.4, 2) * size
+    kind = random.integers(4)
+    if kind == 0:
+        draw.ellipse([x - width / 2, y - height / 2, x + width / 2, y + height / 2], fill=colour)
+    elif kind == 1:
+        draw.rectangle([x - width / 2, y - height / 2, x + width / 2, y + height / 2], fill=colour)
+    elif kind == 2:
+        corners = random.uniform(-0.3, 0.3, (3, 2)) * size + [x, y]
+        draw.polygon([(float(a), float(b)) for a, b in corners], fill=colour)
+    else:
+        end = random.uniform(-0.2, 1.2, 2) * size
+        draw.line([x, y, float(end[0]), float(end[1])], fill=colour, width=max(1, int(width / 6)))
+
+
+def _draw_person(canvas: Canvas, look: Look, pose: Pose, marks: Points) -> None:
+    _draw_body(canvas, look, pose)
+    for side in (-1.0, 1.0):
+        _draw_ear(canvas, look, pose, side)
+    canvas.fill(head_outline(pose, 0.985), look.skin)
+    jaw = smooth(marks[:17])
+    forehead = pose.project(np.array([[0.86, -1.0, 0.1], [0.0, -1.3, 0.3], [-0.86, -1.0, 0.1]]))
+    canvas.fill(np.concatenate([jaw, forehead]), look.skin)
+    if look.beard > 0.15:
+        _draw_beard(canvas, look, pose, marks)
+    _draw_nose(canvas, look, pose, marks)
+    _draw_eyes(canvas, look, pose, marks)
+    _draw_brows(canvas, look, pose, marks)
+    _draw_mouth(canvas, look, pose, marks)
+    if look.glasses:
+        _draw_glasses(canvas, pose)
+
+
+def _draw_body(canvas: Canvas, look: Look, pose: Pose) -> None:
+    # The shoulders follow a part of the head's turn only.
+    upright = np.eye(3) * 0.65 + pose.rotation * 0.35
+    body = Pose(upright, pose.scale, pose.origin)
+    if look.hair_length > -0.5:
+        t = np.linspace(0, 2 * np.pi, 40)
+        low = look.hair_length
+        x, y = 1.22 * np.sin(t), (low - 1.5) / 2 + (low + 1.6) / 2 * np.cos(t)
+        canvas.fill(body.project(np.stack([x, y, 0 * t - 0.3], axis=1)), shade(look.hair, 0.72))
+    neck = np.array(
+        [[-0.58, 0.4], [-0.58, 1.7], [-0.75, 2.3], [0.75, 2.3], [0.58, 1.7], [0.58, 0.4]]
+    )
+    shoulders = np.array([[-2.6, 6], [-2.3, 2.5], [-1.6, 2.0], [-0.7, 1.82], [0, 2.25]])
+    shoulders = np.concatenate([shoulders, (shoulders * [-1, 1])[-2::-1]])
+    canvas.fill(body.project(_at_depth(neck, -0.35)), shade(look.skin, 0.78))
+    canvas.fill(smooth(body.project(_at_depth(shoulders, -0.35))), look.clothes)
+
+
+def _draw_ear(canvas: Canvas, look: Look, pose: Pose, side: float) -> None:
+    t = np.linspace(0, 2 * np.pi, 24)
+    ring = np.stack([side * (1.08 - 0.12 * np.sin(t)), -0.1 + 0.29 * np.cos(t),
+                     -0.28 + 0.14 * np.sin(t)], axis=1)  # fmt: skip
+    outline = pose.project(ring)
+    canvas.fill(outline, shade(look.skin, 0.9))
+    canvas.fill(outline.mean(0) + (outline - outline.mean(0)) * 0.55, shade(look.skin, 0.74))
+
+
+def _draw_beard(canvas: Canvas, look: Look, pose: Pose, marks: Points) -> None:
+    # Fair hair on darker skin would look like paint.
+    fair = sum(look.hair) > 0.8 * sum(look.skin)
+    colour = mixed(look.skin, shade(look.skin, 0.5) if fair else look.hair, look.beard)
+    chin = marks[2:15]
+    cheeks = pose.project(np.array([[0.6, 0.7, 0.42], [-0.6, 0.7, 0.42]]))
+    below_nose = marks[[35, 33, 31]] + (marks[51] - marks[33]) * 0.35
+    canvas.fill(smooth(np.concatenate([chin, cheeks[:1], below_nose, cheeks[1:]])), colour)
+
+
+def _draw_nose(canvas: Canvas, look: Look, pose: Pose, marks: Points) -> None:
+    unit = pose.scale
+    shadow = shade(look.skin, 0.72)
+    dark_side = -1.0 if look.light[0] > 0 else 1.0
+    edge = marks[31] if dark_side < 0 else marks[35]
+    bridge = marks[27] + (marks[28] - marks[27]) * 0.3
+    canvas.fill(np.stack([bridge, marks[30], edge]), shade(look.skin, 0.88))
+    wings = np.stack([marks[31], marks[32], marks[33], marks[34], marks[35], marks[30]])
+    canvas.fill(smooth(wings, closed=True), shade(look.skin, 0.95))
+    canvas.line(smooth(marks[31:36]), shadow, 0.05 * unit)
+    for first, second in ((31, 33), (33, 35)):
+        nostril = (marks[first] + marks[second]) / 2
+        canvas.fill(disc(nostril, 0.055 * unit, 0.035 * unit), shade(look.skin, 0.4))
+    canvas.fill(disc(marks[30], 0.07 * unit, 0.06 * unit), shade(look.skin, 1.12))
+
+
+def _draw_eyes(canvas: Canvas, look: Look, pose: Pose, marks: Points) -> None:
+    unit = pose.scale
+    eyes = [marks[36:42], marks[42:48]]
+    layer = Image.new("RGB", canvas.image.size, (240, 238, 234))
+    draw = ImageDraw.Draw(layer)
+    for eye in eyes:
+        width = (eye[3] - eye[0]) / 2
+        centre = (eye[0] + eye[3]) / 2 + width * look.gaze[0] - [0, 0.03 * unit]
+        centre = centre + [0, look.gaze[1] * 0.1 * unit]
+        for radius, colour in ((0.115, shade(look.iris, 0.6)), (0.1, look.iris), (0.05, (8, 8, 8))):
+            draw.polygon(enlarged(disc(centre, radius * unit, radius * unit)), fill=colour)
+        glint = centre + [0.04 * unit * np.sign(look.light[0]), -0.035 * unit]
+        draw.polygon(enlarged(disc(glint, 0.025 * unit, 0.025 * unit)), fill=(250, 250, 250))
+    canvas.within([smooth(eye, closed=True) for eye in eyes], layer)
+    for eye in eyes:
+        canvas.line(smooth(eye[[0, 5, 4, 3]]), shade(look.skin, 0.6), 0.02 * unit)
+        canvas.line(smooth(eye[:4]), shade(look.skin, 0.25), 0.045 * unit)
+        crease = smooth(eye[:4] - [0, 0.075 * unit])
+        canvas.line(crease, shade(look.skin, 0.8), 0.02 * unit)
+
+
+def _draw_brows(canvas: Canvas, look: Look, pose: Pose, marks: Points) -> None:
+    colour = shade(look.hair, 0.75)
+    for brow in (marks[17:22], marks[26:21:-1]):
+        line = smooth(brow)
+        along = np.gradient(line, axis=0)
+        across = np.stack([-along[:, 1], along[:, 0]], axis=1)
+        across /= np.linalg.norm(across, axis=1, keepdims=True) + 1e-9
+        half = 0.055 * pose.scale * np.sin(np.pi * np.linspace(0.12, 0.75, len(line)))[:, None]
+        canvas.fill(np.concatenate([line + across * half, (line - across * half)[::-1]]), colour)
+
+
+def _draw_mouth(canvas: Canvas, look: Look, pose: Pose, marks: Points) -> None:
+    unit = pose.scale
+    outer, inner = marks[48:60], marks[60:68]
+    canvas.fill(smooth(outer, closed=True), look.lips)
+    upper = np.concatenate([smooth(outer[:7]), smooth(inner[:5])[::-1]])
+    canvas.fill(upper, shade(look.lips, 0.82))
+    hole = smooth(inner, closed=True)
+    layer = Image.new("RGB", canvas.image.size, (70, 22, 26))
+    draw = ImageDraw.Draw(layer)
+    if look.teeth:
+        down = (inner[6] - inner[2]) / (np.linalg.norm(inner[6] - inner[2]) + 1e-9)
+        band = np.concatenate([inner[:5] - down * unit, (inner[:5] + down * 0.11 * unit)[::-1]])
+        draw.polygon(enlarged(band), fill=(238, 234, 224))
+    tongue = inner[6] + (inner[2] - inner[6]) * 0.12
+    draw.polygon(enlarged(disc(tongue, 0.2 * unit, 0.1 * unit)), fill=(176, 74, 78))
+    canvas.within([hole], layer)
+    canvas.line(smooth(inner[:5]), shade(look.lips, 0.5), 0.025 * unit)
+    canvas.fill(disc((outer[9] + inner[6]) / 2, 0.1 * unit, 0.022 * unit), shade(look.lips, 1.18))
+
+
+def _draw_glasses(canvas: Canvas, pose: Pose) -> None:
+    t = np.linspace(0, 2 * np.pi, 33)
+    x, y = np.cos(t), np.sin(t)
+    x, y = np.sign(x) * np.abs(x) ** 0.7 * 0.31, np.sign(y) * np.abs(y) ** 0.7 * 0.24
+    dark, width = (30, 28, 30), 0.045 * pose.scale
+    for side in (-1.0, 1.0):
+        rim = np.stack([side * 0.45 + x, -0.25 + y, 0.68 - 0.25 * np.abs(side * 0.45 + x)], axis=1)
+        canvas.line(pose.project(rim), dark, width)
+        temple = np.array([[side * 0.76, -0.3, 0.49], [side * 1.03, -0.3, 0.0]])
+        canvas.line(pose.project(temple), dark, width)
+    canvas.line(pose.project(np.array([[-0.14, -0.28, 0.68], [0.14, -0.28, 0.68]])), dark, width)
+
+
+def _shade_softly(picture: Plane, pose: Pose, marks: Points) -> None:
+    """Darken sockets, the side of the nose, below the lips and the jaw, and redden the cheeks."""
+    unit, size = pose.scale, picture.shape[0]
+    shadow, blush = Image.new("L", (size, size)), Image.new("L", (size, size))
+    dark, red = ImageDraw.Draw(shadow), ImageDraw.Draw(blush)
+    for eye, brow in ((marks[36:42], marks[17:22]), (marks[42:48], marks[22:27])):
+        middle = eye.mean(0) * 0.7 + brow.mean(0) * 0.3
+        dark.polygon(plain(disc(middle, 0.27 * unit, 0.15 * unit)), fill=52)
+    below_lips = marks[57] + (marks[8] - marks[57]) * 0.25
+    dark.polygon(plain(disc(below_lips, 0.2 * unit, 0.05 * unit)), fill=70)
+    dark.polygon(plain(disc(marks[33] + [0, 0.08 * unit], 0.16 * unit, 0.05 * unit)), fill=60)
+    dark.line(plain(marks[3:14]), fill=80, width=max(1, round(0.12 * unit)))
+    for side in (-1.0, 1.0):
+        cheek = pose.project(np.array([[side * 0.58, 0.32, 0.5]]))[0]
+        red.polygon(plain(disc(cheek, 0.24 * unit, 0.18 * unit)), fill=60)
+    blur = ImageFilter.GaussianBlur(float(0.1 * unit))
+    darkening = 1.0 - np.asarray(shadow.filter(blur), np.float32) / 255
+    redness = np.asarray(blush.filter(blur), np.float32)[..., None] / 255
+    picture *= darkening[..., None]
+    picture *= 1 + redness * np.array([0.15, -0.35, -0.3], np.float32)
+
+
+def _photographed(picture: Plane, random: np.random.Generator) -> Image.Image:
+    """White balance, sensor noise and a little blur."""
+    picture *= random.uniform(0.92, 1.08, 3).astype(np.float32)
+    noise = random.standard_normal(picture.shape, dtype=np.float32)
+    picture += noise * np.float32(random.uniform(1.0, 5.0))
+    image = Image.fromarray(np.clip(picture, 0, 255).astype(np.uint8))
+    return image.filter(ImageFilter.GaussianBlur(float(random.uniform(0.0, 0.8))))
+
+
+def _at_depth(points: Points, depth: float) -> Points:
+    return np.concatenate([points, np.full((len(points), 1), depth)], axis=1)

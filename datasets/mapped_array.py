@@ -1,0 +1,94 @@
+"""A `.npy` file that is read from where it lies, a few rows at a time.
+
+Opening costs about 0.1 ms whatever the size. Processes on one machine share the pages, and a copy
+sent to a worker takes the path along and opens the file again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from datasets.fingerprint import Part
+from pipeline.errors import DataError
+
+_BLOCK = 4096
+_BLOCKS = 1024
+
+
+class MappedArray:
+    """Numbers in a `.npy` file.
+
+    Args:
+        path: the file.
+        key: the configuration key that names it, for messages.
+
+    Attributes:
+        shape, dtype: of the whole array.
+
+    Raises:
+        DataError: the file is missing, cut short, no `.npy` file, holds Python objects (a pickle,
+            which is never opened) or anything but numbers.
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
+        self.path = path
+        self._map: npt.NDArray[Any] | None = _opened(path, key)
+        self.shape, self.dtype = self._map.shape, self._map.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """The whole array, read-only; only what is touched is read."""
+        if self._map is None:
+            self._map = _opened(self.path, "dataset.root")
+        return self._map
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_map": None}  # a pickled map would hold all of the array
+
+    def fingerprint_parts(self) -> list[Part]:
+        """What tells this array from others: 1024 blocks of 4 KiB, evenly spread, or all of it.
+
+        Cost: at most 4 MiB read, whatever the size.
+        """
+        size = self.path.stat().st_size
+        parts: list[Part] = [str(self.shape), self.dtype.str, size]
+        with self.path.open("rb") as file:
+            if size <= _BLOCK * _BLOCKS:
+                return [*parts, file.read()]
+            for number in range(_BLOCKS):
+                file.seek((size - _BLOCK) * number // (_BLOCKS - 1))
+                parts.append(file.read(_BLOCK))
+        return parts
+
+
+def _opened(path: Path, key: str) -> npt.NDArray[Any]:
+    name = repr(str(path))
+    try:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except OSError as error:
+        raise DataError(f"{key}: {name} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise DataError(f"{key}: {name} {_complaint(str(error))}") from error
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{key}: {name} holds {array.dtype}; save numbers with numpy.save.")
+    if array.ndim == 0 or len(array) == 0:
+        raise DataError(f"{key}: {name} has the shape {array.shape}: there are no rows in it.")
+    return array
+
+
+def _complaint(error: str) -> str:
+    if "Python objects" in error:
+        return (
+            "holds Python objects, which are pickled and may run any code when they are read; "
+            "save an array of numbers instead."
+        )
+    if "mmap length" in error:
+        return "is shorter than its header says: it was cut off; copy or write it again."
+    return f"is no .npy file ({error}); write it with numpy.save."

@@ -1,0 +1,142 @@
+"""Sequences of different lengths with a class each, in three `.npy` files.
+
+    values.npy     [sum of lengths, F]    float: all sequences, one after the other
+    offsets.npy    [N + 1] of integers    sequence i is values[offsets[i] : offsets[i + 1]]
+    labels.npy     [N] of integers        its class; `classes.txt` may name them, one a line
+
+The values are mapped, not loaded (see `datasets.mapped_array`); offsets and labels are held, 24
+bytes a sequence. Sequences have no names, so their place in the files decides their split.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from datasets.fingerprint import fingerprint
+from datasets.labels import class_names, read_labels
+from datasets.mapped_array import MappedArray
+from datasets.root import existing_root
+from datasets.split import Split, check_split, split_rows
+from pipeline.errors import DataError
+from pipeline.randomness import IntArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Sequences(Dataset[dict[str, Any]]):
+    """One sample: `sequence` (float32 [T, F]) and `label` (int).
+
+    Args:
+        root: folder of the files.
+        split: "train" or "val"; each class gives its share to both.
+        values, offsets, labels, classes: names of the files, relative to `root`.
+        val_fraction: share of the sequences that validate.
+        split_seed: another seed, another split.
+
+    Raises:
+        DataError: a file is missing, damaged or of the wrong shape; the offsets do not go up from 0
+            to the end; a label is negative. A value that is not finite is refused when it is read.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("length", "label", "class")
+
+    def __init__(
+        self,
+        root: str,
+        split: Split = "train",
+        values: str = "values.npy",
+        offsets: str = "offsets.npy",
+        labels: str = "labels.npy",
+        classes: str = "classes.txt",
+        val_fraction: float = 0.2,
+        split_seed: int = 0,
+    ) -> None:
+        check_split(split, val_fraction)
+        folder = existing_root(root, f"{values!r}, {offsets!r} and {labels!r}")
+        self._values = MappedArray(folder / values, "dataset.values")
+        if self._values.dtype.kind != "f" or len(self._values.shape) != 2:
+            raise DataError(
+                f"dataset.values: {str(self._values.path)!r} is {self._values.dtype} "
+                f"{self._values.shape}; it has to be floats, [sum of lengths, features]."
+            )
+        places = _read_offsets(MappedArray(folder / offsets, "dataset.offsets"), self._values)
+        all_labels = read_labels(MappedArray(folder / labels, "dataset.labels"), "dataset.labels")
+        if len(all_labels) != len(places) - 1:
+            raise DataError(
+                f"{str(folder / labels)!r} has {len(all_labels)} labels, but "
+                f"{str(folder / offsets)!r} bounds {len(places) - 1} sequences."
+            )
+        self.classes = class_names(folder / classes, all_labels)
+        self.rows = split_rows(len(all_labels), split, val_fraction, split_seed, all_labels)
+        self.starts, self.ends = places[:-1][self.rows], places[1:][self.rows]
+        self.labels = all_labels[self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        start, end = int(self.starts[index]), int(self.ends[index])
+        values = np.array(self._values.array[start:end], dtype=np.float32)
+        if not np.isfinite(values).all():
+            step, feature = np.argwhere(~np.isfinite(values))[0].tolist()
+            raise DataError(
+                f"{str(self._values.path)!r}, row {start + step} (sequence {self.rows[index]}, "
+                f"step {step}), feature {feature}: {values[step, feature]} is not finite. "
+                "Repair the value or take the sequence out."
+            )
+        return {"sequence": torch.from_numpy(values), "label": int(self.labels[index])}
+
+    @property
+    def metadata(self) -> pd.DataFrame:
+        """A row per sample: length (steps), label, class (its name)."""
+        import pandas as pd
+
+        names = pd.Categorical.from_codes(self.labels, categories=pd.Index(self.classes))
+        lengths = self.ends - self.starts
+        return pd.DataFrame({"length": lengths, "label": self.labels, "class": names})
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What a model must know: num_features, num_classes, num_outputs."""
+        count = len(self.classes)
+        return {
+            "num_features": self._values.shape[1],
+            "num_classes": count,
+            "num_outputs": count,
+        }
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of this split's bounds and labels and of the values (a spread of blocks of them)."""
+        bounds = [self.starts, self.ends, self.labels]
+        return fingerprint(["sequences", *bounds, *self._values.fingerprint_parts()])
+
+
+def _read_offsets(offsets: MappedArray, values: MappedArray) -> IntArray:
+    """The bounds of the sequences, int64[N + 1], checked against the values."""
+    name = f"dataset.offsets: {str(offsets.path)!r}"
+    if offsets.dtype.kind not in "ui" or len(offsets.shape) != 1 or len(offsets) < 2:
+        raise DataError(
+            f"{name} is {offsets.dtype} {offsets.shape}; it has to be integers, one more than "
+            "there are sequences."
+        )
+    places = np.array(offsets.array, dtype=np.int64)
+    if places[0] != 0 or places[-1] != len(values):
+        raise DataError(
+            f"{name} goes from {places[0]} to {places[-1]}; it has to go from 0 to the "
+            f"{len(values)} rows of {str(values.path)!r}."
+        )
+    lengths = np.diff(places)
+    if int(lengths.min()) < 1:
+        row = int(np.argmax(lengths < 1))
+        raise DataError(
+            f"{name}, sequence {row}: it goes from {places[row]} to {places[row + 1]}; "
+            "offsets go up, and every sequence has a step at least."
+        )
+    return places

@@ -1,0 +1,106 @@
+"""Drawn strokes of four kinds and of different lengths, made on this machine.
+
+A stroke is a pen that moves: each step is its displacement (x, y), with noise. Which of four ways
+it turns is the class: straight on, to the left, to the right, or to and fro. They are as frequent
+as 50, 25, 15 and 10 in 100. The first use writes the files of `datasets.sequences` into a folder of
+`root` that is named by what they depend on. Cost: 25 us a stroke, once.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from datasets.generated_folder import generated_folder, reading_generated
+from datasets.sequences import Sequences
+from datasets.split import Split
+from pipeline.errors import ConfigError, Problem
+from pipeline.randomness import hash64
+
+VERSION = 1  # raise it when the strokes change
+CLASSES = ("straight", "left", "right", "zigzag")
+SHARES = (0.5, 0.25, 0.15, 0.1)
+
+_log = logging.getLogger(__name__)
+
+
+class SyntheticSequences(Sequences):
+    """Strokes; samples as in `Sequences`: `sequence` (float32 [T, 2]) and `label` (0 to 3).
+
+    Args:
+        root: folder that the data is written to, in one subfolder for each set of arguments.
+        split: "train" or "val".
+        count: number of strokes of both splits, 8 or more.
+        shortest, longest: bounds of the lengths, in steps; 3 or more.
+        seed: other strokes for another seed.
+        val_fraction, split_seed: as in `Sequences`.
+
+    Raises:
+        ConfigError: a number is out of range.
+        DataError: the data cannot be written.
+    """
+
+    def __init__(
+        self,
+        root: str = "data/synthetic_sequences",
+        split: Split = "train",
+        count: int = 2000,
+        shortest: int = 5,
+        longest: int = 120,
+        seed: int = 0,
+        val_fraction: float = 0.2,
+        split_seed: int = 0,
+    ) -> None:
+        if count < 8:
+            raise ConfigError(Problem("dataset.count", f"{count} strokes; allowed: 8 or more"))
+        if not 3 <= shortest <= longest:
+            raise ConfigError(
+                Problem(
+                    "dataset.shortest",
+                    f"lengths from {shortest} to {longest}; allowed: 3 <= shortest <= longest",
+                )
+            )
+        name = f"{count}x{shortest}-{longest}-seed{seed}-v{VERSION}"
+        folder = generated_folder(
+            Path(root).expanduser() / name,
+            lambda beside: _write(beside, count, (shortest, longest), seed),
+        )
+        with reading_generated(folder):
+            super().__init__(str(folder), split, val_fraction=val_fraction, split_seed=split_seed)
+
+
+def _write(folder: Path, count: int, lengths: tuple[int, int], seed: int) -> None:
+    _log.info("drawing %d synthetic strokes into %s", count, folder.parent)
+    random = np.random.default_rng(hash64(seed, "strokes"))
+    # Exact shares, so that every class is there; the order is drawn.
+    bounds = np.round(np.cumsum(SHARES) * count).astype(np.int64)
+    labels = np.searchsorted(bounds, random.permutation(count), side="right")
+    strokes = [_stroke(int(label), lengths, random) for label in labels]
+    offsets = np.cumsum([0, *(len(stroke) for stroke in strokes)], dtype=np.int64)
+    np.save(folder / "values.npy", np.concatenate(strokes))
+    np.save(folder / "offsets.npy", offsets)
+    np.save(folder / "labels.npy", labels.astype(np.int64))
+    (folder / "classes.txt").write_text("\n".join(CLASSES) + "\n", encoding="utf-8")
+
+
+def _stroke(
+    label: int, lengths: tuple[int, int], random: np.random.Generator
+) -> npt.NDArray[np.float32]:
+    """The displacements of one stroke, float32[T, 2], each about 1 long."""
+    # Short strokes are more frequent than long ones, as they are in most data.
+    shortest, longest = np.log(lengths[0]), np.log(lengths[1] + 1)
+    steps = min(int(np.exp(random.uniform(shortest, longest))), lengths[1])
+    turn = random.uniform(0.25, 0.6)
+    turns = {
+        "straight": np.zeros(steps),
+        "left": np.full(steps, -turn),
+        "right": np.full(steps, turn),
+        "zigzag": np.where(np.arange(steps) % 2, 2.2 * turn, -2.2 * turn),
+    }[CLASSES[label]]
+    heading = random.uniform(0, 2 * np.pi) + np.cumsum(turns + random.normal(0, 0.04, steps))
+    speed = random.uniform(0.8, 1.2)
+    moves = speed * np.stack([np.cos(heading), np.sin(heading)], axis=1)
+    return (moves + random.normal(0, 0.05, moves.shape)).astype(np.float32)
