@@ -28,6 +28,7 @@ from pipeline.fetch import Batch, Fetch
 from pipeline.isolation import SharedGeneratorError, ThreadRandomness, Watch, probe
 from pipeline.plan import Request
 from pipeline.randomness import hash64, scope
+from pipeline.streams import End, StreamRequest
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class LoaderOptions:
 class Failure:
     """Stands where a batch should have been."""
 
-    request: Request
+    request: Request | StreamRequest
     error: Exception
 
 
@@ -67,7 +68,9 @@ class WorkerError(PenstockError):
     """A worker process died, or gave no batch within `loader.timeout`."""
 
 
-Results = Iterator[Batch | Failure]
+Asked = Request | StreamRequest
+Result = Batch | Failure | End
+Results = Iterator[Result]
 
 
 class Backend(Protocol):
@@ -79,7 +82,7 @@ class Backend(Protocol):
 
     pins: bool
 
-    def run(self, requests: Iterator[Request]) -> AbstractContextManager[Results]:
+    def run(self, requests: Iterator[Asked]) -> AbstractContextManager[Results]:
         """Results of `requests`; leaving the context drops what was not taken."""
 
     def close(self) -> None:
@@ -95,7 +98,7 @@ def open_backend(fetch: Fetch, options: LoaderOptions, pin: bool) -> Backend:
     return ProcessBackend(fetch, options, pin)
 
 
-def attempt(fetch: Callable[[Request], Batch], request: Request) -> Batch | Failure:
+def attempt(fetch: Callable[[Any], Batch | End], request: Asked) -> Result:
     """The batch of `request`, or the error in its place."""
     try:
         return fetch(request)
@@ -113,10 +116,10 @@ class MainBackend:
         self._fetch = fetch
 
     @contextmanager
-    def run(self, requests: Iterator[Request]) -> Iterator[Results]:
+    def run(self, requests: Iterator[Asked]) -> Iterator[Results]:
         yield map(self._one, requests)
 
-    def _one(self, request: Request) -> Batch | Failure:
+    def _one(self, request: Asked) -> Result:
         with scope():  # the training loop draws from the same generators
             return attempt(self._fetch, request)
 
@@ -136,7 +139,7 @@ class ThreadBackend:
         self._probed = False
 
     @contextmanager
-    def run(self, requests: Iterator[Request]) -> Iterator[Results]:
+    def run(self, requests: Iterator[Asked]) -> Iterator[Results]:
         requests = self._probing(requests)
         watch = Watch()
         pool = ThreadPoolExecutor(self._options.num_workers, "penstock-loader")
@@ -146,10 +149,10 @@ class ThreadBackend:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _results(
-        self, pool: ThreadPoolExecutor, requests: Iterator[Request], watch: Watch
+        self, pool: ThreadPoolExecutor, requests: Iterator[Asked], watch: Watch
     ) -> Results:
         futures = (pool.submit(self._one, request, watch) for request in requests)
-        pending: deque[Future[Batch | Failure]] = deque(islice(futures, self._window))
+        pending: deque[Future[Result]] = deque(islice(futures, self._window))
         while pending:
             future = self._next_done(pending)
             result = future.result()
@@ -166,16 +169,16 @@ class ThreadBackend:
         pending.remove(future)
         return future
 
-    def _one(self, request: Request, watch: Watch) -> Batch | Failure:
+    def _one(self, request: Asked, watch: Watch) -> Result:
         with ThreadRandomness() as mode:
-            result = attempt(partial(self._fetch, seed=mode.seed), request)
+            result = attempt(partial(self._fetch, draws=mode), request)
         try:
             watch.check()
         except SharedGeneratorError as error:
             return Failure(request, error)
         return result
 
-    def _probing(self, requests: Iterator[Request]) -> Iterator[Request]:
+    def _probing(self, requests: Iterator[Asked]) -> Iterator[Asked]:
         """Requests, the first of which was tried out on two samples before any thread starts."""
         for request in requests:
             if not self._probed:
@@ -183,12 +186,13 @@ class ThreadBackend:
                 self._probed = True
             yield request
 
-    def _probe(self, request: Request) -> None:
-        two = Request(*request.address, request.positions[:2], request.indices[:2], valid=2)
+    def _probe(self, request: Asked) -> None:
+        if isinstance(request, Request):  # two samples are enough; a stream's batch is whole
+            request = Request(*request.address, request.positions[:2], request.indices[:2], 2)
 
         def run(mode: ThreadRandomness) -> None:
             with mode:
-                attempt(partial(self._fetch, seed=mode.seed), two)
+                attempt(partial(self._fetch, draws=mode), request)
 
         with scope():
             probe(run)
@@ -226,7 +230,7 @@ class ProcessBackend:
         )
 
     @contextmanager
-    def run(self, requests: Iterator[Request]) -> Iterator[Results]:
+    def run(self, requests: Iterator[Asked]) -> Iterator[Results]:
         self._feed.requests = requests
         results = self._results()
         try:
@@ -234,7 +238,7 @@ class ProcessBackend:
         finally:
             results.close()
 
-    def _results(self) -> Generator[Batch | Failure]:
+    def _results(self) -> Generator[Result]:
         try:
             yield from self._loader
         except RuntimeError as error:
@@ -252,9 +256,9 @@ class _Feed:
     """The sampler of the DataLoader: the requests of the epoch at hand."""
 
     def __init__(self) -> None:
-        self.requests: Iterator[Request] = iter(())
+        self.requests: Iterator[Asked] = iter(())
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[Asked]:
         return self.requests
 
 
@@ -264,7 +268,7 @@ class _Requests(Dataset[Any]):
     def __init__(self, fetch: Fetch) -> None:
         self.fetch = fetch
 
-    def __getitem__(self, request: Request) -> Batch | Failure:
+    def __getitem__(self, request: Asked) -> Result:
         return attempt(self.fetch, request)
 
 

@@ -25,9 +25,7 @@ from torch.utils.data import Subset
 from pipeline.collate import Mismatch, plain
 from pipeline.errors import DataError, PenstockError
 from pipeline.plan import Request
-from pipeline.randomness import IntArray, global_states, moved, sample_keys, seed_global
-
-Seed = Callable[[int], None]
+from pipeline.randomness import GLOBAL, Draws, IntArray, global_states, moved, sample_keys
 
 
 class SampleError(PenstockError):
@@ -110,55 +108,52 @@ class Fetch:
         # torch's Subset only loops over `__getitem__` here, whose draws have keys of their own.
         self._many = hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)
 
-    def __call__(self, request: Request, seed: Seed = seed_global) -> Batch:
+    def __call__(self, request: Request, draws: Draws = GLOBAL) -> Batch:
         """The batch of `request`.
 
         Args:
-            seed: puts a sample's key where its code draws from.
+            draws: the generators to put a sample's key into.
 
         Raises:
             DataError: a row cannot be read, or rows do not fit together.
             SampleError: the dataset's, a transform's or the collate function's code failed.
         """
+        return self.work(request, self.dataset, draws)
+
+    def work(self, request: Request, rows: Any, draws: Draws) -> Batch:
+        """The batch of `request` with its samples read from `rows`, by index."""
         clock = _Clock()
         keys = sample_keys(self.seed, request.epoch, request.positions)
-        rows = request.indices.tolist()
-        if self._many:
-            samples = self._read_many(rows, request)
-            clock.lap("read")
-            for place, key in enumerate(keys):
-                seed(key)
-                samples[place] = self._transformed(samples[place], request, place)
-            clock.lap("transform")
-        else:
-            samples = []
-            for place, (row, key) in enumerate(zip(rows, keys, strict=True)):
-                seed(key)
-                sample = self._read(row, request, place)
+        samples = self._read_many(rows, request) if self._many else []
+        clock.lap("read")
+        for place, key in enumerate(keys):
+            draws.seed(key)
+            if not self._many:
+                samples.append(self._read(rows, request, place))
                 clock.lap("read")
-                samples.append(self._transformed(sample, request, place))
-                clock.lap("transform")
+            samples[place] = self._transformed(samples[place], request, place)
+            clock.lap("transform")
         batch = self._collated(samples, request)
         clock.lap("collate")
         batch.timing = clock.seconds
         return batch
 
-    def _read(self, row: int, request: Request, place: int) -> Any:
+    def _read(self, rows: Any, request: Request, place: int) -> Any:
         try:
-            return self.dataset[row]
+            return rows[int(request.indices[place])]
         except Exception as error:
             raise self._explained(error, "read", request, place) from error
 
-    def _read_many(self, rows: list[int], request: Request) -> list[Any]:
+    def _read_many(self, rows: Any, request: Request) -> list[Any]:
         before = global_states()
         try:
-            samples = list(self.dataset.__getitems__(rows))
+            samples = list(rows.__getitems__(request.indices.tolist()))
         except Exception as error:
             raise self._explained(error, "read", request, 0) from error
         drawn = moved(before)
         if drawn:
             raise SampleError(
-                f"{type(self.dataset).__name__}.__getitems__ draws from {' and '.join(drawn)}; it "
+                f"{type(rows).__name__}.__getitems__ draws from {' and '.join(drawn)}; it "
                 "reads many samples at once, so its draws have no key. Draw in a transform instead"
             )
         return samples

@@ -68,6 +68,14 @@ class ThreadRandomness(TorchFunctionMode):
         """Begin a sample: its draws depend on `key` alone."""
         self._generator.manual_seed(key)
 
+    def save(self) -> torch.Tensor:
+        """The state of this thread's generator."""
+        return self._generator.get_state()
+
+    def restore(self, states: torch.Tensor) -> None:
+        """Put back what `save` gave."""
+        self._generator.set_state(states)
+
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

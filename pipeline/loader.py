@@ -13,12 +13,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from pipeline.backends import Failure, LoaderOptions, open_backend
 from pipeline.errors import ConfigError, Problem
 from pipeline.fetch import Batch, Fetch
 from pipeline.plan import Plan, Request
+from pipeline.streams import End, StreamPlan, StreamRequest
 from pipeline.world import World, has_accelerator
 
 STATE_VERSION = 1
@@ -70,7 +72,7 @@ class Loader:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | StreamPlan,
         fetch: Fetch,
         options: LoaderOptions | None = None,
         world: World | None = None,
@@ -82,6 +84,10 @@ class Loader:
         self.world = world or World()
         self.fingerprint = dict(fingerprint or {})
         self.stats = LoaderStats()
+        if isinstance(plan, StreamPlan) and not self.options.in_order:
+            raise ConfigError(
+                Problem("loader.in_order", "must be true for a stream, whose end is found in order")
+            )
         self._pin = self.options.pin_memory and has_accelerator()
         self._backend = open_backend(fetch, self.options, self._pin)
         self._next = (0, 0)
@@ -103,14 +109,15 @@ class Loader:
         Raises:
             DataError, SampleError: as fetch does, when the batch's turn comes.
         """
-        steps = self.plan.steps(epoch)
-        requests = (self._request(epoch, step) for step in range(start, steps))
+        requests = self._requests(epoch, start)
         self.stats = LoaderStats()
         self._next, self._broken_off = (epoch, start), True
         began = time.perf_counter()
         asked = began
         with self._backend.run(requests) as results:
             for result in results:
+                if isinstance(result, End):
+                    break
                 batch = self._delivered(result)
                 self._next = (epoch, batch.request.step + 1)
                 now = time.perf_counter()
@@ -122,8 +129,10 @@ class Loader:
         self._next, self._broken_off = (epoch + 1, 0), False
         self.stats.total_seconds = time.perf_counter() - began
 
-    def _request(self, epoch: int, step: int) -> Request:
-        return self.plan.request(epoch, step, self.world.rank, self.world.size)
+    def _requests(self, epoch: int, start: int) -> Iterator[Request | StreamRequest]:
+        limit = self.plan.limit(epoch)
+        for step in count(start) if limit is None else range(start, limit):
+            yield self.plan.request(epoch, step, self.world.rank, self.world.size)
 
     def _delivered(self, result: Batch | Failure) -> Batch:
         if isinstance(result, Failure):

@@ -44,6 +44,20 @@ class Request:
         return len(self.indices)
 
 
+def deal(batch: Request, size: int, rank: int, world: int) -> Request:
+    """The share of `rank` in a global batch, cut contiguously.
+
+    Args:
+        batch: the whole batch.
+        size: rows to pad it to beforehand, with copies of its own rows; at least its length.
+    """
+    rows = np.arange(size) % len(batch)
+    start, stop = size * rank // world, size * (rank + 1) // world
+    valid = min(max(batch.valid - start, 0), stop - start)
+    mine = rows[start:stop] if start < stop else rows[:1]
+    return Request(*batch.address, batch.positions[mine], batch.indices[mine], valid)
+
+
 class Plan:
     """Addresses to requests.
 
@@ -70,6 +84,10 @@ class Plan:
             return size
         return size // self.batch_size if self.tail == "drop" else -(-size // self.batch_size)
 
+    def limit(self, epoch: int) -> int | None:
+        """The step at which to stop asking; None would mean that the end shows itself."""
+        return self.steps(epoch)
+
     def __len__(self) -> int:
         return self.steps(0)
 
@@ -82,16 +100,9 @@ class Plan:
         if not 0 <= step < self.steps(epoch):
             raise IndexError(f"epoch {epoch} has steps 0 to {self.steps(epoch) - 1}, not {step}")
         positions, indices = self._global_batch(epoch, step)
-        valid = len(indices)
-        if self.tail == "pad" and valid < self.batch_size:
-            rows = np.arange(self.batch_size) % valid
-            positions, indices = positions[rows], indices[rows]
-        start = len(indices) * rank // world
-        stop = len(indices) * (rank + 1) // world
-        share_valid = min(max(valid - start, 0), stop - start)
-        if start == stop:
-            start, stop = 0, 1
-        return Request(epoch, step, positions[start:stop], indices[start:stop], share_valid)
+        batch = Request(epoch, step, positions, indices, len(indices))
+        padded = self.tail == "pad" and len(batch) < self.batch_size
+        return deal(batch, self.batch_size if padded else len(batch), rank, world)
 
     def _global_batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
         if isinstance(self.sampler, BatchStrategy):

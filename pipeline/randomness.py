@@ -17,7 +17,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -172,13 +172,43 @@ def moved(before: tuple[Any, ...]) -> list[str]:
     return names
 
 
-@contextmanager
-def scope() -> Iterator[None]:
-    """Put the three global generators back on exit, whatever was seeded or drawn inside."""
-    python, numpy, generator = global_states()
-    try:
-        yield
-    finally:
+class Draws(Protocol):
+    """The generators that a sample's code draws from, wherever it runs."""
+
+    def seed(self, key: int) -> None:
+        """Begin a sample: its draws depend on `key` alone."""
+
+    def save(self) -> Any:
+        """The generators' states."""
+
+    def restore(self, states: Any) -> None:
+        """Put back what `save` gave."""
+
+
+class GlobalDraws:
+    """The global generators of this process."""
+
+    def seed(self, key: int) -> None:
+        seed_global(key)
+
+    def save(self) -> Any:
+        return global_states()
+
+    def restore(self, states: Any) -> None:
+        python, numpy, generator = states
         random.setstate(python)
         np.random.set_state(numpy)
         torch.default_generator.set_state(generator)
+
+
+GLOBAL = GlobalDraws()
+
+
+@contextmanager
+def scope() -> Iterator[None]:
+    """Put the three global generators back on exit, whatever was seeded or drawn inside."""
+    states = GLOBAL.save()
+    try:
+        yield
+    finally:
+        GLOBAL.restore(states)

@@ -1,0 +1,160 @@
+"""Several datasets read as one stream, in proportion to weights.
+
+At each position one source is chosen by a counter-based draw from (seed, epoch, position), and
+gives its next record. Sources may be streams or map-style; of the latter, every pass is a random
+order. Cost: as much as reading the sources, and 3 us a record for the choice; of map-style sources
+only the records that an executor owns are read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from itertools import accumulate, count
+from typing import Any, Literal
+
+import numpy as np
+from torch.utils.data import IterableDataset
+
+from pipeline.errors import ConfigError, Problem
+from pipeline.randomness import Permutation, hash64, uniform
+
+Record = tuple[str, Any]
+
+_AT_ONCE = 1024  # random numbers and rows that are computed together
+
+
+class Mixture(IterableDataset[Record]):
+    """Records of several sources, interleaved at random.
+
+    Args:
+        sources: datasets by name; map-style, or streams as `pipeline.streams` reads them.
+        weights: chance of each source at a position, by name; None weighs by length, which every
+            source must then have.
+        stop: "all" gives every record of every source once, and goes on with the others when one
+            runs out; "first" ends where a source runs out; "never" begins it again.
+        seed: another seed, another mixture.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Any],
+        weights: Mapping[str, float] | None = None,
+        stop: Literal["all", "first", "never"] = "all",
+        seed: int = 0,
+    ) -> None:
+        if weights is None:
+            weights = {name: float(len(source)) for name, source in sources.items()}
+        _check(sources, weights, stop)
+        self.sources = dict(sources)
+        self.weights = [float(weights[name]) for name in sources]
+        self.stop = stop
+        self.seed = seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Read `epoch` from now on."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        if self.stop != "all":
+            raise TypeError("only a mixture with stop='all' knows its length")
+        return sum(len(source) for source in self.sources.values())
+
+    def __iter__(self) -> Iterator[Record]:
+        names = list(self.sources)
+        streams = [self._records(name, 0) for name in names]
+        passes = [0] * len(names)
+        weights = list(self.weights)
+        points = self._points()
+        point = next(points)
+        while any(weights):
+            chosen = _choice(weights, point)
+            found, record = _next(streams[chosen])
+            if found:
+                point = next(points)
+                yield names[chosen], record
+            elif self.stop == "first":
+                return
+            elif self.stop == "all":
+                weights[chosen] = 0.0
+            else:
+                passes[chosen] += 1
+                streams[chosen] = self._records(names[chosen], passes[chosen])
+
+    def decode(self, record: Record) -> Any:
+        """The sample of a raw record, as its source gives it."""
+        name, raw = record
+        source = self.sources[name]
+        if not _is_stream(source):
+            return source[raw]
+        return source.decode(raw) if hasattr(source, "decode") else raw
+
+    def _points(self) -> Iterator[float]:
+        """A number in [0, 1) for each position of the epoch."""
+        key = hash64(self.seed, "mixture", self._epoch)
+        for start in count(0, _AT_ONCE):
+            yield from uniform(key, np.arange(start, start + _AT_ONCE)).tolist()
+
+    def _records(self, name: str, number: int) -> Iterator[Any]:
+        """Raw records of a source in its pass `number`; of map-style ones, the rows."""
+        source = self.sources[name]
+        if not _is_stream(source):
+            return self._rows(name, len(source), number)
+        if hasattr(source, "set_epoch"):
+            source.set_epoch(self._epoch)
+        if hasattr(source, "shards"):
+            return (record for shard in source.shards() for record in source.read_shard(shard))
+        return iter(source)
+
+    def _rows(self, name: str, length: int, number: int) -> Iterator[int]:
+        order = Permutation(length, hash64(self.seed, "rows", self._epoch, name, number))
+        for start in range(0, length, _AT_ONCE):
+            yield from order(np.arange(start, min(start + _AT_ONCE, length))).tolist()
+
+
+def _choice(weights: list[float], point: float) -> int:
+    """The source at `point`; those that have run out weigh nothing, the others as before."""
+    sums = list(accumulate(weights))
+    last = max(number for number, weight in enumerate(weights) if weight)
+    return min(bisect_right(sums, point * sums[-1]), last)
+
+
+def _is_stream(source: Any) -> bool:
+    return not hasattr(source, "__getitem__") or isinstance(source, IterableDataset)
+
+
+def _next(records: Iterator[Any]) -> tuple[bool, Any]:
+    for record in records:
+        return True, record
+    return False, None
+
+
+def _check(sources: Mapping[str, Any], weights: Mapping[str, float], stop: str) -> None:
+    problems = []
+    if not sources:
+        problems.append(Problem("dataset.sources", "is empty; name at least one dataset"))
+    if set(weights) != set(sources):
+        reason = f"are for {sorted(weights)}, but the sources are {sorted(sources)}"
+        problems.append(Problem("dataset.weights", reason))
+    bad = {name: value for name, value in weights.items() if not 0 <= value < float("inf")}
+    if bad or (weights and not any(weights.values())):
+        problems.append(
+            Problem("dataset.weights", f"{bad or dict(weights)}: must be finite, not negative and "
+                    "not all zero")
+        )  # fmt: skip
+    if stop not in ("all", "first", "never"):
+        problems.append(Problem("dataset.stop", f"{stop!r} is not all, first or never"))
+    if stop == "never":
+        empty = [name for name, source in sources.items() if _claimed(source) == 0]
+        if empty:
+            problems.append(Problem("dataset.stop", f"never, but {empty[0]!r} has no records"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _claimed(source: Any) -> int | None:
+    try:
+        return len(source)
+    except TypeError:
+        return None

@@ -1,0 +1,78 @@
+"""The pages in docs/ do what they say: their files are written and their commands run."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.program import ROOT
+
+
+def blocks(page, language):
+    text = (ROOT / "docs" / page).read_text()
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def write_files(page, folder):
+    """Write every block that begins with `# file: name`."""
+    for language in ("python", "yaml"):
+        for block in blocks(page, language):
+            first, _, rest = block.partition("\n")
+            if first.startswith("# file: "):
+                path = folder / first.removeprefix("# file: ")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(rest)
+
+
+@pytest.fixture
+def birds(tmp_path):
+    write_files("own_dataset.md", tmp_path)
+    random = np.random.default_rng(0)
+    (tmp_path / "recordings").mkdir()
+    for number in range(24):
+        split, label = ("val" if number % 4 == 0 else "train"), int(number % 3 == 0)
+        array = random.normal(label, 1, (5 + number % 6, 2)).astype(np.float32)
+        np.save(tmp_path / "recordings" / f"{split}{number}_{label}.npy", array)
+    return tmp_path
+
+
+def test_the_own_dataset_page(birds):
+    environment = {**os.environ, "PYTHONPATH": "."}
+    (commands,) = blocks("own_dataset.md", "sh")
+    outputs = []
+    for line in commands.splitlines():
+        words = shlex.split(line.replace("python run.py", f"{sys.executable} {ROOT / 'run.py'}"))
+        done = subprocess.run(
+            words, cwd=birds, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert outputs[0].splitlines()[-1].startswith("total ")
+    assert "accuracy" in outputs[1]
+    *_, notebook, alone = blocks("own_dataset.md", "python")
+    environment |= {"PYTHONPATH": f".:{ROOT}", "PENSTOCK_TRUST": "birds"}
+    for code in (notebook + "print(sorted(batch))", alone):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=birds, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert outputs[2] == "['label', 'sequence', 'sequence_lengths']\n"
+    assert outputs[3].splitlines()[-1].startswith("(0, 2) ")
+
+
+def test_untrusted_code_is_refused(birds):
+    words = f"{sys.executable} {ROOT / 'run.py'} --config-dir birds/conf dataset=birds"
+    done = subprocess.run(
+        [*words.split(), "dataset.root=recordings", "task=digest"],
+        cwd=birds, env={**os.environ, "PYTHONPATH": "."},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert re.search(r"dataset\._target_.*birds.*--trust birds", done.stderr)
+    assert done.stdout == ""
