@@ -1,0 +1,37 @@
+"""Learning rate schedules: a linear warm-up before any of torch's schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR
+
+from pipeline.errors import ConfigError, Problem
+
+# The first step of a warm-up is not taken at zero, where it would change nothing.
+_START = 0.01
+
+
+def warmup_steps(warmup: float, total_steps: int) -> int:
+    """Steps of warm-up: `warmup` is a share of all steps below 1, and a number of steps from 1.
+
+    Raises:
+        ConfigError: nothing would be left after it.
+    """
+    steps = round(warmup * total_steps) if warmup < 1 else int(warmup)
+    if steps >= total_steps:
+        raise ConfigError(
+            Problem("scheduler.warmup", f"{steps} of {total_steps} steps leave none after it")
+        )
+    return steps
+
+
+def with_warmup(
+    optimizer: Optimizer, steps: int, main: Callable[[Optimizer], LRScheduler]
+) -> LRScheduler:
+    """`main`, preceded by `steps` steps in which the learning rate rises linearly to its value."""
+    if steps == 0:
+        return main(optimizer)
+    rise = LinearLR(optimizer, start_factor=_START, total_iters=steps)
+    return SequentialLR(optimizer, [rise, main(optimizer)], milestones=[steps])

@@ -1,0 +1,216 @@
+"""Sweeps: every job leaves a result.json in its folder; a table over all of them comes at the end.
+
+Results travel in files, so that they arrive alike from this process, from joblib's and from other
+machines. A job that fails is recorded and the others go on; the sweep's exit code is that of the
+first job that failed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from pipeline.config import Config
+from pipeline.nodes import direction
+
+FILE = "result.json"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one job of a sweep ended.
+
+    Attributes:
+        overrides: of the job, as on a command line.
+        status: "done", "failed" or "interrupted".
+        metric: what `value` is.
+        mode: whether the metric should be "min" or "max".
+        value: what the task returned; None if it failed or measures nothing.
+        seconds: of wall time.
+        error: first line of what went wrong.
+        exit_code: that the job would have had as a run of its own.
+        started: seconds since 1970.
+    """
+
+    overrides: list[str]
+    status: str
+    metric: str | None
+    mode: str | None
+    value: float | None
+    seconds: float
+    error: str | None
+    exit_code: int
+    started: float
+
+    def write(self, folder: Path) -> None:
+        """Put the result into the job's folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / f".{FILE}"
+        beside.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        beside.replace(folder / FILE)
+
+    @classmethod
+    def read(cls, path: Path) -> Result:
+        """The result in a file that `write` made."""
+        return cls(**json.loads(path.read_text()))
+
+
+def run_job(
+    folder: Path,
+    overrides: Sequence[str],
+    accept: Callable[[], Config],
+    run: Callable[[Config], float | None],
+    report: Callable[[BaseException], int],
+) -> float | None:
+    """Run one job of a sweep and record how it ended.
+
+    Args:
+        folder: of the job.
+        overrides: of the job.
+        accept: gives the checked configuration, or raises.
+        run: the task.
+        report: tells a person what went wrong and gives the exit code.
+
+    Returns:
+        What the task returned; NaN for a job that failed, which sweepers take as a failed trial.
+    """
+    print(f"job {folder.name}: {' '.join(overrides) or '(defaults)'}", file=sys.stderr)
+    started, began = time.time(), time.perf_counter()
+    config: Config | None = None
+    value: float | None = None
+    failure: BaseException | None = None
+    code = 0
+    try:
+        config = accept()
+        value = run(config)
+    except BaseException as error:
+        failure, code = error, report(error)
+    interrupted = isinstance(failure, KeyboardInterrupt)
+    Result(
+        overrides=list(overrides),
+        status="interrupted" if interrupted else "failed" if failure else "done",
+        metric=_metric(config),
+        mode=_mode(config),
+        value=value if value is not None and math.isfinite(value) else None,
+        seconds=round(time.perf_counter() - began, 3),
+        error=_first_line(failure),
+        exit_code=code,
+        started=started,
+    ).write(folder)
+    if interrupted:
+        raise KeyboardInterrupt
+    return math.nan if failure else value
+
+
+def _metric(config: Config | None) -> str | None:
+    if config is None or config.task not in ("fit", "validate"):
+        return None
+    return config.trainer.monitor or next(iter(config.objective.get("metrics", {})), None)
+
+
+def _mode(config: Config | None) -> str | None:
+    metric = _metric(config)
+    if config is None or metric is None:
+        return None
+    return direction(config, metric.removeprefix("val/")) or config.trainer.mode
+
+
+def _first_line(error: BaseException | None) -> str | None:
+    if error is None:
+        return None
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+class SweepTable(Callback):
+    """A table of all jobs on stdout, and the same as sweep.csv, when a sweep is over."""
+
+    def __init__(self) -> None:
+        self._began = time.time()
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        self._began = time.time()
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        folder = Path(str(config.hydra.sweep.dir))
+        jobs = read_results(folder, self._began)
+        if not jobs:
+            return
+        rows = table(jobs)
+        _write_csv(folder / "sweep.csv", rows)
+        best = best_of(jobs)
+        _print(rows, f"{len(jobs)} jobs in {folder}", best)
+        if best is not None:
+            result = dict(jobs)[best]
+            print(f"best: {result.metric or 'value'} {result.value:.6g} by job {best}")
+        code = next((result.exit_code for _, result in jobs if result.exit_code), 0)
+        if code:
+            raise SystemExit(code)  # hydra would only warn of another exception here
+
+
+def read_results(folder: Path, since: float = 0.0) -> list[tuple[str, Result]]:
+    """Name and result of each job under `folder` that started after `since`, in their order."""
+    found = [(str(path.parent.relative_to(folder)), Result.read(path))
+             for path in folder.rglob(FILE)]  # fmt: skip
+    jobs = [(name, result) for name, result in found if result.started >= since]
+    return sorted(jobs, key=lambda job: (int(job[0]), "") if job[0].isdigit() else (-1, job[0]))
+
+
+def best_of(jobs: Sequence[tuple[str, Result]]) -> str | None:
+    """Name of the job with the best value, if any has one."""
+    valued = [(result.value, name) for name, result in jobs if result.value is not None]
+    if not valued:
+        return None
+    largest = any(result.mode == "max" for _, result in jobs)
+    return (max if largest else min)(valued)[1]
+
+
+def table(jobs: Sequence[tuple[str, Result]]) -> list[dict[str, str]]:
+    """A row per job: what was overridden, how it ended, the metric and the time."""
+    keys = list(dict.fromkeys(_split(line)[0] for _, result in jobs for line in result.overrides))
+    metric = next((result.metric for _, result in jobs if result.metric), "value")
+    rows = []
+    for name, result in jobs:
+        given = dict(_split(line) for line in result.overrides)
+        row = {"job": name} | {key: given.get(key, "") for key in keys}
+        row["status"] = result.status
+        row[metric] = "" if result.value is None else f"{result.value:.6g}"
+        row["seconds"] = f"{result.seconds:.1f}"
+        row["error"] = result.error or ""
+        rows.append(row)
+    return rows
+
+
+def _split(line: str) -> tuple[str, str]:
+    key, _, value = line.partition("=")
+    return key, value
+
+
+def _write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    drawn = Table(title=title, title_justify="left")
+    for name in columns:
+        drawn.add_column(name)
+    for row in rows:
+        style = "bold" if row["job"] == best else "red" if row["status"] != "done" else None
+        drawn.add_row(*(row[name] for name in columns), style=style)
+    Console(file=sys.stdout, markup=False).print(drawn)

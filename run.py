@@ -1,0 +1,24 @@
+"""Penstock's entry: `python run.py --help` says what can be run and changed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Ours come first, wherever this is started from: another package named `datasets` may be installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import hydra
+from omegaconf import DictConfig
+
+from pipeline import command
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def run(config: DictConfig) -> float | None:
+    """Run one job; returns the value that a sweep optimises."""
+    return command.execute(config)
+
+
+if __name__ == "__main__":
+    sys.exit(command.main(sys.argv[1:], run))

@@ -1,0 +1,156 @@
+"""Sweeps: every job recorded, a table at the end, the worst exit code out."""
+
+import csv
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline import command, tasks
+from pipeline.errors import DataError
+from pipeline.tasks.sweep import Result, best_of, read_results, table
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch):
+    """Runs a sweep whose task is a function; gives the exit code and the sweep's folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def go(task, *words):
+        monkeypatch.setattr(tasks, "load", lambda name: task)
+        code = command.main(["-m", *words, "hydra.sweep.dir=sweep"])
+        return code, tmp_path / "sweep"
+
+    return go
+
+
+def test_a_sweep_over_parts_and_seeds(sweep, capsys):
+    folders = []
+
+    def task(config):
+        folders.append(Path(config.run_dir))
+        return config.seed / 10
+
+    code, folder = sweep(task, "sampler=random,sequential", "seed=2,1")
+    assert code == 0
+    assert folders == [folder / str(number) for number in range(4)]
+    out, err = capsys.readouterr()
+    assert "4 jobs in sweep" in out
+    assert "best: nme 0.1 by job 1" in out
+    assert "job 2: sampler=sequential seed=2" in err
+    with (folder / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["job"], r["sampler"], r["seed"], r["status"], r["nme"]) for r in rows] == [
+        ("0", "random", "2", "done", "0.2"),
+        ("1", "random", "1", "done", "0.1"),
+        ("2", "sequential", "2", "done", "0.2"),
+        ("3", "sequential", "1", "done", "0.1"),
+    ]
+    result = json.loads((folder / "0" / "result.json").read_text())
+    assert result["overrides"] == ["sampler=random", "seed=2"]
+    assert (result["status"], result["metric"], result["mode"]) == ("done", "nme", "min")
+    assert result["value"] == 0.2
+
+
+def test_a_job_that_fails_is_recorded_and_the_others_go_on(sweep, capsys):
+    def task(config):
+        if config.seed == 2:
+            raise DataError("faces.csv, line 3: no number")
+        if config.seed == 3:
+            raise ZeroDivisionError("a bug")
+        return 0.5
+
+    code, folder = sweep(task, "seed=1,2,3,4")
+    assert code == 3, "that of the first job that failed"
+    out, err = capsys.readouterr()
+    assert "error: faces.csv, line 3: no number" in err
+    assert "ZeroDivisionError: a bug" in err
+    assert "4 jobs in sweep" in out
+    found = [result for _, result in read_results(folder)]
+    assert [one.status for one in found] == ["done", "failed", "failed", "done"]
+    assert [one.exit_code for one in found] == [0, 3, 1, 0]
+    assert found[1].error == "faces.csv, line 3: no number"
+
+
+def test_an_interrupted_sweep_stops(sweep, capsys):
+    def task(config):
+        if config.seed == 2:
+            raise KeyboardInterrupt
+        return 0.5
+
+    code, folder = sweep(task, "seed=1,2,3")
+    assert code == 130
+    assert [result.status for _, result in read_results(folder)] == ["done", "interrupted"]
+
+
+def test_a_sweep_that_is_wrong_runs_no_job(sweep, capsys):
+    code, folder = sweep(lambda config: pytest.fail("a job ran"), "seed=1,2", "batch.size=8,0")
+    assert code == 2
+    assert "batch.size: got 0" in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_a_job_that_measures_nothing(sweep, capsys):
+    code, folder = sweep(lambda config: None, "task=digest", "seed=1,2")
+    assert code == 0
+    assert [result.value for _, result in read_results(folder)] == [None, None]
+    assert "best" not in capsys.readouterr().out
+
+
+def result(value, mode="min", **changes):
+    fields = {"overrides": ["a=1"], "status": "done", "metric": "nme", "mode": mode, "value": value,
+              "seconds": 1.0, "error": None, "exit_code": 0, "started": 5.0}  # fmt: skip
+    return Result(**{**fields, **changes})
+
+
+def test_results_come_back_from_files_in_the_order_of_jobs(tmp_path):
+    for number in (10, 9, 2):
+        result(number / 10).write(tmp_path / str(number))
+    result(0.0, started=1.0).write(tmp_path / "3")
+    found = read_results(tmp_path, since=2.0)
+    assert [name for name, _ in found] == ["2", "9", "10"]
+    assert found[0][1] == result(0.2)
+
+
+def test_the_best_by_the_direction_of_the_metric():
+    assert best_of([("0", result(0.3)), ("1", result(0.2)), ("2", result(None))]) == "1"
+    assert best_of([("0", result(0.3, "max")), ("1", result(0.2, "max"))]) == "0"
+    assert best_of([("0", result(None))]) is None
+
+
+def test_a_table_has_a_column_for_every_key_that_any_job_overrides():
+    jobs = [("0", result(0.25)), ("1", result(None, overrides=["b=x=y"], status="failed"))]
+    rows = table(jobs)
+    assert list(rows[0]) == ["job", "a", "b", "status", "nme", "seconds", "error"]
+    assert (rows[0]["a"], rows[0]["b"], rows[0]["nme"]) == ("1", "", "0.25")
+    assert (rows[1]["a"], rows[1]["b"], rows[1]["nme"]) == ("", "x=y", "")
+
+
+def test_a_value_that_is_no_number_is_written_as_none(sweep):
+    code, folder = sweep(lambda config: math.nan, "seed=1,2")
+    assert code == 0
+    assert read_results(folder)[0][1].value is None
+
+
+def test_joblib_runs_jobs_in_processes(tmp_path):
+    """As a process of its own; results come back through the files."""
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "mine.yaml").write_text("{_target_: tests.own_parts.Numbers, size: 6}")
+    words = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "--trust", "tests",
+             "--config-dir", str(tmp_path), "dataset=mine", "transform=none", "loader=debug",
+             "task=digest", "seed=1,2", "hydra.sweep.dir=sweep"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), *words],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "2 jobs in sweep" in done.stdout
+    found = read_results(tmp_path / "sweep")
+    assert [one.overrides[-1] for _, one in found] == ["seed=1", "seed=2"]
+    assert (tmp_path / "sweep" / "sweep.csv").exists()
