@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from datasets.fingerprint import fingerprint
+from datasets.head_pose import POSES, head_poses
 from datasets.image import Reader, check_reader, read_image
 from datasets.landmark_table import LandmarkTable, read_landmark_table
 from datasets.root import existing_root, file_sizes
@@ -49,7 +50,7 @@ class FaceLandmarks(Dataset[dict[str, Any]]):
         ConfigError: the reader, the split or its share is none.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("path", "name", "line")
+    columns: ClassVar[tuple[str, ...]] = ("path", "name", "line", "pose", "label")
 
     def __init__(
         self,
@@ -91,12 +92,20 @@ class FaceLandmarks(Dataset[dict[str, Any]]):
 
     @property
     def metadata(self) -> pd.DataFrame:
-        """A row per sample: path, name, line (of the CSV, from 1)."""
+        """A row per sample: path, name, line (of the CSV, from 1).
+
+        With 68 landmarks also `pose` (ahead, left or right) and its number as `label`, by which a
+        sampler can balance.
+        """
         import pandas as pd
 
         names = [os.fsdecode(name) for name in self.names.tolist()]
         paths = [str(self.images / name) for name in names]
-        return pd.DataFrame({"path": paths, "name": names, "line": self.lines})
+        table = pd.DataFrame({"path": paths, "name": names, "line": self.lines})
+        if self.landmarks.shape[1] == 68:
+            label = head_poses(self.landmarks)
+            table["pose"], table["label"] = np.array(POSES)[label], label
+        return table
 
     @property
     def facts(self) -> dict[str, int]:

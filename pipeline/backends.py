@@ -283,7 +283,7 @@ class _WorkerStart:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         info = get_worker_info()
         # People's code expects its own dataset there, not our wrapper (the class is frozen).
-        object.__setattr__(info, "dataset", info.dataset.fetch.dataset)  # type: ignore[union-attr]
+        object.__setattr__(info, "dataset", info.dataset.fetch.dataset_of_worker())  # type: ignore[union-attr]
         if self.own is not None:
             self.own(worker_id)
 

@@ -22,6 +22,7 @@ from hydra.utils import instantiate
 
 from pipeline import trust, world
 from pipeline.backends import LoaderOptions
+from pipeline.collate import Single
 from pipeline.config import Config
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.fetch import Fetch
@@ -29,10 +30,11 @@ from pipeline.loader import Loader
 from pipeline.nodes import FACTS, SAME_FACTS, SCHEDULE_KEYS, datasets
 from pipeline.plan import Plan
 from pipeline.randomness import hash64, scope, seed_global
-from pipeline.samplers import BatchStrategy, Order, Sequential
+from pipeline.samplers import BatchStrategy, Order, Sequential, Tail
 from pipeline.schedules import warmup_steps, with_warmup
 from pipeline.signatures import SPECIAL, arguments
 from pipeline.statistics import statistics_of
+from pipeline.streams import StreamFetch, StreamOrder, StreamPlan, is_stream, length_of
 from pipeline.transforms import Compose, Normalize
 from pipeline.world import World
 
@@ -158,7 +160,7 @@ class Parts:
         self._world = world
         self._datasets: dict[str, Any] = {}
         self._transforms: dict[str, Compose] = {}
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, Plan | StreamPlan] = {}
 
     @cached_property
     def world(self) -> World:
@@ -171,7 +173,7 @@ class Parts:
             key = "dataset" if "dataset" in nodes else f"dataset.{split}"
             if key not in nodes:
                 raise ConfigError(Problem(key, "is missing, and this task reads that split"))
-            self._datasets[split] = make(nodes[key], key, {"split": split})
+            self._datasets[split] = make(nodes[key], key, {"split": split}, nested=True)
         return self._datasets[split]
 
     @cached_property
@@ -203,16 +205,34 @@ class Parts:
     def _statistics(self) -> dict[str, list[float]]:
         return statistics_of(self.dataset("train"), self.config.cache_dir)
 
-    def plan(self, split: str) -> Plan:
-        """The addresses of a split. Validation goes through all rows in order."""
+    def plan(self, split: str) -> Plan | StreamPlan:
+        """The addresses of a split. Validation goes through everything in order."""
         if split not in self._plans:
-            batch = self.config.batch
-            if split == "train":
-                self._plans[split] = Plan(self._sampler(), batch.size, batch.tail)
+            dataset, size, tail = self.dataset(split), self._batch_size(split), self._tail(split)
+            if is_stream(dataset):
+                order, length = self._stream_order(split), length_of(dataset)
+                self._plans[split] = StreamPlan(order, size, tail, length)
             else:
-                rows = Sequential(len(self.dataset(split)))
-                self._plans[split] = Plan(rows, batch.val_size or batch.size, "keep")
+                train = split == "train"
+                sampler = self._sampler() if train else Sequential(len(dataset))
+                self._plans[split] = Plan(sampler, size, tail)
         return self._plans[split]
+
+    def _batch_size(self, split: str) -> int:
+        batch = self.config.batch
+        if batch.size is None:  # one by one
+            return 1
+        return batch.size if split == "train" else batch.val_size or batch.size
+
+    def _tail(self, split: str) -> Tail:
+        return self.config.batch.tail if split == "train" else "keep"
+
+    def _stream_order(self, split: str) -> StreamOrder:
+        node = self.config.sampler
+        if split == "train" and trust.resolve(node["_target_"], "sampler._target_") is StreamOrder:
+            made: StreamOrder = make(node, "sampler", {"seed": self.config.seed})
+            return made
+        return StreamOrder(self.config.seed)
 
     def _sampler(self) -> Order | BatchStrategy:
         config, dataset = self.config, self.dataset("train")
@@ -220,7 +240,7 @@ class Parts:
             "length": len(dataset),
             "seed": config.seed,
             "metadata": Lazy(lambda: getattr(dataset, "metadata", None)),
-            "batch_size": config.batch.size,
+            "batch_size": self._batch_size("train"),
             "tail": config.batch.tail,
             "dataset": dataset,
             "data_source": dataset,
@@ -235,6 +255,8 @@ class Parts:
 
     def collate(self) -> Any:
         """The function that makes a batch of samples."""
+        if self.config.batch.size is None:
+            return Single()
         return make(self.config.collate, "collate")
 
     def fetch(self, split: str, hashed: bool = False) -> Fetch:
@@ -243,9 +265,12 @@ class Parts:
         Args:
             hashed: also hash every sample, as `task=digest` prints it.
         """
-        return Fetch(
-            self.dataset(split), self.transform(split), self.collate(), self.config.seed, hashed
-        )
+        dataset, transform = self.dataset(split), self.transform(split)
+        common = dataset, transform, self.collate(), self.config.seed, hashed
+        plan = self.plan(split)
+        if not isinstance(plan, StreamPlan):
+            return Fetch(*common)
+        return StreamFetch(*common, order=plan.sampler, batch_size=plan.batch_size, tail=plan.tail)
 
     def loader(self, split: str, hashed: bool = False) -> Loader:
         """Batches of a split; to be closed."""
@@ -257,13 +282,14 @@ class Parts:
     def fingerprint(self, split: str) -> dict[str, str]:
         """What the addresses of a split depend on, by key."""
         config = self.config
-        data = getattr(self.dataset(split), "fingerprint", None)
-        parts: dict[str, Any] = {"seed": config.seed, "dataset": data or len(self.dataset(split))}
+        dataset = self.dataset(split)
+        data = getattr(dataset, "fingerprint", None) or length_of(dataset)
+        parts: dict[str, Any] = {"seed": config.seed, "dataset": data}
         if split == "train":
             parts |= {"sampler": config.sampler, "batch.size": config.batch.size,
                       "batch.tail": config.batch.tail}  # fmt: skip
         else:
-            parts["batch.val_size"] = config.batch.val_size or config.batch.size
+            parts["batch.val_size"] = self._batch_size(split)
         return {key: str(value) for key, value in parts.items()}
 
     def _options(self) -> LoaderOptions:

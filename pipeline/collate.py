@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, default_convert
 
 Sample = Mapping[str, Any]
 
@@ -100,6 +100,13 @@ class List:
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
         return _columns(samples)
+
+
+class Single:
+    """A share of one sample as it is, without a batch dimension; arrays become tensors."""
+
+    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        return {name: default_convert(value) for name, value in samples[0].items()}
 
 
 def plain(value: torch.Tensor) -> torch.Tensor:

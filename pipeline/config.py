@@ -35,12 +35,13 @@ class Batch(Section):
     """How positions are cut into batches.
 
     Attributes:
-        size: samples in a global batch, over all ranks.
+        size: samples in a global batch, over all ranks; None hands samples through one by one,
+            without a batch dimension.
         tail: what becomes of the smaller last batch. Validation always keeps its tail.
         val_size: the same as `size` for validation; None takes `size`.
     """
 
-    size: Count
+    size: Count | None
     tail: Literal["keep", "drop", "pad"]
     val_size: Count | None
 

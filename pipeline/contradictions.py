@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import IterableDataset
-
 from pipeline import trust, world
 from pipeline.config import Config, nearest, show
 from pipeline.errors import ConfigError, Problem
 from pipeline.nodes import datasets, direction
 from pipeline.samplers import BatchStrategy, Sequential
 from pipeline.signatures import arguments
+from pipeline.streams import StreamOrder, is_stream
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,13 @@ def world_size(case: Case) -> Iterator[Problem]:
             f"none, but {size} processes were started (WORLD_SIZE={size}): each would train alone "
             "on all of the data; start one process",
         )
-    if case.config.batch.size % size:
+    if case.config.batch.size is None:
+        yield Problem(
+            "batch.size",
+            f"null hands samples through one by one, and {size} processes (WORLD_SIZE={size}) "
+            f"cannot share one; set batch.size={size} or more",
+        )
+    elif case.config.batch.size % size:
         low, high = case.config.batch.size // size * size, -(-case.config.batch.size // size) * size
         ways = " or ".join(str(one) for one in (low, high) if one)
         yield Problem(
@@ -207,19 +212,29 @@ def _datasets(case: Case) -> list[tuple[str, Any]]:
 
 
 def streams(case: Case) -> Iterator[Problem]:
+    """A stream has an order of its own kind, and only a stream has."""
+    sampler = case.sampler
+    ordered = isinstance(sampler, type) and issubclass(sampler, StreamOrder)
     for key, dataset in _datasets(case):
-        if not isinstance(dataset, type) or not issubclass(dataset, IterableDataset):
+        if key == "dataset.val" or not isinstance(dataset, type):
             continue
-        yield Problem(
-            key,
-            f"{dataset.__name__} is a stream (IterableDataset), which this version cannot read; "
-            "give it __len__ and __getitem__",
-        )
-        if case.sampler is not None and case.sampler is not Sequential:
+        if is_stream(dataset) and sampler is not None and not ordered and sampler is not Sequential:
             yield Problem(
                 "sampler",
-                f"{case.sampler.__name__} chooses rows, but {dataset.__name__} is a stream, which "
-                "can only be read forwards; set sampler=sequential",
+                f"{sampler.__name__} chooses rows, but {dataset.__name__} is a stream, which can "
+                "only be read forwards; set sampler=stream, which shuffles with a buffer",
+            )
+        if is_stream(dataset) and not case.config.loader.in_order:
+            yield Problem(
+                "loader.in_order",
+                f"false, but {dataset.__name__} is a stream, whose end is found in order; set "
+                "loader.in_order=true",
+            )
+        if ordered and not is_stream(dataset):
+            yield Problem(
+                "sampler",
+                f"{sampler.__name__} is for streams, but {dataset.__name__} has rows that can be "
+                "chosen; set sampler=random or sampler=sequential",
             )
 
 

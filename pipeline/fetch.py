@@ -120,6 +120,10 @@ class Fetch:
         """
         return self.work(request, self.dataset, draws)
 
+    def dataset_of_worker(self) -> Any:
+        """What `get_worker_info().dataset` is in a worker process, for `worker_init_fn`."""
+        return self.dataset
+
     def work(self, request: Request, rows: Any, draws: Draws) -> Batch:
         """The batch of `request` with its samples read from `rows`, by index."""
         clock = _Clock()

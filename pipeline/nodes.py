@@ -50,7 +50,8 @@ class Part:
 def parts(config: Config) -> list[Part]:
     """Every part of a configuration; those whose section is wrong are left out."""
     sections = vars(config)
-    found = [Part(key, node, ("split",)) for key, node in datasets(sections.get("dataset"))]
+    data = datasets(sections.get("dataset"))
+    found = [Part(key, node, ("split",), nested=True) for key, node in data]
     for split in ("train", "val"):
         steps = getattr(sections.get("transform"), split, None)
         if steps is not None:

@@ -32,6 +32,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -243,7 +244,7 @@ class StreamReader:
 
     def _reached_end(self) -> None:
         self._end = self._next
-        claimed = _length(self._dataset)
+        claimed = length_of(self._dataset)
         if claimed is not None and claimed != self._end:
             log.warning("%s says it has %d records, but gave %d",
                         type(self._dataset).__name__, claimed, self._end)  # fmt: skip
@@ -319,6 +320,11 @@ class StreamFetch(Fetch):
         self.tail = tail
         self._local = _Local()
 
+    def dataset_of_worker(self) -> Any:
+        # A `worker_init_fn` written for torch would cut its worker's share out of this. It gets a
+        # copy to do so, since here every worker reads everything.
+        return copy(self.dataset)
+
     def __call__(self, request: StreamRequest, draws: Draws = GLOBAL) -> Batch | End:  # type: ignore[override]
         """The batch of `request`, or End."""
         start = request.step * self.batch_size
@@ -379,7 +385,8 @@ class _Local(threading.local):
         return type(self), ()
 
 
-def _length(dataset: Any) -> int | None:
+def length_of(dataset: Any) -> int | None:
+    """`len(dataset)`, or None if it doesn't say."""
     try:
         return len(dataset)
     except TypeError:

@@ -139,6 +139,7 @@ RULES = (
     Rule("torchmetrics", "a metric", _subclass("torchmetrics.Metric"), homes=_METRICS),
     Rule("datasets", "a torch.utils.data.Dataset", _subclass("torch.utils.data.Dataset")),
     Rule("pipeline.samplers", "a sampler", _is_class),
+    Rule("pipeline.streams", "the order of a stream", _subclass("pipeline.streams.StreamOrder")),
     Rule("pipeline.collate", "a collate class", _is_class),
     Rule("pipeline.transforms", "a transform", _is_class),
     Rule("pipeline.objective", "an objective", _is_class),

@@ -24,6 +24,8 @@ NEEDS = {
     "objective/regression": ["dataset=arrays", "dataset.root=x"],
     "sampler/bucket": ["dataset=sequences"],
     "sampler/identity": ["dataset=sequences"],
+    "dataset/mixture": ["dataset.sources.photographs.root=x"],
+    "sampler/stream": ["dataset=mixture", "dataset.sources.photographs.root=x"],
     "sampler/weighted": ["dataset=sequences"],
     "task/validate": ["checkpoint=x"],
 }

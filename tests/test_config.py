@@ -73,7 +73,7 @@ WRONG = [
     ("seed", -1, r"^seed: got -1, expected a whole number of at least 0$"),
     ("seed", "one", r"^seed: got 'one', expected a whole number"),
     ("seed", True, r"^seed: got true, expected a whole number"),
-    ("batch.size", 0, r"^batch.size: got 0, expected a whole number of at least 1$"),
+    ("batch.size", 0, r"^batch.size: got 0, expected a whole number of at least 1 or null$"),
     ("batch.size", 8.0, r"^batch.size: got 8.0, expected a whole number"),
     ("batch.tail", "kep", r"got 'kep', expected keep \| drop \| pad \(did you mean 'keep'\?\)"),
     ("batch.val_size", 0, r"expected a whole number of at least 1 or null"),

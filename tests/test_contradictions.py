@@ -140,11 +140,21 @@ def test_a_weight_column_stands_in_place_of_the_one_to_balance():
 
 
 def test_a_stream():
-    found = refusals("dataset._target_=tests.own_parts.Stream")
-    assert "Stream is a stream (IterableDataset)" in found["dataset"]
-    assert "Random chooses rows" in found["sampler"]
-    assert "set sampler=sequential" in found["sampler"]
-    only("dataset", "dataset._target_=tests.own_parts.Stream", "sampler=sequential")
+    stream = "dataset._target_=tests.own_parts.Stream"
+    message = only("sampler", stream)
+    assert "Random chooses rows, but Stream is a stream" in message
+    assert "set sampler=stream" in message
+    for name in ("stream", "sequential"):
+        pipeline.compose(*OWN, stream, f"sampler={name}")
+    message = only("loader.in_order", stream, "sampler=stream", "loader.in_order=false")
+    assert "whose end is found in order" in message
+    assert "Numbers has rows that can be chosen" in only("sampler", "sampler=stream")
+
+
+def test_samples_one_by_one_cannot_be_shared(monkeypatch):
+    pipeline.compose(*OWN, "batch.size=null")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "cannot share one" in refusals("batch.size=null")["batch.size"]
 
 
 def test_a_dataset_that_cannot_be_split():

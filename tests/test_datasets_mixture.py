@@ -85,6 +85,11 @@ def test_where_a_mixture_stops():
     assert names.count("rows") < 40
 
 
+def test_validation_gives_every_record_once():
+    val = mixture(30, 10, stop="never", split="val", weights={"rows": 1, "stream": 5})
+    assert len(list(val)) == len(val) == 40
+
+
 def test_what_cannot_be_mixed_is_refused():
     with pytest.raises(ConfigError, match=r"weights: are for \['a'\], but the sources are"):
         mixture(weights={"a": 1})
@@ -97,7 +102,7 @@ def test_what_cannot_be_mixed_is_refused():
     with pytest.raises(ConfigError, match="'sometimes' is not all, first or never"):
         mixture(stop="sometimes")
     with pytest.raises(ConfigError, match="is empty"):
-        Mixture({}, {})
+        Mixture({}, weights={})
 
 
 def test_a_mixture_through_workers():
@@ -107,3 +112,11 @@ def test_a_mixture_through_workers():
         return np.array(numbers(loader_of(mixture(), options, StreamOrder(1, 8)).epoch(1)))
 
     assert np.array_equal(epoch(LoaderOptions()), epoch(LoaderOptions("process", 2)))
+
+
+def test_facts_are_those_that_all_sources_agree_on():
+    first, second = Rows(0, 3), Rows(0, 3)
+    first.facts, second.facts = {"num_outputs": 2, "a": 1}, {"num_outputs": 2, "a": 3}
+    assert Mixture({"first": first, "second": second}).facts == {"num_outputs": 2}
+    one, other = (Mixture({"first": first}, seed=seed).fingerprint for seed in (0, 1))
+    assert one != other

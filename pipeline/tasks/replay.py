@@ -18,6 +18,7 @@ from pipeline.errors import ConfigError, Problem
 from pipeline.fetch import Batch, batch_hash
 from pipeline.randomness import scope
 from pipeline.run_folder import RunFolder
+from pipeline.streams import End
 from pipeline.transforms import Compose, Normalize
 from pipeline.world import World
 
@@ -41,15 +42,26 @@ def run(config: Config) -> None:
 
 def recompute(parts: Parts, config: Config) -> Batch:
     """The batch at the configured address, hashed."""
+    request = _request(parts, config)
+    with scope():
+        batch = parts.fetch(config.split, hashed=True)(request)
+    if isinstance(batch, End):
+        raise ConfigError(
+            Problem("step", f"epoch {config.epoch} of the {config.split} split ends before step "
+                    f"{config.step}")
+        )  # fmt: skip
+    return batch
+
+
+def _request(parts: Parts, config: Config) -> Any:
     plan = parts.plan(config.split)
-    steps = plan.steps(config.epoch)
-    if config.step >= steps:
+    steps = plan.limit(config.epoch)
+    if steps is not None and config.step >= steps:
         raise ConfigError(
             Problem("step", f"epoch {config.epoch} of the {config.split} split has {steps} steps, "
                     f"0 to {steps - 1}; {config.step} is none of them")
         )  # fmt: skip
-    with scope():
-        return parts.fetch(config.split, hashed=True)(plan.request(config.epoch, config.step))
+    return plan.request(config.epoch, config.step)
 
 
 def describe_rows(dataset: Any, batch: Batch) -> list[list[str]]:
@@ -65,9 +77,7 @@ def describe_rows(dataset: Any, batch: Batch) -> list[list[str]]:
 
 def _aligned(lines: list[list[str]]) -> list[list[str]]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        [cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines
-    ]
+    return [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
 
 
 def _write_tensors(batch: Batch, path: Path) -> Path:
