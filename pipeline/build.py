@@ -34,7 +34,8 @@ from pipeline.samplers import BatchStrategy, Order, Sequential, Tail
 from pipeline.schedules import warmup_steps, with_warmup
 from pipeline.signatures import SPECIAL, arguments
 from pipeline.statistics import statistics_of
-from pipeline.streams import StreamFetch, StreamOrder, StreamPlan, is_stream, length_of
+from pipeline.stream_fetch import StreamFetch
+from pipeline.streams import StreamOrder, StreamPlan, is_stream, length_of
 from pipeline.transforms import Compose, Normalize
 from pipeline.world import World
 

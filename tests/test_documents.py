@@ -66,6 +66,17 @@ def test_the_own_dataset_page(birds):
     assert outputs[3].splitlines()[-1].startswith("(0, 2) ")
 
 
+def test_the_table_of_streams():
+    (shown,) = blocks("streams.md", "text")
+    command, _, expected = shown.partition("\n")
+    assert command == "$ python docs/examples/stream_table.py"
+    done = subprocess.run(
+        [sys.executable, "docs/examples/stream_table.py"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == expected, done.stderr
+
+
 def test_untrusted_code_is_refused(birds):
     words = f"{sys.executable} {ROOT / 'run.py'} --config-dir birds/conf dataset=birds"
     done = subprocess.run(

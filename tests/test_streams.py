@@ -12,7 +12,8 @@ from pipeline.collate import Stack
 from pipeline.errors import ConfigError, DataError
 from pipeline.fetch import batch_hash
 from pipeline.loader import Loader
-from pipeline.streams import End, StreamFetch, StreamOrder, StreamPlan, is_stream
+from pipeline.stream_fetch import StreamFetch
+from pipeline.streams import End, StreamOrder, StreamPlan, is_stream
 from pipeline.world import World
 from tests import streams, toy
 

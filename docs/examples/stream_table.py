@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from pipeline.backends import LoaderOptions
 from pipeline.collate import Stack
 from pipeline.loader import Loader
-from pipeline.streams import StreamFetch, StreamOrder, StreamPlan
+from pipeline.stream_fetch import StreamFetch
+from pipeline.streams import StreamOrder, StreamPlan
 
 
 class Numbers(IterableDataset[dict[str, int]]):
