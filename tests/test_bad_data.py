@@ -1,0 +1,114 @@
+"""What is wrong with the data, through the program: one clear message and exit code 3."""
+
+import re
+
+import pytest
+
+from tests.face_folder import read_csv, write_csv, write_faces
+from tests.program import SHARED, run
+
+FIT = ["dataset=face_landmarks", "trainer.max_epochs=1", "tracker=none", "trainer.pictures=false",
+       "batch.size=4", "trainer.baseline=false"]  # fmt: skip
+
+
+def drop_column(root):
+    write_csv(root, [row[:-1] for row in read_csv(root)])
+
+
+def short_row(root):
+    rows = read_csv(root)
+    write_csv(root, [*rows[:3], rows[3][:-5], *rows[4:]])
+
+
+def change_cell(value):
+    def change(root):
+        rows = read_csv(root)
+        rows[4][7] = value
+        write_csv(root, rows)
+
+    return change
+
+
+def empty(root):
+    (root / "face_landmarks.csv").write_text("")
+
+
+def no_rows(root):
+    write_csv(root, read_csv(root)[:1])
+
+
+def missing_csv(root):
+    (root / "face_landmarks.csv").unlink()
+
+
+def missing_image(root):
+    (root / "03.jpg").unlink()
+
+
+def truncate_image(root):
+    path = root / "03.jpg"
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def not_an_image(root):
+    (root / "03.jpg").write_text("hello")
+
+
+CASES = {
+    "missing column": (drop_column, r"face_landmarks\.csv.*part_67_y"),
+    "short row": (short_row, r"face_landmarks\.csv.*line 4.*132 .*137"),
+    "NaN": (change_cell("nan"), r"face_landmarks\.csv.*line 5.*part_3_x.*nan"),
+    "empty cell": (change_cell(""), r"face_landmarks\.csv.*line 5.*part_3_x"),
+    "text": (change_cell("left"), r"face_landmarks\.csv.*line 5.*part_3_x.*'left'"),
+    "empty CSV": (empty, r"face_landmarks\.csv.*empty"),
+    "no rows": (no_rows, r"face_landmarks\.csv.*no rows"),
+    "no CSV": (missing_csv, r"face_landmarks\.csv"),
+    "missing image": (missing_image, r"face_landmarks\.csv.*line 5.*03\.jpg.*missing"),
+    "truncated image": (truncate_image, r"sample \d+ \(epoch 0, step \d+, .*03\.jpg"),
+    "no image at all": (not_an_image, r"sample \d+ \(epoch 0, step \d+, .*03\.jpg"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_data(name, tmp_path, monkeypatch, capsys):
+    damage, message = CASES[name]
+    monkeypatch.chdir(tmp_path)
+    root = write_faces(tmp_path / "faces", count=10)
+    damage(root)
+    outcome = run(capsys, *FIT, f"dataset.root={root}", "dataset.val_fraction=0.2")
+    assert outcome.code == 3, outcome.err
+    assert "Traceback" not in outcome.err
+    assert re.search(message, outcome.err), outcome.err
+    errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert outcome.out == ""
+
+
+def test_a_missing_root(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    outcome = run(capsys, *FIT, "dataset.root=nowhere")
+    assert outcome.code == 3
+    assert re.search(r"nowhere.*dataset\.root", outcome.err), outcome.err
+    assert not (tmp_path / "outputs").exists()
+    outcome = run(capsys, "dataset=face_landmarks")
+    assert outcome.code == 2
+    assert re.search(r"dataset\.root", outcome.err)
+
+
+def test_a_batch_that_cannot_be_stacked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    outcome = run(capsys, "task=digest", "dataset=sequences", "collate=stack", "dataset.count=50")
+    assert outcome.code == 3
+    assert re.search(r"field 'sequence' of samples \d+ and \d+: shapes \[\d+, 2\] and \[\d+, 2\]",
+                   outcome.err)  # fmt: skip
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the real photographs are not here")
+def test_real_photographs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, count in (("face_landmarks", 55), ("image_folder", 244)):
+        root = SHARED / {"face_landmarks": "faces", "image_folder": "hymenoptera"}[name]
+        outcome = run(capsys, "task=digest", f"dataset={name}", f"dataset.root={root}")
+        assert outcome.code == 0, outcome.err
+        lines = outcome.hashes
+        assert sum(int(line.split()[2]) for line in lines) == count
