@@ -1,6 +1,7 @@
 """What several test files share."""
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +15,9 @@ def faces(faces_root, tmp_path, monkeypatch):
     """Overrides for a small set of drawn faces; the working folder is a new, empty one."""
     monkeypatch.chdir(tmp_path)
     return [f"dataset.root={faces_root}", "dataset.count=60", "dataset.size=48", "batch.size=8"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Tests run side by side; torch's threads would only wait for each other's cores."""
+    torch.set_num_threads(1)

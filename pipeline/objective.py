@@ -1,0 +1,264 @@
+"""Model + loss + metrics: a batch becomes numbers.
+
+An objective knows which fields go into the model and which one is the target, brings both to a
+common scale, and leaves padding out: its losses have a row for each sample that counts, and its
+metrics see no other. Losses are a row a sample because only the caller knows what to average
+over: a batch, or several whose gradients are added up.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.errors import ConfigError, Problem
+from pipeline.fetch import Batch
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+
+class Objective(ABC):
+    """What a model is trained for.
+
+    Args:
+        loss: module of reduction "none": (predictions, targets) -> [B] or [B, ...].
+        metrics: by name; the first one decides what is best unless told otherwise.
+        inputs: fields of a batch that the model takes, in order.
+        target: field of a batch that it should predict.
+
+    Attributes:
+        baseline_name: what the best constant prediction is called.
+    """
+
+    baseline_name: ClassVar[str]
+
+    def __init__(
+        self,
+        loss: nn.Module,
+        metrics: Mapping[str, Metric],
+        inputs: Sequence[str],
+        target: str,
+    ) -> None:
+        reduction = getattr(loss, "reduction", "none")
+        if reduction != "none":
+            raise ConfigError(Problem("objective.loss.reduction", f"is {reduction!r}; it must be "
+                                      "'none', as padding and unequal batches have to be weighed "
+                                      "by sample"))  # fmt: skip
+        self.loss = loss
+        self.metrics = dict(metrics)
+        self.inputs = list(inputs)
+        self.target = target
+
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Run the model.
+
+        Returns:
+            losses: float32[n], of the n samples of the batch that are not padding.
+            outputs: float32[B, ...], what the model gave for all rows.
+        """
+        outputs = model(*(self._field(batch, name) for name in self.inputs)).float()
+        # Also under autocast: the loss is cheap, and a sum in 16 bits is not worth having.
+        with torch.autocast(outputs.device.type, enabled=False):
+            losses = self._losses(outputs, batch)
+        return _valid(losses, batch), outputs
+
+    def to(self, device: torch.device | str) -> Objective:
+        """This objective with its loss and its metrics on `device`."""
+        self.loss.to(device)
+        for metric in self.metrics.values():
+            metric.to(device)
+        return self
+
+    def update(self, outputs: Tensor, batch: Batch) -> None:
+        """Count the samples of a batch in every metric; `outputs` as the call gave them."""
+        predicted, target = self.predictions(outputs, batch), self.targets(batch)
+        for metric in self.metrics.values():
+            metric.update(_valid(predicted, batch), _valid(target, batch))
+
+    def compute(self) -> dict[str, float]:
+        """Every metric by name; one of several values as `name/<class>`. Waits for the device."""
+        values: dict[str, float] = {}
+        for name, metric in self.metrics.items():
+            result = metric.compute()
+            if result.ndim == 0:
+                values[name] = float(result)
+            else:
+                labels = self._labels(len(result))
+                values |= {f"{name}/{k}": v for k, v in zip(labels, result.tolist(), strict=True)}
+        return values
+
+    def reset(self) -> None:
+        for metric in self.metrics.values():
+            metric.reset()
+
+    def constant(self, batches: Iterable[Batch]) -> Tensor:
+        """The best output that does not look at the input, float32[...] without a batch row.
+
+        A model has to beat it to have learned anything. Reads all of `batches`.
+        """
+        total, count = torch.tensor(0.0, dtype=torch.float64), 0
+        for batch in batches:
+            rows = _valid(self._statistics(batch), batch).double().cpu()
+            total, count = total + rows.sum(0), count + len(rows)
+        if not count:
+            raise ValueError("no batch to take the constant from")
+        return self._from_mean(total / count).float()
+
+    @abstractmethod
+    def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Outputs on the scale of `targets`, as metrics take them."""
+
+    def targets(self, batch: Batch) -> Tensor:
+        """What the predictions should have been."""
+        return self._field(batch, self.target)
+
+    @abstractmethod
+    def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """A loss a row, float32[B]."""
+
+    @abstractmethod
+    def _statistics(self, batch: Batch) -> Tensor:
+        """A row a sample, whose mean over the samples makes the best constant."""
+
+    @abstractmethod
+    def _from_mean(self, mean: Tensor) -> Tensor:
+        """The best constant output, given the mean of the statistics."""
+
+    def _labels(self, count: int) -> Sequence[object]:
+        """Names of a metric's values."""
+        return range(count)
+
+    def _field(self, batch: Batch, name: str) -> Tensor:
+        if name not in batch:
+            raise ConfigError(f"{type(self).__name__} asks for the field {name!r} (objective.inputs"
+                              f", objective.target); a batch has {', '.join(batch)}")  # fmt: skip
+        value = batch[name]
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"the field {name!r} of a batch is a {type(value).__name__}, not a "
+                              "tensor: choose a collate that stacks it")  # fmt: skip
+        return value
+
+
+class Regression(Objective):
+    """Numbers: the model gives as many a sample as the target, float[B, ...], has."""
+
+    baseline_name = "mean target"
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The outputs in the shape of the targets."""
+        return outputs.reshape(self.targets(batch).shape)
+
+    def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        target = self._statistics(batch)
+        outputs = outputs.reshape(len(outputs), -1)
+        if outputs.shape != target.shape:  # which the loss would broadcast, with a warning at most
+            raise ConfigError(f"the model gives {outputs.shape[1]} numbers a sample, but "
+                              f"{self.target!r} has {target.shape[1]}")  # fmt: skip
+        losses: Tensor = self.loss(outputs, target)
+        return losses.flatten(1).mean(1)
+
+    def _statistics(self, batch: Batch) -> Tensor:
+        target = self.targets(batch)
+        return target.reshape(len(target), -1).float()
+
+    def _from_mean(self, mean: Tensor) -> Tensor:
+        return mean
+
+
+class LandmarkRegression(Regression):
+    """Points in an image: the model gives [B, 2 * L], -1 to 1 from edge to edge.
+
+    Targets are float[B, L, 2], x and y in pixels of the image (the first input, [B, C, H, W]);
+    metrics see pixels, the loss sees -1 to 1.
+    """
+
+    baseline_name = "mean face"
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """float32[B, L, 2] in pixels."""
+        width, height = self._size(batch)
+        x, y = outputs[:, 0::2], outputs[:, 1::2]
+        return torch.stack([(x + 1) * (width / 2), (y + 1) * (height / 2)], dim=-1)
+
+    def _statistics(self, batch: Batch) -> Tensor:
+        width, height = self._size(batch)
+        x, y = self.targets(batch).float().unbind(-1)
+        return torch.stack([x * (2 / width) - 1, y * (2 / height) - 1], dim=-1).flatten(1)
+
+    def _size(self, batch: Batch) -> tuple[int, int]:
+        # Numbers and no tensor: making one on a GPU would wait for it in every step.
+        image = self._field(batch, self.inputs[0])
+        return image.shape[-1], image.shape[-2]
+
+
+class Classification(Objective):
+    """One class of several: the model gives logits [B, C], targets are int64[B].
+
+    Args:
+        classes: their names, for metrics that have a value a class.
+        num_classes: how many there are; a fact of the dataset.
+    """
+
+    baseline_name = "class frequencies"
+
+    def __init__(
+        self,
+        loss: nn.Module,
+        metrics: Mapping[str, Metric],
+        inputs: Sequence[str],
+        target: str,
+        num_classes: int,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(loss, metrics, inputs, target)
+        self.num_classes = num_classes
+        self.classes = list(classes) if classes else None
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The logits; torchmetrics makes what it needs of them."""
+        return outputs
+
+    def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        if outputs.ndim != 2 or outputs.shape[1] != self.num_classes:
+            raise ConfigError(f"the model gives {list(outputs.shape[1:])} a sample; "
+                              f"{self.num_classes} classes need as many logits")  # fmt: skip
+        losses: Tensor = self.loss(outputs, self.targets(batch))
+        return losses
+
+    def _statistics(self, batch: Batch) -> Tensor:
+        return nn.functional.one_hot(self.targets(batch), self.num_classes)
+
+    def _from_mean(self, mean: Tensor) -> Tensor:
+        # A class that never occurs would have -inf, and a loss of inf when validation has it.
+        return mean.clamp_min(1e-6).log()
+
+    def _labels(self, count: int) -> Sequence[object]:
+        return self.classes if self.classes and len(self.classes) == count else range(count)
+
+
+class Constant(nn.Module):
+    """The model that gives the same output whatever comes in.
+
+    Args:
+        output: float[...], without a batch row.
+    """
+
+    output: Tensor
+
+    def __init__(self, output: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("output", output)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.output.expand(len(inputs[0]), *self.output.shape)
+
+
+def _valid(rows: Tensor, batch: Batch) -> Tensor:
+    """The rows that are not padding."""
+    mask = batch.valid_mask(rows.device)
+    return rows if mask is None else rows[mask]

@@ -1,0 +1,118 @@
+"""`task=validate checkpoint=<run folder or file>`: loss and metrics of saved weights on a split.
+
+Prints a table to stdout, with the best constant prediction beside it, and writes nothing. A run's
+folder means its best checkpoint. The configuration says what to validate on; for the run's own,
+give the overrides that it was started with.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from pipeline import checkpoint
+from pipeline.build import Parts
+from pipeline.config import Config
+from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.learner import Mode
+from pipeline.loader import Loader
+from pipeline.objective import Constant, Objective
+from pipeline.plan import Plan
+from pipeline.runner import Record, validate
+from pipeline.samplers import Subset
+from pipeline.streams import StreamPlan
+
+BASELINE_SAMPLES = 1000
+
+
+def run(config: Config) -> float:
+    """Validate `config.checkpoint` on `config.split`; returns the monitored metric."""
+    if config.checkpoint is None:
+        raise ConfigError(Problem("checkpoint", "is missing: the folder of a run, or a file"))
+    path = checkpoint.find(Path(config.checkpoint))
+    parts = Parts(config)
+    model, objective = parts.model(), parts.objective()
+    load_weights(model, path)
+    name, _ = monitored(config, objective)
+    with parts.loader(config.split) as loader:
+        columns = {str(config.split): validate(model, objective, loader, config.trainer.precision)}
+        if config.trainer.baseline:
+            columns[objective.baseline_name] = baseline(parts, objective, loader)
+    print_table(columns, name)
+    print(f"checkpoint   {path}")
+    value = next(iter(columns.values())).get(name)
+    if value is None:
+        raise PenstockError(f"trainer.monitor is {name!r}, which validation does not give")
+    return value
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Put a checkpoint's weights into `model`.
+
+    Raises:
+        PenstockError: they are those of another model.
+    """
+    try:
+        model.load_state_dict(checkpoint.load(path)["model"])
+    except (KeyError, RuntimeError) as error:
+        raise PenstockError(f"{path} does not fit the model of this configuration; give the "
+                            f"overrides of its run. {error}") from error  # fmt: skip
+
+
+def monitored(config: Config, objective: Objective) -> tuple[str, Mode]:
+    """The metric that says what is best, and whether less or more of it is better.
+
+    Unless the configuration names it, it is the objective's first, in the direction it is meant.
+    """
+    if config.trainer.monitor is not None:
+        return config.trainer.monitor.removeprefix("val/"), config.trainer.mode
+    name, metric = next(iter(objective.metrics.items()), ("loss", None))
+    if metric is None or metric.higher_is_better is None:
+        return name, config.trainer.mode
+    return name, "max" if metric.higher_is_better else "min"
+
+
+def baseline(parts: Parts, objective: Objective, loader: Loader) -> Record:
+    """Loss and metrics, over `loader`, of the constant that is best on the training split.
+
+    It is taken from about 1000 training samples, with the transforms of validation: rows spread
+    over the split, or the first ones of a stream.
+    """
+    dataset, plan = parts.dataset("train"), parts.plan("train")
+    fetch = parts.fetch("train")
+    fetch.transform = parts.transform("val")
+    if not isinstance(plan, StreamPlan):  # not in the sampler's order, which may weigh samples
+        count = min(len(dataset), BASELINE_SAMPLES)
+        rows = np.linspace(0, len(dataset) - 1, count).round().astype(np.int64).tolist()
+        plan = Plan(Subset(len(dataset), 0, indices=rows, shuffle=False), plan.batch_size)
+    options = replace(loader.options, persistent_workers=False)
+    with Loader(plan, fetch, options, loader.world) as batches:
+        some = islice(batches.epoch(0), math.ceil(BASELINE_SAMPLES / plan.batch_size))
+        constant = objective.constant(some)
+    return validate(Constant(constant), objective, loader)
+
+
+def print_table(columns: Mapping[str, Mapping[str, float]], monitor: str) -> None:
+    """Print metrics to stdout: a row a metric, a column a model; the monitored one stands out."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for title in columns:
+        table.add_column(title, justify="right")
+    for name in next(iter(columns.values())):
+        cells = [_shown(column[name]) if name in column else "" for column in columns.values()]
+        table.add_row(name, *cells, style="bold" if name == monitor else None)
+    Console(file=sys.stdout, markup=False, highlight=False).print(table)
+
+
+def _shown(value: float) -> str:
+    return f"{value:.4f}" if abs(value) >= 0.001 else f"{value:.3g}"
