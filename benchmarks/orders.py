@@ -68,8 +68,12 @@ def child(kind: str, length: int) -> None:
     KINDS[kind](10)[0]()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
-    first, middle = KINDS[kind](length)
-    first()
+    try:
+        first, middle = KINDS[kind](length)
+        first()
+    except RuntimeError as error:
+        print(f"{kind:28s} {length:>14,d}   refused: {error}", flush=True)
+        return
     times = [f"{(time.perf_counter() - start) * 1e3:10.2f} ms", f"{'-':>13}"]
     if middle is not None:
         start = time.perf_counter()

@@ -42,7 +42,9 @@ def main() -> None:
     for number, kind in enumerate(("wall", "cpu")):
         imports = statistics.median(run[0][number] for run in runs)
         digest = statistics.median(run[1][number] for run in runs)
-        print(f"{kind}: imports {imports:.2f} s, digest {digest:.2f} s, ratio {digest / imports:.2f}")
+        print(
+            f"{kind}: imports {imports:.2f} s, digest {digest:.2f} s, ratio {digest / imports:.2f}"
+        )
 
 
 if __name__ == "__main__":
