@@ -2,9 +2,9 @@
 
     python benchmarks/orders.py [--largest 100000000]
 
-For each length: milliseconds from making the sampler to its first batch of 256, milliseconds for a batch in the middle,
-and the memory that doing so adds at its peak. torch's samplers have no way to the middle but
-through the beginning, so their second figure is left out.
+For each length: milliseconds from making the sampler to its first batch of 256, milliseconds for a
+batch in the middle, and the memory that doing so adds at its peak. torch's samplers have no way to
+the middle but through the beginning, so their second figure is left out.
 """
 
 from __future__ import annotations
