@@ -1,7 +1,5 @@
 """`task=digest` and `task=replay`: the same batches, whoever computes them."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -69,6 +67,21 @@ def test_every_sampler_has_the_same_batches_in_workers_and_threads(faces, capsys
         assert run(capsys, *digest, *IN_MAIN).out == expected.out
 
 
+@pytest.mark.parametrize(
+    "sampler",
+    ["bucket", "bucket sampler.tokens=300", "identity sampler.identities=3", "weighted"],
+)
+def test_strategies_over_sequences(capsys, tmp_path, monkeypatch, sampler):
+    monkeypatch.chdir(tmp_path)
+    chosen, *options = sampler.split()
+    base = ["task=digest", "dataset=sequences", "dataset.count=150", f"sampler={chosen}", *options]
+    expected = run(capsys, *base, *IN_MAIN)
+    assert expected.code == 0, expected.err
+    assert run(capsys, *base, "loader.num_workers=3").out == expected.out
+    assert run(capsys, *base, "loader=threads").out == expected.out
+    assert run(capsys, *base, *IN_MAIN, "seed=1").hashes != expected.hashes
+
+
 @pytest.mark.parametrize("name", TORCH_SAMPLERS)
 def test_samplers_of_torch_too(faces, capsys, name):
     base = ["task=digest", *faces, "~sampler", f"+{TORCH_SAMPLERS[name]}"]
@@ -97,7 +110,8 @@ class Speckle:
 
     def __call__(self, sample):
         row = np.random.randint(sample["image"].shape[-2])
-        sample["image"][..., row, random.randrange(sample["image"].shape[-1])] = torch.rand(()).item()
+        column = random.randrange(sample["image"].shape[-1])
+        sample["image"][..., row, column] = torch.rand(()).item()
         return sample
 '''
 
@@ -137,21 +151,6 @@ def test_replay_outside_the_epoch_is_a_configuration_error(faces, capsys, tmp_pa
     assert outcome.code == 2
     assert "step: epoch 0 of the train split has 6 steps, 0 to 5; 99 is none" in outcome.err
     assert not (tmp_path / "outputs").exists()
-
-
-def test_fit_hashes_the_batches_that_digest_prints(faces, capsys, tmp_path):
-    """What training got is what digest says and replay shows, also through workers."""
-    quick = ["trainer.max_epochs=2", "trainer.digest=true", "tracker=none",
-             "trainer.pictures=false", "trainer.progress=none", f"run_dir={tmp_path / 'run'}"]  # fmt: skip
-    fitted = run(capsys, *faces, *quick, "loader.num_workers=2")
-    assert fitted.code == 0, fitted.err
-    lines = (tmp_path / "run" / "digests.jsonl").read_text().splitlines()
-    trained = [json.loads(line) for line in lines]
-    assert len(trained) == 12
-    for epoch in (0, 1):
-        digest = run(capsys, "task=digest", f"epoch={epoch}", *faces, *IN_MAIN).hashes
-        got = [line["hash"] for line in trained if line["epoch"] == epoch]
-        assert got == [line.split()[-1] for line in digest]
 
 
 def test_digest_writes_nothing(faces, capsys, tmp_path):

@@ -7,11 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from datasets.mixture import Mixture
 from pipeline.backends import LoaderOptions
 from pipeline.collate import Stack
 from pipeline.errors import ConfigError, DataError
-from pipeline.fetch import batch_hash
+from pipeline.fetch import Fetch, batch_hash
 from pipeline.loader import Loader
+from pipeline.plan import Plan
+from pipeline.samplers import Random
 from pipeline.stream_fetch import StreamFetch
 from pipeline.streams import End, StreamOrder, StreamPlan, is_stream
 from pipeline.world import World
@@ -268,3 +271,35 @@ def test_what_is_a_stream():
     assert is_stream(streams.Plain)
     assert not is_stream([1, 2])
     assert not is_stream(toy.Pictures())
+
+
+def of_kind(kind, length, options, world):
+    """A loader over 0 .. length-1 of a map-style dataset, a stream or a mixture of both."""
+    if kind == "map-style":
+        plan, rows = Plan(Random(length, 0), 6), [{"x": torch.tensor([n])} for n in range(length)]
+        return Loader(plan, Fetch(rows, Noise(), Stack(), 0, True), options, world)
+    order = StreamOrder(0, buffer=5, shuffle_shards=True)
+    if kind == "mixed":
+        rows = [{"x": torch.tensor([n])} for n in range(length // 2, length)]
+        stream = streams.Decoding(length // 2)
+        dataset = Mixture({"rows": rows, "stream": stream}, weights={"rows": 1, "stream": 2})
+    else:
+        dataset = {"stream": streams.Plain, "sharded stream": streams.Sharded}[kind](length)
+    return loader_of(dataset, options, order, size=6, transform=Noise(), world=world)
+
+
+@pytest.mark.parametrize("workers", range(5))
+@pytest.mark.parametrize("kind", ["map-style", "stream", "sharded stream", "mixed"])
+def test_every_kind_for_any_workers_and_ranks(kind, workers):
+    """Real worker processes and 1 to 3 ranks; also fewer records than ranks x workers."""
+    for length in (0, 1, 5, 23):
+        alone = toy.hashes(of_kind(kind, length, OPTIONS["main"], World()))
+        for size in (1, 2, 3) if length in (5, 23) else (2,):
+            ranks = [
+                list(of_kind(kind, length, LoaderOptions("process", workers), World(r, size)))
+                for r in range(size)
+            ]
+            steps = list(zip(*ranks, strict=True))
+            assert [batch_hash(shares) for shares in steps] == alone
+            found = numbers(batch for shares in steps for batch in shares)
+            assert sorted(found) == list(range(length))
