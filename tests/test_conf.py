@@ -28,6 +28,8 @@ NEEDS = {
     "sampler/stream": ["dataset=mixture", "dataset.sources.photographs.root=x"],
     "sampler/weighted": ["dataset=sequences"],
     "task/validate": ["checkpoint=x"],
+    "dataset/audio_pairs": ["dataset.root=x"],
+    "model/audio_net": ["transform=audio"],
 }
 
 

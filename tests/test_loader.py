@@ -51,9 +51,7 @@ def test_batches_are_the_same_whoever_works_on_them(name):
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_batches_are_the_same_for_any_start_method(context):
-    options = LoaderOptions(
-        "process", 2, multiprocessing_context=context, persistent_workers=True
-    )
+    options = LoaderOptions("process", 2, multiprocessing_context=context, persistent_workers=True)
     with toy.loader(options, toy.Everywhere()) as loader:
         got = [toy.hashes(loader, 0), toy.hashes(loader, 0)]
     assert got == [toy.hashes(toy.loader(MAIN, toy.Everywhere()))] * 2
@@ -192,7 +190,9 @@ def test_a_failing_transform_is_explained_alike_everywhere(name):
 
 
 def test_a_killed_worker_is_an_error_and_not_a_hang():
-    with pytest.raises(WorkerError, match=r"DataLoader worker .*(killed by signal|exited unexpectedly)"):
+    with pytest.raises(
+        WorkerError, match=r"DataLoader worker .*(killed by signal|exited unexpectedly)"
+    ):
         toy.hashes(toy.loader(LoaderOptions("process", 1), Broken("kill")))
 
 
@@ -208,7 +208,9 @@ def test_what_cannot_be_sent_to_a_worker_is_named():
         def __call__(self, sample):
             return sample
 
-    with pytest.raises(ConfigError, match=r"transform: cannot be sent .*'spawn'.*lambda.*top level"):
+    with pytest.raises(
+        ConfigError, match=r"transform: cannot be sent .*'spawn'.*lambda.*top level"
+    ):
         toy.loader(options, lambda sample: sample)
     with pytest.raises(ConfigError, match=r"transform: cannot be sent.*<locals>\.Local"):
         toy.loader(options, Local())

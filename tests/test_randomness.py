@@ -34,7 +34,11 @@ def test_keys_are_the_same_for_ever():
     ]
     assert sample_keys(0, 1, np.array([5])) == [4197335346332963567]
     assert Permutation(10, hash64(0))(np.arange(10)).tolist() == [0, 7, 4, 1, 5, 6, 8, 2, 9, 3]
-    assert Permutation(10**9, hash64(0))([0, 1, 10**9 - 1]).tolist() == [830827164, 241404103, 983428775]
+    assert Permutation(10**9, hash64(0))([0, 1, 10**9 - 1]).tolist() == [
+        830827164,
+        241404103,
+        983428775,
+    ]
 
 
 def test_parts_of_a_key_do_not_run_together():

@@ -61,9 +61,7 @@ def test_any_slice_of_an_order_agrees_with_the_whole(length, epoch, data):
         Weighted(length, 1, table, replacement=False),
         Subset(length, 1, fraction=1.0),
     ):
-        assert np.array_equal(
-            order.indices(epoch, start, stop), epoch_of(order, epoch)[start:stop]
-        )
+        assert np.array_equal(order.indices(epoch, start, stop), epoch_of(order, epoch)[start:stop])
 
 
 def test_weighted_balances_classes_of_80_and_20_percent():

@@ -72,7 +72,9 @@ def test_normalize_and_back():
         assert out["label"] == 3
         assert isinstance(out["image"], tv_tensors.Image)
         mean, std = torch.tensor(normalize.mean), torch.tensor(normalize.std)
-        expected = (image.as_subclass(torch.Tensor) / 255 - mean[:, None, None]) / std[:, None, None]
+        expected = (image.as_subclass(torch.Tensor) / 255 - mean[:, None, None]) / std[
+            :, None, None
+        ]
         torch.testing.assert_close(out["image"].as_subclass(torch.Tensor), expected)
         back = normalize.inverse(out["image"].as_subclass(torch.Tensor))
         assert torch.equal(back, image.as_subclass(torch.Tensor))
