@@ -98,3 +98,22 @@ class Endless(IterableDataset):
         while True:
             yield {"x": torch.tensor([number])}
             number += 1
+
+
+class Sliceable(Plain):
+    """Holds its records, for a `worker_init_fn` to cut."""
+
+    def __init__(self, length):
+        super().__init__(length)
+        self.data = list(range(length))
+
+    def __iter__(self):
+        for number in self.data:
+            yield {"x": torch.tensor([number])}
+
+
+def cut_share(worker_id):
+    """What torch's documentation tells people to do in a `worker_init_fn`."""
+    info = get_worker_info()
+    size = len(info.dataset.data) // info.num_workers
+    info.dataset.data = info.dataset.data[worker_id * size : (worker_id + 1) * size]

@@ -146,6 +146,34 @@ def test_replay_is_the_batch_that_workers_made(faces, capsys, tmp_path):
         assert all(row[2].endswith(".jpg") for row in rows)
 
 
+def test_samples_can_be_handed_through_one_by_one(faces, capsys):
+    """`batch.size: null` turns batching off, as batch_size=None does in torch."""
+    from pipeline import build_train_loader, compose
+
+    one_by_one = [*faces, "batch.size=null"]
+    expected = run(capsys, "task=digest", *one_by_one, *IN_MAIN)
+    assert len(expected.hashes) == 48
+    assert run(capsys, "task=digest", *one_by_one, "loader.num_workers=2").out == expected.out
+    sample = next(iter(build_train_loader(compose(*one_by_one, *IN_MAIN))))
+    assert sample["image"].shape == (3, 64, 64)
+    assert sample["landmarks"].shape == (68, 2)
+
+
+def test_replay_of_a_stream(faces, capsys, tmp_path):
+    mixture = (
+        "dataset={_target_: datasets.mixture.Mixture, sources: {a: {_target_: "
+        f"datasets.synthetic_faces.SyntheticFaces, root: {tmp_path}, count: 30, size: 40}}}}}}"
+    )
+    base = ["~dataset", f"+{mixture}", "sampler=stream", "sampler.buffer=8", "batch.size=8"]
+    digest = run(capsys, "task=digest", *base, "loader.num_workers=2")
+    assert len(digest.hashes) == 3, digest.err
+    replay = run(capsys, "task=replay", "step=1", *base)
+    assert digest.hashes[1] in replay.out.splitlines(), replay.err
+    beyond = run(capsys, "task=replay", "step=3", *base)
+    assert beyond.code == 2
+    assert "epoch 0 of the train split ends before step 3" in beyond.err
+
+
 def test_replay_outside_the_epoch_is_a_configuration_error(faces, capsys, tmp_path):
     outcome = run(capsys, "task=replay", "step=99", *faces)
     assert outcome.code == 2

@@ -177,6 +177,11 @@ def test_batches_alternate_between_workers():
     ]
 
 
+def test_a_worker_init_fn_that_cuts_shares_cuts_nothing_off():
+    options = LoaderOptions("process", 2, worker_init_fn=streams.cut_share)
+    assert numbers(loader_of(streams.Sliceable(16), options)) == list(range(16))
+
+
 def test_a_shuffled_epoch_differs_and_mixes_within_the_buffer():
     def epoch(number, seed=0):
         return numbers(loader_of(streams.Decoding(100), order=StreamOrder(seed, 10)).epoch(number))
