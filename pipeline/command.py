@@ -32,6 +32,7 @@ from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.tasks import sweep
 
 INTERRUPTED = 130
+NOBODY_LISTENS = 141  # as a shell says of a command that SIGPIPE ended
 
 
 def main(argv: Sequence[str], entry: Callable[[], Any] | None = None) -> int:
@@ -118,6 +119,11 @@ def report(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        # Whoever read our output has had enough, as `head` does. Python would complain once more
+        # when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOBODY_LISTENS
     if not isinstance(error, PenstockError):
         traceback.print_exception(error)
         return 1

@@ -179,7 +179,7 @@ class Composer:
             if override.package is not None:
                 return [self._unknown(key, config)]
             if "Could not override" in str(error) or "does not exist" in str(error):
-                return [self._unknown(key, config)]
+                return _not_mergeable(override, config) or [self._unknown(key, config)]
             return [Problem(key, _reason(error))]
         return []
 
@@ -218,6 +218,20 @@ class Composer:
     def _has_key(self, path: str, name: str) -> bool:
         loaded = self.loader.repository.load_config(path)
         return loaded is not None and name in loaded.config
+
+
+def _not_mergeable(override: Override, config: DictConfig) -> list[Problem]:
+    """The keys of a mapping that the node it would be merged into doesn't have."""
+    key, value = override.key_or_group, override.value()
+    node = OmegaConf.select(config, key)
+    if not isinstance(value, dict) or not isinstance(node, DictConfig):
+        return []
+    return [
+        Problem(f"{key}.{name}", f"is not in the {key} that this would be merged into; to put this "
+                f"in its place, write '~{key}' '+{key}={{...}}'")
+        for name in value
+        if str(name) not in node
+    ]  # fmt: skip
 
 
 def search_path_problems(key: str, entry: str) -> list[Problem]:

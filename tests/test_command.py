@@ -225,3 +225,10 @@ def test_the_program_itself(here):
     assert "sampler: has no 'rnadom' (did you mean 'random'?)" in err
     assert "wrong package" not in err
     assert sorted(path.name for path in here.iterdir()) == ["elsewhere"]
+
+
+def test_a_reader_that_has_had_enough(faces):
+    command = f"{sys.executable} {ROOT / 'run.py'} task=digest {' '.join(faces)} | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert len(done.stdout.splitlines()) == 1
+    assert "Error" not in done.stderr

@@ -279,3 +279,9 @@ def test_what_a_sweeper_is_given_in_yaml_is_checked(own):
 def test_late_errors_are_of_the_same_kind():
     assert ConfigError("x").exit_code == 2
     assert DataError("x").exit_code == 3
+
+
+def test_a_mapping_that_cannot_be_merged_into_what_is_there():
+    found = refusals("task=digest", "sampler={_target_: pipeline.samplers.Subset, fraction: 0.5}")
+    assert list(found) == ["sampler.fraction"]
+    assert "write '~sampler' '+sampler={...}'" in found["sampler.fraction"]
