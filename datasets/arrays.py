@@ -4,8 +4,9 @@
     targets.npy    [N] of integers     classes; a file `classes.txt` may name them, one a line
                    [N, ...] else       values to predict
 
-The files are mapped, not loaded (see `datasets.mapped_array`). Rows have no names, so a row's place
-in the file decides its split. Cost: a page or two read a sample; labels are held, 8 bytes a row.
+The files are mapped, not loaded (see `datasets.mapped_array`), and fetched whole from an address.
+Rows have no names, so a row's place in the file decides its split. Cost: a page or two read a
+sample; labels are held, 8 bytes a row.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from datasets.files import Files
 from datasets.fingerprint import fingerprint
+from datasets.folder import File
 from datasets.labels import class_names, read_labels
 from datasets.mapped_array import MappedArray
-from datasets.root import existing_root
+from datasets.root import open_root
 from datasets.split import Split, check_split, split_rows
 from pipeline.errors import DataError
 from pipeline.randomness import IntArray
@@ -37,11 +40,12 @@ class Arrays(Dataset[dict[str, Any]]):
     Floats of any width become float32; integers keep theirs (uint16 to uint64 become signed).
 
     Args:
-        root: folder of the files.
+        root: folder of the files; a path or an address.
         split: "train" or "val"; with classes, each gives its share to both.
         inputs, targets, classes: names of the files, relative to `root`.
         val_fraction: share of the rows that validate.
         split_seed: another seed, another split.
+        files: how to get at what lies at an address.
 
     Raises:
         DataError: a file is missing, damaged or holds objects; the lengths differ; a label is
@@ -59,11 +63,12 @@ class Arrays(Dataset[dict[str, Any]]):
         classes: str = "classes.txt",
         val_fraction: float = 0.2,
         split_seed: int = 0,
+        files: Files | None = None,
     ) -> None:
         check_split(split, val_fraction)
-        folder = existing_root(root, f"{inputs!r} and {targets!r}")
-        self._inputs = MappedArray(folder / inputs, "dataset.inputs")
-        self._targets = MappedArray(folder / targets, "dataset.targets")
+        folder = open_root(root, f"{inputs!r} and {targets!r}", files)
+        self._inputs = MappedArray(File(folder, inputs), "dataset.inputs")
+        self._targets = MappedArray(File(folder, targets), "dataset.targets")
         if len(self._inputs) != len(self._targets):
             raise DataError(
                 f"{str(self._inputs.path)!r} has {len(self._inputs)} rows and "
@@ -73,7 +78,7 @@ class Arrays(Dataset[dict[str, Any]]):
         self.classes: list[str] = []
         if self._targets.dtype.kind in "biu" and len(self._targets.shape) == 1:
             labels = read_labels(self._targets, "dataset.targets")
-            self.classes = class_names(folder / classes, labels)
+            self.classes = class_names(File(folder, classes), labels)
         self.rows = split_rows(len(self._inputs), split, val_fraction, split_seed, labels)
         self.labels = None if labels is None else labels[self.rows]
 

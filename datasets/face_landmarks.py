@@ -17,11 +17,13 @@ import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
+from datasets.files import Files
 from datasets.fingerprint import fingerprint
+from datasets.folder import File, Folder
 from datasets.head_pose import POSES, head_poses
 from datasets.image import Reader, check_reader, read_image
 from datasets.landmark_table import LandmarkTable, read_landmark_table
-from datasets.root import existing_root, file_sizes
+from datasets.root import open_root
 from datasets.split import Split, check_split, split_rows
 from pipeline.errors import DataError
 
@@ -35,7 +37,7 @@ class FaceLandmarks(Dataset[dict[str, Any]]):
     Samples are in the order of their names, so the rows of the CSV may stand in any order.
 
     Args:
-        root: folder of the data.
+        root: folder of the data; a path or an address.
         split: "train" or "val"; `datasets.split` says which rows that is.
         csv: the table, relative to `root`.
         images: the folder that the names in the table start from, relative to `root`.
@@ -43,6 +45,7 @@ class FaceLandmarks(Dataset[dict[str, Any]]):
         val_fraction: share of the images that validate.
         split_seed: another seed, another split.
         num_landmarks: how many the table must have; None takes what it has.
+        files: how to get at what lies at an address.
 
     Raises:
         DataError: the folder, the CSV or an image named in it is missing, or the CSV has a mistake.
@@ -62,14 +65,16 @@ class FaceLandmarks(Dataset[dict[str, Any]]):
         val_fraction: float = 0.2,
         split_seed: int = 0,
         num_landmarks: int | None = None,
+        files: Files | None = None,
     ) -> None:
         check_reader(reader)
         check_split(split, val_fraction)
-        folder = existing_root(root, f"the images and {csv!r}")
-        table = read_landmark_table(folder / csv, num_landmarks)
+        folder = open_root(root, f"the images and {csv!r}", files)
+        file = File(folder, csv)
+        table = file.read(lambda path: read_landmark_table(Path(path), num_landmarks, str(file)))
         self.reader = reader
-        self.images = folder / images
-        _check_images(self.images, folder / csv, table)
+        self.images = folder.below(images)
+        _check_images(self.images, file, table)
         rows = split_rows(table.names, split, val_fraction, split_seed)
         self.names, self.lines = table.names[rows], table.lines[rows]
         self.landmarks = table.landmarks[rows]
@@ -78,7 +83,10 @@ class FaceLandmarks(Dataset[dict[str, Any]]):
         return len(self.names)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        image = read_image(self.path(index), self.reader)
+        name = os.fsdecode(self.names[index])
+        image = self.images.read(
+            name, lambda path: read_image(path, self.reader, self.images.path(name))
+        )
         points = torch.from_numpy(self.landmarks[index].copy())
         height, width = image.shape[-2:]
         return {
@@ -87,8 +95,8 @@ class FaceLandmarks(Dataset[dict[str, Any]]):
         }
 
     def path(self, index: int) -> str:
-        """Where the image of a sample lies."""
-        return str(self.images / os.fsdecode(self.names[index]))
+        """Where the image of a sample lies: a path or an address."""
+        return self.images.path(os.fsdecode(self.names[index]))
 
     @property
     def metadata(self) -> pd.DataFrame:
@@ -100,7 +108,7 @@ class FaceLandmarks(Dataset[dict[str, Any]]):
         import pandas as pd
 
         names = [os.fsdecode(name) for name in self.names.tolist()]
-        paths = [str(self.images / name) for name in names]
+        paths = [self.images.path(name) for name in names]
         table = pd.DataFrame({"path": paths, "name": names, "line": self.lines})
         if self.landmarks.shape[1] == 68:
             label = head_poses(self.landmarks)
@@ -117,28 +125,16 @@ class FaceLandmarks(Dataset[dict[str, Any]]):
     def fingerprint(self) -> str:
         """Hash of the reader and of this split's names, file sizes and landmarks."""
         names = [os.fsdecode(name) for name in self.names.tolist()]
-        sizes = np.array(file_sizes(self.images, names), np.int64)
+        sizes = self.images.sizes(names)
         return fingerprint(["face_landmarks", self.reader, *names, sizes, self.landmarks])
 
 
-def _check_images(images: Path, csv: Path, table: LandmarkTable) -> None:
+def _check_images(images: Folder, csv: File, table: LandmarkTable) -> None:
     """Refuse the first row whose image is not there; folders are listed, no file is opened."""
-    there: dict[bytes, set[bytes]] = {}
-    for name, line in zip(table.names.tolist(), table.lines.tolist(), strict=True):
-        folder, _, base = name.rpartition(b"/")
-        if folder not in there:
-            there[folder] = _listing(images / os.fsdecode(folder))
-        if base not in there[folder]:
-            path = images / os.fsdecode(name)
-            raise DataError(
-                f"{str(csv)!r}, line {line}: its image {str(path)!r} is missing. "
-                "Put it there or take the row out (or set dataset.images to their folder)."
-            )
-
-
-def _listing(folder: Path) -> set[bytes]:
-    try:
-        with os.scandir(folder) as entries:
-            return {os.fsencode(entry.name) for entry in entries}
-    except OSError:
-        return set()
+    names = [os.fsdecode(name) for name in table.names.tolist()]
+    row = images.first_missing(names)
+    if row is not None:
+        raise DataError(
+            f"{str(csv)!r}, line {table.lines[row]}: its image {images.path(names[row])!r} is "
+            "missing. Put it there or take the row out (or set dataset.images to their folder)."
+        )

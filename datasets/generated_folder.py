@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError, Problem
 
 
 def generated_folder(path: Path, write: Callable[[Path], None]) -> Path:
@@ -21,7 +22,11 @@ def generated_folder(path: Path, write: Callable[[Path], None]) -> Path:
 
     Raises:
         DataError: the folder cannot be written.
+        ConfigError: it is none of this machine.
     """
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
+        reason = f"{str(path)!r} is an address; drawn data is written to a folder of this machine"
+        raise ConfigError(Problem("dataset.root", reason))
     if path.is_dir():
         return path
     beside = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")

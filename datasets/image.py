@@ -42,24 +42,39 @@ _ORIENTATION = 0x0112  # the EXIF tag
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def read_image(path: str, reader: str = "torchvision") -> tv_tensors.Image:
+def read_image(path: str, reader: str = "torchvision", name: str = "") -> tv_tensors.Image:
     """Read the image file `path` as RGB: uint8 [3, H, W].
+
+    Args:
+        path: of this machine.
+        reader: "torchvision", "pillow" or "skimage".
+        name: what messages call it, if not by its path: its address.
 
     Raises:
         DataError: names the file, what is wrong with it and what to do.
         ConfigError: there is no such reader.
     """
+    return decode_image(_content(path), name or path, reader)
+
+
+def decode_image(content: bytes, name: str, reader: str = "torchvision") -> tv_tensors.Image:
+    """Decode the bytes of an image file as RGB: uint8 [3, H, W].
+
+    Args:
+        content: of a JPEG, a PNG ...
+        name: what messages call it; for a file, its path.
+        reader: as for `read_image`.
+    """
     if reader not in _READERS:
         check_reader(reader)
-    content = _content(path)
     try:
         if content.startswith(_PNG):
             _check_png(content)
-        return tv_tensors.Image(_READERS[reader](path, content))
+        return tv_tensors.Image(_READERS[reader](content))
     except (ImportError, MemoryError):
         raise
     except Exception as error:  # decoders raise whatever they like over a damaged file
-        raise DataError(f"image {path!r} {_complaint(content[:256], reader, error)}") from error
+        raise DataError(f"image {name!r} {_complaint(content[:256], reader, error)}") from error
 
 
 def check_reader(reader: str) -> None:
@@ -80,7 +95,7 @@ def check_reader(reader: str) -> None:
         )
 
 
-def _with_torchvision(path: str, content: bytes) -> torch.Tensor:
+def _with_torchvision(content: bytes) -> torch.Tensor:
     # `torchvision.io.decode_image` is this operator and a DeprecationWarning (0.29), which could be
     # silenced only for all threads at once.
     data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -95,7 +110,7 @@ def _with_torchvision(path: str, content: bytes) -> torch.Tensor:
     return image
 
 
-def _with_pillow(path: str, content: bytes) -> torch.Tensor:
+def _with_pillow(content: bytes) -> torch.Tensor:
     from PIL import ImageOps
 
     with _opened(content) as image:
@@ -105,12 +120,12 @@ def _with_pillow(path: str, content: bytes) -> torch.Tensor:
         return _rgb(np.array(upright if wide else upright.convert("RGB")))
 
 
-def _with_skimage(path: str, content: bytes) -> torch.Tensor:
+def _with_skimage(content: bytes) -> torch.Tensor:
     from skimage.io import imread
 
     # The header comes first: imageio leaves files open that it can make nothing of.
     with _opened(content) as header:
-        pixels: Pixels = imread(path)
+        pixels: Pixels = imread(io.BytesIO(content))
         if pixels.ndim == 4:  # an animation: its first frame
             pixels = pixels[0]
         if header.mode == "CMYK":
@@ -121,7 +136,7 @@ def _with_skimage(path: str, content: bytes) -> torch.Tensor:
         return _upright(_rgb(pixels), header.getexif().get(_ORIENTATION, 1))
 
 
-_READERS: dict[str, Callable[[str, bytes], torch.Tensor]] = {
+_READERS: dict[str, Callable[[bytes], torch.Tensor]] = {
     "torchvision": _with_torchvision,
     "pillow": _with_pillow,
     "skimage": _with_skimage,

@@ -4,7 +4,8 @@
     root/train/<class>/..., root/val/...  divided already, when both folders are there
 
 Classes are sorted by name and numbered from 0; hidden files and folders are passed over. Cost: one
-walk over the folders (about 2 us a file), no image opened; and one image read a sample.
+walk over the folders (about 2 us a file) or one listing of the address, no image opened; and one
+image read a sample.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from torch.utils.data import Dataset
 
+from datasets.files import Files
 from datasets.fingerprint import fingerprint
+from datasets.folder import Folder
 from datasets.image import Reader, check_reader, read_image
-from datasets.root import existing_root, file_sizes
+from datasets.root import open_root
 from datasets.split import Split, check_split, split_rows
 from pipeline.errors import ConfigError, DataError, Problem
 
@@ -40,7 +42,7 @@ class ImageFolder(Dataset[dict[str, Any]]):
     Samples are in the order of their class and path.
 
     Args:
-        root: folder of the classes, or of "train" and "val".
+        root: folder of the classes, or of "train" and "val"; a path or an address.
         split: "train" or "val".
         reader: "torchvision", "pillow" or "skimage".
         extensions: which files are images, in small letters; others are passed over with one
@@ -48,6 +50,7 @@ class ImageFolder(Dataset[dict[str, Any]]):
         val_fraction: share of each class that validates; without effect when `root` is divided
             already.
         split_seed: another seed, another split.
+        files: how to get at what lies at an address.
 
     Raises:
         DataError: the folder is missing, there is no class in it, a class has no images, or only
@@ -65,15 +68,16 @@ class ImageFolder(Dataset[dict[str, Any]]):
         extensions: Sequence[str] = EXTENSIONS,
         val_fraction: float = 0.2,
         split_seed: int = 0,
+        files: Files | None = None,
     ) -> None:
         check_reader(reader)
         check_split(split, val_fraction)
         _check_extensions(extensions)
         self.reader = reader
-        folder = existing_root(root, "a folder of images for each class")
+        folder = open_root(root, "a folder of images for each class", files)
         divided = _is_divided(folder)
-        self.folder = folder / split if divided else folder
-        self.classes = _classes(folder / "train" if divided else folder)
+        self.folder = folder.below(split) if divided else folder
+        self.classes = _classes(folder.below("train") if divided else folder)
         found = _Images(self.folder, self.classes, tuple(extensions))
         if divided or split == "train":  # both splits of an undivided folder pass over the same
             found.warn()
@@ -87,21 +91,22 @@ class ImageFolder(Dataset[dict[str, Any]]):
         return len(self.names)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {
-            "image": read_image(self.path(index), self.reader),
-            "label": int(self.labels[index]),
-        }
+        name = os.fsdecode(self.names[index])
+        image = self.folder.read(
+            name, lambda path: read_image(path, self.reader, self.folder.path(name))
+        )
+        return {"image": image, "label": int(self.labels[index])}
 
     def path(self, index: int) -> str:
-        """Where the image of a sample lies."""
-        return str(self.folder / os.fsdecode(self.names[index]))
+        """Where the image of a sample lies: a path or an address."""
+        return self.folder.path(os.fsdecode(self.names[index]))
 
     @property
     def metadata(self) -> pd.DataFrame:
         """A row per sample: path, label, class (its name)."""
         import pandas as pd
 
-        paths = [str(self.folder / os.fsdecode(name)) for name in self.names.tolist()]
+        paths = [self.folder.path(os.fsdecode(name)) for name in self.names.tolist()]
         names = pd.Categorical.from_codes(self.labels, categories=pd.Index(self.classes))
         return pd.DataFrame({"path": paths, "label": self.labels, "class": names})
 
@@ -114,7 +119,7 @@ class ImageFolder(Dataset[dict[str, Any]]):
     def fingerprint(self) -> str:
         """Hash of the reader, the classes and of this split's names, file sizes and labels."""
         names = [os.fsdecode(name) for name in self.names.tolist()]
-        sizes = np.array(file_sizes(self.folder, names), np.int64)
+        sizes = self.folder.sizes(names)
         parts = ["image_folder", self.reader, len(self.classes), *self.classes, *names]
         return fingerprint([*parts, sizes, self.labels])
 
@@ -122,15 +127,15 @@ class ImageFolder(Dataset[dict[str, Any]]):
 class _Images:
     """The images below `folder`, class by class: names (relative, bytes) and labels."""
 
-    def __init__(self, folder: Path, classes: list[str], extensions: tuple[str, ...]) -> None:
+    def __init__(self, folder: Folder, classes: list[str], extensions: tuple[str, ...]) -> None:
         self._folder, self._extensions = folder, extensions
         self._skipped: list[str] = []
         self.names: list[bytes] = []
         self.labels: list[int] = []
-        strangers = sorted(set(_subfolders(folder)) - set(classes))
+        strangers = sorted(set(folder.folders()) - set(classes))
         if strangers:
             raise DataError(
-                f"{str(folder / strangers[0])!r}: the training split has no class "
+                f"{folder.path(strangers[0])!r}: the training split has no class "
                 f"{strangers[0]!r} (it has {', '.join(classes[:8])}). Add it there or take the "
                 "folder out."
             )
@@ -141,15 +146,16 @@ class _Images:
 
     def _add(self, label: int, name: str) -> None:
         before = len(self.names)
-        for path in sorted(_files(self._folder / name)):
+        folder = self._folder.below(name)
+        for path in folder.files():
             if path.lower().endswith(self._extensions):
                 self.names.append(os.fsencode(f"{name}/{path}"))
             else:
                 self._skipped.append(f"{name}/{path}")
         self.labels += [label] * (len(self.names) - before)
-        if len(self.names) == before and (self._folder / name).is_dir():
+        if len(self.names) == before and folder.exists():
             raise DataError(
-                f"class {name!r}: {str(self._folder / name)!r} holds no images. "
+                f"class {name!r}: {str(folder)!r} holds no images. "
                 f"Put some there or take the folder out. {self._allowed()}"
             )
 
@@ -179,37 +185,22 @@ def _check_extensions(extensions: Sequence[str]) -> None:
         )
 
 
-def _is_divided(root: Path) -> bool:
-    there = [name for name in ("train", "val") if (root / name).is_dir()]
-    if len(there) == 1 and _subfolders(root / there[0]):
+def _is_divided(root: Folder) -> bool:
+    there = [name for name in ("train", "val") if root.below(name).exists()]
+    if len(there) == 1 and root.below(there[0]).folders():
         other = "val" if there == ["train"] else "train"
         raise DataError(
             f"{str(root)!r} has a folder {there[0]!r} of classes and none named {other!r}. Add it, "
-            f"or set dataset.root={root / there[0]} to divide that folder by dataset.val_fraction."
+            f"or set dataset.root={root.path(there[0])} to divide that one by dataset.val_fraction."
         )
     return len(there) == 2
 
 
-def _classes(folder: Path) -> list[str]:
-    classes = _subfolders(folder)
+def _classes(folder: Folder) -> list[str]:
+    classes = folder.folders()
     if not classes:
         raise DataError(
             f"{str(folder)!r} has no folders in it: ImageFolder needs one for each class. "
             "Set dataset.root to the folder that holds them."
         )
     return classes
-
-
-def _subfolders(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        found = [entry.name for entry in entries if entry.is_dir()]
-    return sorted(name for name in found if not name.startswith("."))
-
-
-def _files(folder: Path) -> Iterator[str]:
-    """Paths of the files below `folder`, relative to it, with forward slashes."""
-    for where, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        below = Path(where).relative_to(folder).as_posix()
-        prefix = "" if below == "." else f"{below}/"
-        yield from (prefix + name for name in files if not name.startswith("."))

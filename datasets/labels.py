@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from datasets.folder import File
 from datasets.mapped_array import MappedArray
 from pipeline.errors import DataError
 from pipeline.randomness import IntArray
@@ -25,17 +26,17 @@ def read_labels(labels: MappedArray, key: str) -> IntArray:
     return values
 
 
-def class_names(path: Path, labels: IntArray) -> list[str]:
-    """A name a line from the file `path`, or "0", "1" ... when there is no such file."""
+def class_names(file: File, labels: IntArray) -> list[str]:
+    """A name a line from `file`, or "0", "1" ... when there is no such file."""
     count = int(labels.max()) + 1
-    if not path.is_file():
+    if not file.exists():
         return [str(number) for number in range(count)]
-    names = path.read_text(encoding="utf-8").split("\n")
+    names = file.read(lambda path: Path(path).read_text(encoding="utf-8")).split("\n")
     while names and not names[-1].strip():
         names.pop()
     if len(names) < count:
         raise DataError(
-            f"dataset.classes: {str(path)!r} names {len(names)} classes, but there is a label "
+            f"dataset.classes: {str(file)!r} names {len(names)} classes, but there is a label "
             f"{count - 1}. Give it a line for each of 0 to {count - 1}."
         )
     return [name.strip() for name in names]

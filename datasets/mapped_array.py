@@ -1,7 +1,8 @@
 """A `.npy` file that is read from where it lies, a few rows at a time.
 
-Opening costs about 0.1 ms whatever the size. Processes on one machine share the pages, and a copy
-sent to a worker takes the path along and opens the file again.
+Opening costs about 0.1 ms whatever the size; a file at an address is fetched first, whole.
+Processes on one machine share the pages, and a copy sent to a worker takes the path along and opens
+the file again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from datasets.fingerprint import Part
+from datasets.folder import File, LocalFolder
 from pipeline.errors import DataError
 
 _BLOCK = 4096
@@ -23,10 +25,11 @@ class MappedArray:
     """Numbers in a `.npy` file.
 
     Args:
-        path: the file.
+        path: the file, or the path of one on this machine.
         key: the configuration key that names it, for messages.
 
     Attributes:
+        path: the file; text made of it is its path or address.
         shape, dtype: of the whole array.
 
     Raises:
@@ -34,9 +37,10 @@ class MappedArray:
             which is never opened) or anything but numbers.
     """
 
-    def __init__(self, path: Path, key: str) -> None:
-        self.path = path
-        self._map: npt.NDArray[Any] | None = _opened(path, key)
+    def __init__(self, path: File | Path, key: str) -> None:
+        file = File(LocalFolder(path.parent), path.name) if isinstance(path, Path) else path
+        self.path = file
+        self._map: npt.NDArray[Any] | None = _opened(file, key)
         self.shape, self.dtype = self._map.shape, self._map.dtype
 
     def __len__(self) -> int:
@@ -57,21 +61,27 @@ class MappedArray:
 
         Cost: at most 4 MiB read, whatever the size.
         """
-        size = self.path.stat().st_size
-        parts: list[Part] = [str(self.shape), self.dtype.str, size]
-        with self.path.open("rb") as file:
-            if size <= _BLOCK * _BLOCKS:
-                return [*parts, file.read()]
-            for number in range(_BLOCKS):
-                file.seek((size - _BLOCK) * number // (_BLOCKS - 1))
-                parts.append(file.read(_BLOCK))
+        return [str(self.shape), self.dtype.str, *self.path.read(_blocks)]
+
+
+def _blocks(path: str) -> list[Part]:
+    """The size of a file, and its content or a spread of it."""
+    with open(path, "rb") as file:
+        size = file.seek(0, 2)
+        if size <= _BLOCK * _BLOCKS:
+            file.seek(0)
+            return [size, file.read()]
+        parts: list[Part] = [size]
+        for number in range(_BLOCKS):
+            file.seek((size - _BLOCK) * number // (_BLOCKS - 1))
+            parts.append(file.read(_BLOCK))
         return parts
 
 
-def _opened(path: Path, key: str) -> npt.NDArray[Any]:
-    name = repr(str(path))
+def _opened(file: File, key: str) -> npt.NDArray[Any]:
+    name = repr(str(file))
     try:
-        array = np.lib.format.open_memmap(path, mode="r")
+        array: npt.NDArray[Any] = file.read(lambda path: np.lib.format.open_memmap(path, mode="r"))
     except OSError as error:
         raise DataError(f"{key}: {name} cannot be read: {error.strerror}.") from error
     except ValueError as error:

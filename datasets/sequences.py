@@ -4,8 +4,9 @@
     offsets.npy    [N + 1] of integers    sequence i is values[offsets[i] : offsets[i + 1]]
     labels.npy     [N] of integers        its class; `classes.txt` may name them, one a line
 
-The values are mapped, not loaded (see `datasets.mapped_array`); offsets and labels are held, 24
-bytes a sequence. Sequences have no names, so their place in the files decides their split.
+The values are mapped, not loaded (see `datasets.mapped_array`), and fetched whole from an address;
+offsets and labels are held, 24 bytes a sequence. Sequences have no names, so their place in the
+files decides their split.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from datasets.files import Files
 from datasets.fingerprint import fingerprint
+from datasets.folder import File
 from datasets.labels import class_names, read_labels
 from datasets.mapped_array import MappedArray
-from datasets.root import existing_root
+from datasets.root import open_root
 from datasets.split import Split, check_split, split_rows
 from pipeline.errors import DataError
 from pipeline.randomness import IntArray
@@ -33,11 +36,12 @@ class Sequences(Dataset[dict[str, Any]]):
     """One sample: `sequence` (float32 [T, F]) and `label` (int).
 
     Args:
-        root: folder of the files.
+        root: folder of the files; a path or an address.
         split: "train" or "val"; each class gives its share to both.
         values, offsets, labels, classes: names of the files, relative to `root`.
         val_fraction: share of the sequences that validate.
         split_seed: another seed, another split.
+        files: how to get at what lies at an address.
 
     Raises:
         DataError: a file is missing, damaged or of the wrong shape; the offsets do not go up from 0
@@ -56,23 +60,26 @@ class Sequences(Dataset[dict[str, Any]]):
         classes: str = "classes.txt",
         val_fraction: float = 0.2,
         split_seed: int = 0,
+        files: Files | None = None,
     ) -> None:
         check_split(split, val_fraction)
-        folder = existing_root(root, f"{values!r}, {offsets!r} and {labels!r}")
-        self._values = MappedArray(folder / values, "dataset.values")
+        folder = open_root(root, f"{values!r}, {offsets!r} and {labels!r}", files)
+        self._values = MappedArray(File(folder, values), "dataset.values")
         if self._values.dtype.kind != "f" or len(self._values.shape) != 2:
             raise DataError(
                 f"dataset.values: {str(self._values.path)!r} is {self._values.dtype} "
                 f"{self._values.shape}; it has to be floats, [sum of lengths, features]."
             )
-        places = _read_offsets(MappedArray(folder / offsets, "dataset.offsets"), self._values)
-        all_labels = read_labels(MappedArray(folder / labels, "dataset.labels"), "dataset.labels")
+        bounds = MappedArray(File(folder, offsets), "dataset.offsets")
+        places = _read_offsets(bounds, self._values)
+        classed = MappedArray(File(folder, labels), "dataset.labels")
+        all_labels = read_labels(classed, "dataset.labels")
         if len(all_labels) != len(places) - 1:
             raise DataError(
-                f"{str(folder / labels)!r} has {len(all_labels)} labels, but "
-                f"{str(folder / offsets)!r} bounds {len(places) - 1} sequences."
+                f"{str(classed.path)!r} has {len(all_labels)} labels, but "
+                f"{str(bounds.path)!r} bounds {len(places) - 1} sequences."
             )
-        self.classes = class_names(folder / classes, all_labels)
+        self.classes = class_names(File(folder, classes), all_labels)
         self.rows = split_rows(len(all_labels), split, val_fraction, split_seed, all_labels)
         self.starts, self.ends = places[:-1][self.rows], places[1:][self.rows]
         self.labels = all_labels[self.rows]

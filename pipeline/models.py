@@ -138,6 +138,40 @@ class SequenceNet(nn.Module):
         return outputs
 
 
+class TextNet(nn.Module):
+    """Embedded tokens through a recurrent network; padding changes nothing.
+
+    Forward: tokens int64[B, T] below `num_tokens`, lengths int64[B] (1 to T, in any order, on any
+    device) -> float[B, num_outputs].
+
+    Args:
+        num_tokens: ids that the tokenizer gives, 0 for padding included.
+        num_outputs: classes, or numbers to predict.
+        width: of an embedding.
+        hidden, layers, bidirectional: as in `SequenceNet`.
+        dropout: of the embeddings, between layers and before the last one.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        num_outputs: int,
+        width: int = 64,
+        hidden: int = 64,
+        layers: int = 1,
+        bidirectional: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_tokens, width, padding_idx=0)
+        self.dropout = nn.Dropout(dropout)
+        self.sequence = SequenceNet(width, num_outputs, hidden, layers, bidirectional, dropout)
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        outputs: Tensor = self.sequence(self.dropout(self.embedding(tokens)), lengths)
+        return outputs
+
+
 class AudioNet(nn.Module):
     """A classifier of features over time; padding changes nothing, in training neither.
 

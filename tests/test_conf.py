@@ -17,9 +17,16 @@ FILES = [path for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name != "
 # What a choice cannot do without.
 NEEDS = {
     "dataset/arrays": ["dataset.root=x"],
+    "dataset/delimited_stream": ["dataset.root=x", "dataset.classes=[a,b]"],
+    "dataset/delimited_text": ["dataset.root=x"],
     "dataset/face_landmarks": ["dataset.root=x"],
     "dataset/image_folder": ["dataset.root=x"],
+    "dataset/mds": ["dataset.root=x", "dataset.classes=[a,b]"],
+    "dataset/parquet": ["dataset.root=x"],
+    "dataset/parquet_stream": ["dataset.root=x"],
     "dataset/sequence_files": ["dataset.root=x"],
+    "dataset/tar_shards": ["dataset.root=x", "dataset.classes=[a,b]"],
+    "model/text_net": ["dataset=delimited_text", "dataset.root=x"],
     "objective/classification": ["dataset=sequences"],
     "objective/regression": ["dataset=arrays", "dataset.root=x"],
     "sampler/bucket": ["dataset=sequences"],

@@ -131,6 +131,23 @@ def test_a_table_has_a_column_for_every_key_that_any_job_overrides():
     assert (rows[1]["a"], rows[1]["b"], rows[1]["nme"]) == ("", "x=y", "")
 
 
+def test_a_table_has_the_other_metrics_of_each_run(sweep, capsys):
+    def task(config):
+        best = {"epoch": 1, "val/nme": 0.1, "val/loss": config.seed / 4, "train/loss": 0.5}
+        folder = Path(config.run_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "manifest.json").write_text(json.dumps({"best": best}))
+        return 0.1
+
+    _, folder = sweep(task, "seed=1,2", "batch.size=8")
+    assert [one.others for _, one in read_results(folder)] == [{"loss": 0.25}, {"loss": 0.5}]
+    with (folder / "sweep.csv").open() as file:
+        assert [row["loss"] for row in csv.DictReader(file)] == ["0.25", "0.5"]
+    out = capsys.readouterr().out
+    assert "0.25" in out
+    assert "all: batch.size=8 status=done\n" in out
+
+
 def test_a_value_that_is_no_number_is_written_as_none(sweep):
     code, folder = sweep(lambda config: math.nan, "seed=1,2")
     assert code == 0

@@ -13,7 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Result:
         error: first line of what went wrong.
         exit_code: that the job would have had as a run of its own.
         started: seconds since 1970.
+        others: the other metrics of the validation that `value` is from.
     """
 
     overrides: list[str]
@@ -51,6 +52,7 @@ class Result:
     error: str | None
     exit_code: int
     started: float
+    others: dict[str, float] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Put the result into the job's folder."""
@@ -106,6 +108,7 @@ def run_job(
         error=_first_line(failure),
         exit_code=code,
         started=started,
+        others=_others(folder, started, _metric(config)),
     ).write(folder)
     if interrupted:
         raise KeyboardInterrupt
@@ -123,6 +126,16 @@ def _mode(config: Config | None) -> str | None:
     if config is None or metric is None:
         return None
     return direction(config, metric.removeprefix("val/")) or config.trainer.mode
+
+
+def _others(folder: Path, started: float, metric: str | None) -> dict[str, float]:
+    """What a run of this job measured besides the metric, from the manifest that it left."""
+    path = folder / "manifest.json"
+    if metric is None or not path.exists() or path.stat().st_mtime < started:
+        return {}
+    best = json.loads(path.read_text()).get("best") or {}
+    names = {key: key.removeprefix("val/") for key in best if key.startswith("val/")}
+    return {name: best[key] for key, name in names.items() if name != metric.removeprefix("val/")}
 
 
 def _first_line(error: BaseException | None) -> str | None:
@@ -175,19 +188,25 @@ def best_of(jobs: Sequence[tuple[str, Result]]) -> str | None:
 
 
 def table(jobs: Sequence[tuple[str, Result]]) -> list[dict[str, str]]:
-    """A row per job: what was overridden, how it ended, the metric and the time."""
+    """A row per job: what was overridden, how it ended, the metrics and the time."""
     keys = list(dict.fromkeys(_split(line)[0] for _, result in jobs for line in result.overrides))
     metric = next((result.metric for _, result in jobs if result.metric), "value")
+    others = dict.fromkeys(name for _, result in jobs for name in result.others)
     rows = []
     for name, result in jobs:
         given = dict(_split(line) for line in result.overrides)
         row = {"job": name} | {key: given.get(key, "") for key in keys}
         row["status"] = result.status
-        row[metric] = "" if result.value is None else f"{result.value:.6g}"
+        row[metric] = _number(result.value)
+        row |= {key: _number(result.others.get(key), digits=4) for key in others}
         row["seconds"] = f"{result.seconds:.1f}"
         row["error"] = result.error or ""
         rows.append(row)
     return rows
+
+
+def _number(value: float | None, digits: int = 6) -> str:
+    return "" if value is None else f"{value:.{digits}g}"
 
 
 def _split(line: str) -> tuple[str, str]:
@@ -206,11 +225,16 @@ def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None
     from rich.console import Console
     from rich.table import Table
 
-    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    names = list(rows[0])
+    alike = {name for name in names[1 : names.index("status") + 1]
+             if len(rows) > 1 and len({row[name] for row in rows}) == 1}  # fmt: skip
+    columns = [name for name in names if name not in alike and any(row[name] for row in rows)]
     drawn = Table(title=title, title_justify="left")
     for name in columns:
-        drawn.add_column(name)
+        drawn.add_column(name, overflow="fold")
     for row in rows:
         style = "bold" if row["job"] == best else "red" if row["status"] != "done" else None
         drawn.add_row(*(row[name] for name in columns), style=style)
     Console(file=sys.stdout, markup=False).print(drawn)
+    if alike:
+        print("all:", *(f"{name}={rows[0][name]}" for name in names if name in alike))

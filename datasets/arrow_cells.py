@@ -1,0 +1,214 @@
+"""Cells of Arrow columns as the values that samples hold.
+
+`read_cells` prepares a column of one row group, without copying what it need not, and gives a
+function from a row to its value. A cell that cannot be had raises `CellError`; its neighbours stay
+readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from datasets.arrow_columns import Column, is_list
+from datasets.arrow_labels import label_codes
+from datasets.image import decode_image
+from datasets.plain_tensor import plain_tensor
+from pipeline.randomness import IntArray
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Cells = Callable[[int], Any]
+Array = npt.NDArray[Any]
+
+
+class CellError(ValueError):
+    """What is wrong with a cell; says neither file nor row."""
+
+
+def read_cells(column: Column, array: pa.Array, classes: Sequence[str], reader: str) -> Cells:
+    """Row of `array` -> value.
+
+    Args:
+        column: what the array is made into.
+        array: a column of one row group, in one piece.
+        classes: names of the classes of a label.
+        reader: of images.
+    """
+    array = _stored(array)
+    if column.kind == "number":
+        cells = _numbers(array)
+    elif column.kind == "tensor":
+        cells = _tensors(array)
+    elif column.kind == "label":
+        cells = _labels(array, classes)
+    elif column.kind == "image":
+        content = _contents(array)
+        cells = lambda row: decode_image(content(row), column.name, reader)  # noqa: E731
+    else:
+        cells = _texts(array) if column.kind == "text" else _contents(array)
+    return _without_nulls(array, cells)
+
+
+def _stored(array: pa.Array) -> pa.Array:
+    """An array of an extension type as the plain one that it is stored as."""
+    import pyarrow as pa
+
+    wrapped = isinstance(array, pa.ExtensionArray)
+    return array.storage if wrapped and not isinstance(array, pa.FixedShapeTensorArray) else array
+
+
+def _without_nulls(array: pa.Array, cells: Cells) -> Cells:
+    if array.null_count == 0:
+        return cells
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+
+    def cell(row: int) -> Any:
+        if not valid[row]:
+            raise CellError("there is no value (null)")
+        return cells(row)
+
+    return cell
+
+
+def plain_numbers(array: pa.Array) -> Array:
+    """Values of a column of numbers, with 0 in the place of nulls; not copied if there are none."""
+    if array.null_count:
+        array = array.fill_null(False if str(array.type) == "bool" else 0)
+    values: Array = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _numbers(array: pa.Array) -> Cells:
+    values = plain_numbers(array)
+    if values.dtype.kind != "f":
+        return lambda row: int(values[row])
+
+    def cell(row: int) -> torch.Tensor:
+        if not np.isfinite(values[row]):
+            raise CellError(f"{values[row]} is not finite")
+        return torch.tensor(float(values[row]), dtype=torch.float32)
+
+    return cell
+
+
+def _labels(array: pa.Array, classes: Sequence[str]) -> Cells:
+    codes = label_codes(array, classes)
+
+    def cell(row: int) -> int:
+        if codes[row] < 0:
+            known = ", ".join(classes[:8]) + (" ..." if len(classes) > 8 else "")
+            raise CellError(f"{array[row].as_py()!r} is none of the {len(classes)} classes {known}")
+        return int(codes[row])
+
+    return cell
+
+
+def _texts(array: pa.Array) -> Cells:
+    def cell(row: int) -> str:
+        try:
+            return str(array[row].as_py())
+        except UnicodeDecodeError as error:
+            raise CellError(f"is no UTF-8 text: {error}") from error
+
+    return cell
+
+
+def _contents(array: pa.Array) -> Cells:
+    """Cells of bytes, also where they stand in a struct beside the path of their file."""
+    import pyarrow as pa
+
+    if not pa.types.is_struct(array.type):
+        return lambda row: array[row].as_py()
+
+    def cell(row: int) -> bytes:
+        value = array[row].as_py()
+        if value["bytes"] is None:
+            path = value.get("path")
+            raise CellError(f"there are no bytes, only the path {path!r}; write the files into it")
+        content: bytes = value["bytes"]
+        return content
+
+    return cell
+
+
+def _tensors(array: pa.Array) -> Cells:
+    """Cells of lists: the offsets and values of all of them, and a slice for each."""
+    import pyarrow as pa
+
+    shape: list[int] | None = None
+    order: list[int] | None = None
+    if isinstance(array.type, pa.FixedShapeTensorType):
+        shape, order, array = list(array.type.shape), array.type.permutation, array.storage
+    levels, values = _levels(array)
+    numbers, holes = plain_numbers(values), _holes(values)
+
+    def cell(row: int) -> torch.Tensor:
+        start, stop, lengths = row, row + 1, []
+        for level in levels:
+            start, stop, length = level.inside(start, stop)
+            lengths.append(length)
+        _check_full(holes, start, stop)
+        block = plain_tensor(numbers[start:stop]).reshape(shape or lengths)
+        return block if order is None else block.permute(order)
+
+    return cell
+
+
+@dataclass(frozen=True)
+class _Level:
+    """One level of nested lists.
+
+    Attributes:
+        size: of every list; None if they differ.
+        starts: where the first list begins, if they have one size; else int64[n + 1], where each
+            does.
+        holes: bool[n], which lists are null; None if none is.
+    """
+
+    size: int | None
+    starts: int | IntArray
+    holes: Array | None
+
+    def inside(self, start: int, stop: int) -> tuple[int, int, int]:
+        """Where the values of lists start .. stop-1 lie one level below, and how many each has."""
+        _check_full(self.holes, start, stop)
+        if isinstance(self.starts, int):
+            size = self.size or 0
+            return (start + self.starts) * size, (stop + self.starts) * size, size
+        sizes = np.diff(self.starts[start : stop + 1])
+        size = int(sizes[0]) if len(sizes) else 0
+        if (sizes != size).any():
+            other = int(sizes[sizes != size][0])
+            raise CellError(f"its lists have lengths {size} and {other}; a tensor has one")
+        return int(self.starts[start]), int(self.starts[stop]), size
+
+
+def _levels(array: pa.Array) -> tuple[list[_Level], pa.Array]:
+    """The levels of nested lists from the outermost on, and the innermost values."""
+    import pyarrow as pa
+
+    levels = []
+    while is_list(array.type):
+        if pa.types.is_fixed_size_list(array.type):
+            levels.append(_Level(int(array.type.list_size), int(array.offset), _holes(array)))
+        else:
+            starts = array.offsets.to_numpy().astype(np.int64)
+            levels.append(_Level(None, starts, _holes(array)))
+        array = array.values
+    return levels, array
+
+
+def _holes(array: pa.Array) -> Array | None:
+    return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+
+
+def _check_full(holes: Array | None, start: int, stop: int) -> None:
+    if holes is not None and holes[start:stop].any():
+        raise CellError(f"value {int(np.argmax(holes[start:stop]))} of the list is null")

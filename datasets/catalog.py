@@ -1,0 +1,164 @@
+"""What stores say of their files: asked once, kept flat, sent along to every worker.
+
+Cost: a request for every 1000 files of a folder on S3 and Google Cloud, for which a folder's
+subfolders are listed side by side; on a web server, whose pages only name files, one for each file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from datasets.listing import Listing, bytes_of
+from datasets.patience import Patience, is_transient
+from datasets.store import Found, Store, join, name_in, parse_address
+from pipeline.errors import DataError
+
+if TYPE_CHECKING:
+    from pipeline.randomness import IntArray
+
+T = TypeVar("T")
+
+_AT_ONCE = 16  # requests under way
+_FOLDERS = 2000  # of more than these, asking for each would take longer than asking for all files
+
+
+class Catalog:
+    """The files at addresses, of the version that they had when they were first asked for.
+
+    Args:
+        options, timeout: for the stores.
+        patience: with them.
+    """
+
+    def __init__(self, options: Mapping[str, Any], timeout: float, patience: Patience) -> None:
+        self._options = options
+        self._timeout = timeout
+        self._patience = patience
+        self._listings: dict[str, Listing] = {}
+        self._found: dict[str, Found] = {}
+
+    def store(self, address: str) -> Store:
+        """The store of an address."""
+        return Store(parse_address(address), self._options, self._timeout)
+
+    def known(self, address: str) -> Found | None:
+        """A file that was listed, or looked at before; 15 us."""
+        for folder, listing in self._listings.items():
+            name = name_in(folder, address)
+            found = listing.find(name) if name else None
+            if found is not None:
+                return found
+        return self._found.get(address)
+
+    def look(self, address: str) -> Found:
+        """A file; the store is asked if it is not known.
+
+        Raises:
+            DataError: it is missing, or the store cannot be asked.
+        """
+        found = self.known(address)
+        if found is None:
+            found = self._found[address] = self.look_again(address)
+        return found
+
+    def look_again(self, address: str) -> Found:
+        """A file as it is now."""
+        store = self.store(address)
+        return self._patience(address, lambda: store.look(address))
+
+    def listing(self, address: str) -> Listing:
+        """All files below a folder.
+
+        Raises:
+            DataError: there are none, or the store cannot be asked.
+        """
+        address = address.rstrip("/")
+        if address not in self._listings:
+            listing = self._listed(address)
+            if not self.store(address).lists:
+                names = [os.fsdecode(name) for name in listing.names.tolist()]
+                listing = Listing.of(self._looked(address, names))
+            if not len(listing):
+                raise DataError(
+                    f"{address!r} is missing in its store, or holds no files. Check the address"
+                    + ("." if self.store(address).lists else "; its server has to list its files.")
+                )
+            self._listings[address] = listing
+        return self._listings[address]
+
+    def sizes(self, address: str, names: Sequence[str]) -> IntArray:
+        """Sizes in bytes of files below a folder, int64[n].
+
+        0 where the store doesn't say, -1 for a file that is not there.
+        """
+        address = address.rstrip("/")
+        if address in self._listings or self.store(address).lists:
+            return self.listing(address).sizes_of(bytes_of(names))
+        new = [name for name in names if join(address, name) not in self._found]
+        for one in self._looked(address, new):
+            self._found[join(address, one.name)] = one
+        found = (self._found.get(join(address, name)) for name in names)
+        return np.array([-1 if one is None else one.size or 0 for one in found], np.int64)
+
+    def _listed(self, address: str) -> Listing:
+        """The files below a folder: level by level, until there is enough to do side by side.
+
+        A store's answers are Python objects, 1 kB a file, so they are flattened one by one.
+        """
+        store = self.store(address)
+        parts: list[tuple[str, Listing]] = []
+        folders = [address]
+        while folders and len(folders) < _AT_ONCE:
+            levels = list(self._many(lambda at: self._level(store, at), folders))
+            parts += [(at, files) for at, (files, _) in zip(folders, levels, strict=True)]
+            folders = [folder for _, inner in levels for folder in inner]
+        if len(folders) > _FOLDERS:
+            return self._below(store, address)
+        below = self._many(lambda at: self._below(store, at), folders)
+        parts += list(zip(folders, below, strict=True))
+        return Listing.joined((_prefix(address, folder), part) for folder, part in parts)
+
+    def _level(self, store: Store, folder: str) -> tuple[Listing, list[str]]:
+        found = self._unless_missing(folder, lambda: store.files(folder))
+        files, folders = found or ([], [])
+        return Listing.of(files), folders
+
+    def _below(self, store: Store, folder: str) -> Listing:
+        return self._patience(folder, lambda: Listing.of(store.files_below(folder)))
+
+    def _looked(self, address: str, names: Sequence[str]) -> list[Found]:
+        """Those of the files `names` that are there, each looked at."""
+        store = self.store(address)
+
+        def look(name: str) -> Found | None:
+            place = join(address, name)
+            return self._unless_missing(place, lambda: store.look(place))
+
+        found = zip(names, self._many(look, names), strict=True)
+        return [one._replace(name=name) for name, one in found if one is not None]
+
+    def _unless_missing(self, address: str, action: Callable[[], T]) -> T | None:
+        def attempt() -> T | None:
+            try:
+                return action()
+            except FileNotFoundError as error:
+                if is_transient(error):  # fsspec makes one of a refused connection, too
+                    raise
+                return None
+
+        return self._patience(address, attempt)
+
+    def _many(self, action: Callable[[str], T], over: Iterable[str]) -> Iterator[T]:
+        """`action` for each, several at a time, in order."""
+        with ThreadPoolExecutor(_AT_ONCE, "penstock-files") as pool:
+            yield from pool.map(action, over)
+
+
+def _prefix(address: str, folder: str) -> str:
+    name = name_in(address, folder)
+    return f"{name}/" if name else ""

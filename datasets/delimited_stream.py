@@ -1,0 +1,275 @@
+"""CSV and TSV files read forwards, plain or compressed (gz, zst): a text and its class a record.
+
+For what cannot be indexed; a plain file is better off as `datasets.delimited_text`, which every
+sampler works on. Raw records are the bytes of a line and their place; fields are made by the
+executor that owns the record.
+
+Shards are whole files, or with `shard_bytes` ranges of plain files, cut where a record begins. With
+quoting "none" that is the next line end. With "standard" a line end may stand in quotes, and only
+the quotes before it tell, so the files are then scanned once in each process (1 to 4 GB/s).
+
+A record's split is a hash of its file's name and its place in it: no count of records is needed,
+the share is met within chance, and a record stays in its split when others are appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, compress, islice, repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import IterableDataset
+
+from datasets.compressed import compression_of
+from datasets.delimited_format import BadRecord, Columns, DelimitedFormat, class_codes
+from datasets.files import Files
+from datasets.fingerprint import Part, fingerprint
+from datasets.positioned_file import PositionedFile
+from datasets.record_index import RecordIndex
+from datasets.record_reader import line_at, read_records
+from datasets.record_scan import Quoting, text_bounds
+from datasets.shard_files import ShardFiles
+from datasets.split import Split, check_split
+from datasets.store import is_remote
+from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.randomness import hash64, uniform
+
+Record = tuple[int, int, bytes]  # number of the file, place of the record in its text, the record
+
+SUFFIXES = tuple(
+    f"{kind}{packed}" for kind in (".tsv", ".csv", ".txt") for packed in ("", ".gz", ".zst")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextShard:
+    """A file or a range of one.
+
+    Attributes:
+        file: its number.
+        start, stop: of a range, bytes; stop None goes to the end of the file.
+        first: whether the file's first record is in it.
+    """
+
+    file: int
+    start: int = 0
+    stop: int | None = None
+    first: bool = True
+
+
+class DelimitedStream(IterableDataset[Record]):
+    """Samples are `text` (str) and, with a label column, `label` (int).
+
+    Args:
+        root: a file, a folder of them, or a pattern of braces; local or an address that `files`
+            knows. File names that say train and val divide the data (`datasets.shard_files`).
+        split: "train" or "val".
+        suffixes: which files of a folder are read, in small letters.
+        delimiter, header, columns, text, label, quoting, encoding: as in `DelimitedText`; the same
+            for all files.
+        classes: names of the classes, numbered in this order; needed with a label column.
+        val_fraction: share of the records that validate, unless file names divide them.
+        split_seed: another seed, another split.
+        shard_bytes: about how many bytes of a plain file make a shard; None takes whole files.
+        files: how remote files are fetched.
+
+    Raises:
+        DataError: there is no such file, or the first one is empty or has not these columns. Bad
+            records are refused, with file and line, when they are read.
+        ConfigError: an argument is out of range, or there are labels and no classes.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        split: Split = "train",
+        suffixes: Sequence[str] = SUFFIXES,
+        delimiter: str | None = None,
+        header: bool | None = None,
+        columns: Sequence[str] | None = None,
+        text: str = "text",
+        label: str | None = "label",
+        classes: Sequence[str] | None = None,
+        quoting: Quoting = "standard",
+        encoding: str = "utf-8",
+        val_fraction: float = 0.2,
+        split_seed: int = 0,
+        shard_bytes: int | None = None,
+        files: Files | None = None,
+    ) -> None:
+        check_split(split, val_fraction)
+        _check(label, classes, shard_bytes)
+        self._files = files or Files()
+        found = _found(root, split, tuple(suffixes), self._files)
+        self._addresses, self._names, divided = found
+        self._share = None if divided else (split, val_fraction, split_seed)
+        self._shard_bytes = shard_bytes
+        self.format = DelimitedFormat.of(self._names[0], delimiter, quoting, encoding)
+        self._given = (header, columns, text, label)
+        self._columns = self._columns_of(0, self._first_record(0))
+        self._codes = class_codes(classes) if label is not None and classes else {}
+
+    def __iter__(self) -> Iterator[Record]:
+        return chain.from_iterable(self.read_shard(shard) for shard in self.shards())
+
+    def shards(self) -> list[TextShard]:
+        """The files, or their ranges, in order."""
+        return self._shards
+
+    def read_shard(self, shard: TextShard, start: int = 0) -> Iterator[Record]:
+        """Raw records of a shard, from its record `start` on."""
+        return islice(self._records(shard), start, None)
+
+    def decode(self, record: Record) -> dict[str, Any]:
+        """The sample of a raw record.
+
+        Raises:
+            DataError: it has not as many fields as columns, is no text in this encoding, or its
+                label is none of the classes.
+        """
+        file, place, text = record
+        try:
+            return self.format.sample(text, self._columns, self._codes)
+        except BadRecord as bad:
+            line = line_at(self._path(file), place)
+            raise DataError(f"{self._addresses[file]!r}, line {line}: {bad}") from None
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes; empty without a label column."""
+        return list(self._codes)
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What a model must know: num_classes, num_outputs."""
+        count = len(self._codes)
+        return {"num_classes": count, "num_outputs": count} if count else {}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of how the files are read and divided, of their names and of samples of them.
+
+        Of remote files only the names, since the rest would have to be fetched.
+        """
+        parts: list[Part] = ["delimited_stream", repr(self.format), repr(self._columns)]
+        parts += [repr(self._share), repr(self._codes), *self._names]
+        for address in self._addresses:
+            if not is_remote(address):
+                file = PositionedFile(self._files.local(address))
+                parts += [file.size, *file.sample(3)]
+        return fingerprint(parts)
+
+    @cached_property
+    def _shards(self) -> list[TextShard]:
+        shards: list[TextShard] = []
+        for number in range(len(self._addresses)):
+            shards += self._cut(number) if self._shard_bytes else [TextShard(number)]
+        return shards
+
+    def _cut(self, number: int) -> list[TextShard]:
+        path = self._path(number)
+        if compression_of(path) is not None:
+            return [TextShard(number)]
+        assert self._shard_bytes is not None
+        if self.format.quoting == "standard":
+            index = RecordIndex(path, "standard", self.format.delimiter, cache_dir=None)
+            starts = [start for _, start, _ in index.blocks(self._shard_bytes)]
+        else:
+            starts = _line_starts(PositionedFile(path), self._shard_bytes)
+        stops = [*starts[1:], None]
+        bounds = zip(starts, stops, strict=False)
+        return [TextShard(number, start, stop, place == 0)
+                for place, (start, stop) in enumerate(bounds)] or [TextShard(number)]  # fmt: skip
+
+    def _records(self, shard: TextShard) -> Iterator[Record]:
+        path = self._path(shard.file)
+        header = shard.first
+        for places, records in read_records(path, self.format.quoting, shard.start, shard.stop):
+            if header and records:
+                if self._columns_of(shard.file, records[0]).in_file:
+                    places, records = places[1:], records[1:]
+                header = False
+            yield from self._divided(shard.file, places, records)
+        if header:
+            raise DataError(f"{self._addresses[shard.file]!r} is empty. Take it out of the data.")
+
+    def _divided(self, file: int, places: list[int], records: list[bytes]) -> Iterator[Record]:
+        """Those of this split."""
+        whole = zip(repeat(file), places, records)
+        if self._share is None or not places:
+            return whole
+        split, fraction, seed = self._share
+        draws = uniform(hash64(seed, "split", self._names[file]), np.array(places, np.int64))
+        chosen = draws < fraction if split == "val" else draws >= fraction
+        return compress(whole, chosen.tolist())
+
+    def _first_record(self, number: int) -> bytes:
+        for _, records in read_records(self._path(number), self.format.quoting):
+            if records:
+                return records[0]
+        raise DataError(f"{self._addresses[number]!r} is empty: it needs records.")
+
+    def _columns_of(self, number: int, first: bytes) -> Columns:
+        """What the first record of a file says; the same for all files."""
+        found = self.format.columns(first, self._addresses[number], *self._given)
+        if number and found.names != self._columns.names:
+            raise DataError(
+                f"{self._addresses[number]!r}, line 1: the columns are {list(found.names)}, but "
+                f"in {self._addresses[0]!r} they are {list(self._columns.names)}. All files of a "
+                "dataset have the same ones."
+            )
+        return found
+
+    def _path(self, number: int) -> Path:
+        return self._files.local(self._addresses[number])
+
+
+def _check(label: str | None, classes: Sequence[str] | None, shard_bytes: int | None) -> None:
+    problems = []
+    if label is not None and not classes:
+        reason = (
+            f"is not set, and what classes the column {label!r} has would only be known at the end "
+            "of the stream; list them: dataset.classes=[ham,spam] (or dataset.label=null)"
+        )
+        problems.append(Problem("dataset.classes", reason))
+    if shard_bytes is not None and shard_bytes < 4096:
+        reason = f"{shard_bytes}; allowed: 4096 or more, or null for whole files"
+        problems.append(Problem("dataset.shard_bytes", reason))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _found(
+    root: str, split: str, suffixes: tuple[str, ...], files: Files
+) -> tuple[list[str], list[str], bool]:
+    """(addresses, names, whether the names have chosen the split)."""
+    if not is_remote(root) and files.local(root).is_file():
+        return [root], [files.local(root).name], False
+    found = ShardFiles.of(root, split, suffixes, files)
+    return found.addresses, found.names, found.divided
+
+
+def _line_starts(file: PositionedFile, size: int) -> list[int]:
+    """Where the first line begins after each multiple of `size`; reads a little at each."""
+    first, stop = text_bounds(file)
+    starts = [first] if first < stop else []
+    for place in range(size, stop, size):
+        if place > starts[-1]:
+            start = _after_line_end(file, place - 1, stop)
+            if start < stop:
+                starts.append(start)
+    return starts
+
+
+def _after_line_end(file: PositionedFile, place: int, stop: int) -> int:
+    while place < stop:
+        text = file.read(place, min(place + 4096, stop))
+        end = text.find(b"\n")
+        if end >= 0:
+            return place + end + 1
+        place += len(text)
+    return stop

@@ -1,0 +1,185 @@
+"""A CSV or TSV file of any size as a map-style dataset: a text and its class in each record.
+
+    Label<tab>SMS
+    ham<tab>Ok lar... Joking wif u oni...
+
+The file is not read but indexed, once (see `datasets.record_index`): 2 GB take about half a second,
+the index 8 MB, and a record is one read of about 4 KiB. So every sampler works on files larger than
+memory. Labels and lengths come from one more pass when a sampler or the names of the classes ask
+for them (`datasets.column_scan`), 5 s for 2 GB, also kept. Compressed files have no places to go
+to: `datasets.delimited_stream` reads those forwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from datasets.column_scan import ColumnScan
+from datasets.compressed import compression_of
+from datasets.delimited_format import BadRecord, DelimitedFormat, class_codes
+from datasets.files import Files
+from datasets.fingerprint import fingerprint
+from datasets.record_index import RecordIndex
+from datasets.record_scan import Quoting
+from datasets.row_split import RowSplit
+from datasets.split import Split, check_split
+from pipeline.errors import ConfigError, DataError, Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class DelimitedText(Dataset[dict[str, Any]]):
+    """One sample: `text` (str) and, with a label column, `label` (int).
+
+    Args:
+        root: the file, or the folder it is in; a local path or an address that `files` knows.
+        split: "train" or "val".
+        file: name of the file in `root`, when that is a folder.
+        val_file: another file that validates; without one, rows of `file` do.
+        delimiter: one ASCII character; None is a comma for `.csv` and a tab for everything else.
+        header: whether the first record names the columns; None: it does if `columns` are not
+            given, or are just those.
+        columns: names of all columns, in order.
+        text: the column that becomes `text`.
+        label: the column of classes, or None.
+        classes: their names, numbered in this order; None finds them in the file and numbers them
+            by name, which takes a pass over it.
+        quoting: "standard" (RFC 4180) or "none", where quotes are characters like others.
+        encoding: UTF-8, or one of a byte a character.
+        val_fraction: share of the rows that validate, spread evenly over the file.
+        split_seed: another seed, another split.
+        cache_dir: where indexes are kept.
+        files: how remote files are fetched.
+
+    Raises:
+        DataError: the file is missing, empty, has no rows or not these columns, or its quotes are
+            wrong. A record with too few fields, in another encoding or of an unknown class is
+            refused with its line when it is read.
+        ConfigError: the file is compressed, or an argument is out of range.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("length", "label", "class")  # without label: length
+
+    def __init__(
+        self,
+        root: str,
+        split: Split = "train",
+        file: str | None = None,
+        val_file: str | None = None,
+        delimiter: str | None = None,
+        header: bool | None = None,
+        columns: Sequence[str] | None = None,
+        text: str = "text",
+        label: str | None = "label",
+        classes: Sequence[str] | None = None,
+        quoting: Quoting = "standard",
+        encoding: str = "utf-8",
+        val_fraction: float = 0.2,
+        split_seed: int = 0,
+        cache_dir: str = "data/cache/text",
+        files: Files | None = None,
+    ) -> None:
+        check_split(split, val_fraction)
+        path = _local(root, val_file if val_file and split == "val" else file, files)
+        self.path = path
+        self.format = DelimitedFormat.of(path.name, delimiter, quoting, encoding)
+        self.index = RecordIndex(path, quoting, self.format.delimiter, cache_dir)
+        if not len(self.index):
+            raise DataError(f"{str(path)!r} is empty: it needs records of a text and its class.")
+        self._columns = self.format.columns(self.index[0], str(path), header, columns, text, label)
+        count = len(self.index) - self._columns.in_file
+        if not count:
+            raise DataError(f"{str(path)!r} has a header and no rows.")
+        share = (1.0 if split == "val" else 0.0) if val_file else val_fraction
+        self.rows = RowSplit(count, split, share, split_seed)
+        self._identity = [split, share, split_seed]
+        self._given = class_codes(classes) if classes is not None else None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Samples of a whole batch; their rows are found at once."""
+        rows = self.rows.rows(indices) + self._columns.in_file
+        return [self._sample(number) for number in rows.tolist()]
+
+    def _sample(self, number: int) -> dict[str, Any]:
+        try:
+            return self.format.sample(self.index[number], self._columns, self._codes)
+        except BadRecord as bad:
+            line = self.index.line(number)
+            raise DataError(f"{str(self.path)!r}, line {line} (record {number}): {bad}") from None
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes; empty without a label column."""
+        return list(self._codes)
+
+    @cached_property
+    def _codes(self) -> dict[str, int]:
+        if self._columns.label is None:
+            return {}
+        return self._given or {name: code for code, name in enumerate(self._scan.classes)}
+
+    @property
+    def _scan(self) -> ColumnScan:
+        return ColumnScan(self.index, self.format, self._columns, self._given)
+
+    @property
+    def metadata(self) -> pd.DataFrame:
+        """A row per sample: length (bytes of the record), label, class (its name)."""
+        import pandas as pd
+
+        scan = self._scan
+        rows = self.rows.rows(np.arange(len(self)))
+        table = pd.DataFrame({"length": scan.lengths[rows]})
+        if scan.labels is not None:
+            labels = scan.labels[rows]
+            names = pd.Categorical.from_codes(labels, categories=pd.Index(self.classes))
+            table["label"], table["class"] = labels, names
+        return table
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What a model must know: num_classes, num_outputs."""
+        count = len(self.classes)
+        return {"num_classes": count, "num_outputs": count} if count else {}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the file (of a large one, a spread of blocks), of how it is read and divided."""
+        how = [repr(self.format), repr(self._columns), repr(self._given), *self._identity]
+        file = self.index.file
+        return fingerprint(["delimited_text", *how, file.size, *file.sample(1024)])
+
+
+def _local(root: str, name: str | None, files: Files | None) -> Path:
+    """Where the file lies on this machine.
+
+    Raises:
+        ConfigError: it is compressed.
+        DataError: it is missing.
+    """
+    path = (files or Files()).local(root if name is None else f"{root.rstrip('/')}/{name}")
+    if name is None and path.is_dir():
+        key = "dataset.file"
+        raise ConfigError(Problem(key, f"{str(path)!r} is a folder; name the file in it"))
+    packed = compression_of(path)
+    if packed is not None:
+        raise ConfigError(
+            Problem("dataset.file" if name else "dataset.root",
+                    f"{str(path)!r} is compressed ({packed}) and can only be read forwards: "
+                    "unpack it, or use dataset=delimited_stream "
+                    "(datasets.delimited_stream.DelimitedStream)")
+        )  # fmt: skip
+    return path

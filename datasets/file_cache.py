@@ -1,0 +1,326 @@
+"""Downloaded files in a folder of bounded size, shared by all processes of a machine.
+
+    <folder>/files/<ab>/<entry>    whole files; an entry's name says what it is and of which version
+    <folder>/parts/<entry>         a download under way, locked by whoever writes it
+    <folder>/taken                 the bytes that both take, behind a lock
+
+1. Whoever misses an entry opens its part and locks it (flock). The others wait for that lock and
+   find the entry there, or a part that its dead owner left unlocked, and take that over.
+2. Room is promised before a byte is written: when it would not suffice, the least recently used
+   entries go, down to 9/10 of the limit, so that counting is rare.
+3. The part is written to the disk (fsync) and renamed: an entry is whole or not there.
+
+An entry that is being read can go at any time: a file that is open stays readable until it is
+closed. Entries asked for last go last. Use is noted by an entry's modification time, to 1 s.
+
+Cost: 5 us for an entry that is there; for one that is not, beside the download, the time that the
+disk takes to write it (4 ms), and 4 us for every entry in the cache each time that room is made.
+Locks need Linux or macOS, and a file system that knows flock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from errno import ENOLCK, ENOSPC, ENOTSUP
+from pathlib import Path
+
+from pipeline.errors import DataError
+
+_PATIENCE = 300.0  # seconds to wait for the room that other downloads have been promised
+_FRESH = 1.0  # seconds in which a use is not noted again
+_RECOUNT = 86400.0  # seconds after which the ledger is not believed any longer
+_STEP = 8 * 2**20  # bytes that a download of unknown size asks for at a time
+
+Download = Callable[["Part"], None]
+
+
+class FileCache:
+    """The folder.
+
+    Args:
+        folder: made when the first file comes.
+        limit: bytes of all files, those under way included.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.folder = folder
+        self.limit = limit
+
+    def find(self, entry: str, size: int | None) -> Path | None:
+        """The file of an entry, noted as used; None if it is not there with `size` bytes."""
+        path = self._place(entry)
+        try:
+            found = path.stat()
+            if size is not None and found.st_size != size:  # torn by a power failure
+                return None
+            if time.time() - found.st_mtime > _FRESH:
+                os.utime(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except PermissionError:  # another user's file, which can be read but not noted as used
+            pass
+        return path
+
+    def get(self, entry: str, size: int | None, download: Download) -> Path:
+        """The file of an entry; when it is not there, `download(part)` writes it, once.
+
+        Args:
+            entry: a file name of letters, digits, "-", "_" and ".", 2 or more.
+            size: in bytes, when it is known.
+
+        Raises:
+            DataError: the folder cannot be written, or has not as much room.
+        """
+        while True:
+            path = self.find(entry, size)
+            if path is not None:
+                return path
+            with self._explained(), self._claim(entry, size) as part:
+                if part is not None:
+                    part.reserve(size or 0)
+                    download(part)
+                    return part.commit(self._place(entry))
+
+    def take(self, part: Part, more: int) -> None:
+        """Promise a part `more` bytes, for which others are evicted, or waited for."""
+        if part.reserved + more > self.limit:
+            raise DataError(
+                f"a file of {_shown(part.reserved + more)} does not fit into the cache "
+                f"{str(self.folder)!r} of {_shown(self.limit)}. Raise dataset.files.cache_size."
+            )
+        deadline = time.monotonic() + _PATIENCE
+        while not self._taken(part, more):
+            if time.monotonic() > deadline:
+                raise DataError(
+                    f"the cache {str(self.folder)!r} ({_shown(self.limit)}) is full of downloads "
+                    "under way. Raise dataset.files.cache_size, or use fewer workers."
+                )
+            time.sleep(0.02)
+
+    def give_back(self, amount: int) -> None:
+        """Take back a promise of `amount` bytes."""
+        with self._ledger() as ledger:
+            ledger.write(max(0, ledger.taken - amount))
+
+    def _taken(self, part: Part, more: int) -> bool:
+        with self._ledger() as ledger:
+            if ledger.doubtful or ledger.taken + more > self.limit:
+                ledger.write(self._make_room(more), counted=time.time())
+            if ledger.taken + more > self.limit:
+                return False
+            part.grow(more)  # under the lock: whoever counts next sees it
+            ledger.write(ledger.taken + more)
+            return True
+
+    def _make_room(self, more: int) -> int:
+        """Evict what was used longest ago until `more` bytes fit; the bytes that remain."""
+        total = self._sweep_parts()
+        entries = []
+        for folder in _scan(self.folder / "files"):
+            for entry in _scan(folder.path):
+                with suppress(FileNotFoundError):
+                    state = entry.stat()
+                    entries.append((state.st_mtime_ns, state.st_size, entry.path))
+        total += sum(size for _, size, _ in entries)
+        if total + more <= self.limit:
+            return total
+        goal = max(0, min(self.limit - more, self.limit * 9 // 10 - more))
+        for _, size, path in sorted(entries):
+            if total <= goal:
+                break
+            with suppress(FileNotFoundError):
+                Path(path).unlink()
+            total -= size
+        return total
+
+    def _sweep_parts(self) -> int:
+        """Remove the parts whose owners are dead; the bytes promised to the others."""
+        total = 0
+        for entry in _scan(self.folder / "parts"):
+            with suppress(FileNotFoundError):
+                total += _living(entry.path)
+        return total
+
+    @contextmanager
+    def _claim(self, entry: str, size: int | None) -> Iterator[Part | None]:
+        """The part of an entry, locked; None when it is to be looked for again.
+
+        That is when another has finished it, or has taken the file away that we waited for.
+        """
+        path = self.folder / "parts" / entry
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path) as descriptor:
+            if not _is_at(descriptor, path):
+                yield None
+                return
+            part = Part(self, path, descriptor)
+            try:
+                yield None if self.find(entry, size) else part
+            finally:
+                part.discard()
+
+    @contextmanager
+    def _ledger(self) -> Iterator[_Ledger]:
+        with _locked(self.folder / "taken") as descriptor:
+            yield _Ledger(descriptor)
+
+    def _place(self, entry: str) -> Path:
+        return self.folder / "files" / entry[:2] / entry
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            locks = "It needs a file system with locks: set dataset.files.cache_dir to another."
+            hint = {
+                ENOSPC: "Make room on that disk, or lower dataset.files.cache_size.",
+                ENOLCK: locks,
+                ENOTSUP: locks,
+            }
+            way_out = hint.get(error.errno or 0, "Set dataset.files.cache_dir to another folder.")
+            raise DataError(
+                f"cannot keep files in the cache {str(self.folder)!r}: {error.strerror or error}. "
+                + way_out
+            ) from error
+
+
+class Part:
+    """A download under way.
+
+    Attributes:
+        reserved: bytes that it has been promised.
+        written: bytes so far.
+    """
+
+    def __init__(self, cache: FileCache, path: Path, descriptor: int) -> None:
+        self._cache = cache
+        self._path = path
+        self._descriptor = descriptor
+        self.reserved = 0
+        self.written = 0
+
+    def write(self, data: bytes) -> None:
+        """Append `data`."""
+        end = self.written + len(data)
+        if end > self.reserved:
+            room = self._cache.limit - self.reserved
+            self._cache.take(self, max(end - self.reserved, min(_STEP, room)))
+        view = memoryview(data)
+        while view:
+            view = view[os.pwrite(self._descriptor, view, end - len(view)) :]
+        self.written = end
+
+    def restart(self) -> None:
+        """Begin anew, with the room that it has."""
+        self.written = 0
+
+    def reserve(self, size: int) -> None:
+        """See that there is room for `size` bytes in all."""
+        os.ftruncate(self._descriptor, 0)  # what a dead owner has left
+        self._cache.take(self, size)
+
+    def grow(self, more: int) -> None:
+        """Note a promise; its size on the disk, without blocks, shows it to others."""
+        os.ftruncate(self._descriptor, self.reserved + more)
+        self.reserved += more
+
+    def commit(self, place: Path) -> Path:
+        """Make the part the whole file `place`."""
+        os.ftruncate(self._descriptor, self.written)
+        if self.reserved > self.written:
+            self._cache.give_back(self.reserved - self.written)
+        os.fsync(self._descriptor)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.utime(self._descriptor)
+        self._path.rename(place)
+        self.reserved = 0
+        return place
+
+    def discard(self) -> None:
+        """Take away what was not committed."""
+        if _is_at(self._descriptor, self._path):
+            self._path.unlink()
+        if self.reserved:
+            self._cache.give_back(self.reserved)
+
+
+class _Ledger:
+    """What is taken, as far as has been noted; behind a lock.
+
+    Attributes:
+        taken: bytes of files and promises. Processes that were killed leave it too high.
+        doubtful: whether it has to be counted anew, because it was never or too long ago.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        try:
+            taken, counted = os.pread(descriptor, 64, 0).split()
+            self.taken, self._counted = int(taken), float(counted)
+        except ValueError:
+            self.taken, self._counted = 0, 0.0
+        self.doubtful = not 0 <= time.time() - self._counted < _RECOUNT
+
+    def write(self, taken: int, counted: float | None = None) -> None:
+        """Note the bytes, and when they were counted if they were."""
+        self.taken = taken
+        self._counted = self._counted if counted is None else counted
+        os.pwrite(self._descriptor, f"{taken:020d} {self._counted:020.1f}\n".encode(), 0)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """A descriptor of `path`, which is made if need be, with the lock on it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        # By closing alone, a copy in a process that was forked meanwhile would go on holding it.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: str | Path) -> bool:
+    """Whether an open file is still the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), Path(path).stat())
+    except FileNotFoundError:
+        return False
+
+
+def _living(path: str) -> int:
+    """Bytes promised to the part `path`; 0, and it is removed, when nobody holds its lock."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        size = os.fstat(descriptor).st_size
+        os.close(descriptor)
+        return size
+    if _is_at(descriptor, path):
+        Path(path).unlink()
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+    return 0
+
+
+def _scan(folder: str | Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _shown(size: int) -> str:
+    """A size for people: 1.5 GB."""
+    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} bytes"

@@ -1,0 +1,212 @@
+"""Files wherever they lie: paths of this machine, and addresses whose files are fetched once.
+
+`datasets.store` has the schemes. A file of this machine is read where it is. Any other is kept in a
+cache of bounded size that all workers, ranks and runs of a machine share (`datasets.file_cache`),
+and gets there only whole: of the right size, and with the right checksum where the store gives one
+(`datasets.download`). What may work a moment later is tried again (`datasets.patience`).
+
+A cached file belongs to one version of what lies at its address. The version is asked for once,
+when a folder is listed or a file is first needed, and travels with the `Files` to all workers
+(`datasets.catalog`). So reading from the cache asks the store nothing, and a run never sees two
+versions.
+
+Cost: nothing for paths of this machine; 25 us for a file in the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from datasets.catalog import Catalog
+from datasets.download import Download
+from datasets.patience import Patience
+from datasets.store import Found, check_options, is_remote, local_path
+from pipeline.errors import ConfigError, DataError, Problem
+
+if TYPE_CHECKING:
+    from datasets.file_cache import FileCache
+
+T = TypeVar("T")
+
+_EVICTIONS = 20
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+          "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
+
+
+class Files:
+    """Access to files at paths and addresses. Can be pickled, forked and used by many threads.
+
+    Args:
+        cache_dir: folder of the cache; several runs may use the same. Only made when it is needed.
+        cache_size: of the cache, as "20GB", "500 MB", "4GiB" or a number of bytes.
+        retries: further attempts when a store doesn't answer or is busy.
+        first_wait: seconds before the first of them; each next wait is twice as long.
+        timeout: seconds after which a silent connection counts as broken.
+        options: for the store's fsspec file system: `endpoint_url`, `anon`, `profile` ... No
+            credentials: these are found by the store's own means.
+
+    Raises:
+        ConfigError: a value is out of range, or an option looks like a credential.
+    """
+
+    def __init__(
+        self,
+        cache_dir: str = "data/cache/files",
+        cache_size: str | int = "20GB",
+        retries: int = 5,
+        first_wait: float = 1.0,
+        timeout: float = 60.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if timeout <= 0:
+            raise ConfigError(Problem("timeout", f"{timeout}; allowed: more than 0 seconds"))
+        options = dict(options or {})
+        check_options(options)
+        self.cache_dir = cache_dir
+        self.cache_size = parse_size(cache_size)
+        self._place = str(options.get("endpoint_url", ""))
+        patience = Patience(retries, first_wait)
+        self.catalog = Catalog(options, timeout, patience)
+        self._download = Download(self.catalog, patience)
+
+    def local(self, address: str) -> Path:
+        """A path on this machine with the content of `address`.
+
+        Open it soon: a cached file can be evicted, though rarely before all others. `read` and
+        `open` know what to do then; a file that is open stays readable.
+
+        Raises:
+            DataError: it is missing in its store, may not be read, or the store didn't answer. A
+                path of this machine is given back as it is, whether it is there or not.
+        """
+        if not is_remote(address):
+            return Path(local_path(address)).expanduser()
+        known = self.catalog.known(address)
+        if known is not None:
+            cached = self._cache.find(_entry(self._place, address, known), known.size)
+            if cached is not None:
+                return cached
+        with _own_draws():
+            return self._fetched(address)
+
+    def read(self, address: str, function: Callable[[str], T]) -> T:
+        """`function(path)` for a path on this machine with the content of `address`.
+
+        It is called again if the file was evicted before it was opened.
+        """
+        if not is_remote(address):
+            return function(str(Path(local_path(address)).expanduser()))
+        for _ in range(_EVICTIONS):
+            path = self.local(address)
+            try:
+                return function(str(path))
+            except Exception:
+                if path.exists():
+                    raise
+        raise DataError(
+            f"{address!r} was evicted {_EVICTIONS} times before it could be opened. The cache "
+            f"{self.cache_dir!r} is too small for its readers: raise dataset.files.cache_size."
+        )
+
+    def open(self, address: str) -> BinaryIO:
+        """The content of `address`, open for reading."""
+        try:
+            return self.read(address, lambda path: open(path, "rb"))
+        except OSError as error:
+            raise DataError(
+                f"{address!r} cannot be read: {error.strerror or error}. Check dataset.root."
+            ) from error
+
+    def list(self, address: str) -> list[Found]:
+        """Names (relative) and sizes of all files below a folder, sorted; hidden ones left out.
+
+        For folders of very many files: `catalog.listing`, which is flat.
+
+        Raises:
+            DataError: the folder is missing, or its store cannot be asked.
+        """
+        if not is_remote(address):
+            folder = Path(local_path(address)).expanduser()
+            if not folder.is_dir():
+                raise DataError(f"{address!r} is no folder. Check dataset.root.")
+            return [Found(name, (folder / name).stat().st_size, "") for name in walk(folder)]
+        listing = self.catalog.listing(address)
+        found = (listing.at(row) for row in range(len(listing)))
+        return [one for one in found if not is_hidden(one.name)]
+
+    def _fetched(self, address: str) -> Path:
+        found = self.catalog.look(address)
+        entry = _entry(self._place, address, found)
+        return self._cache.get(entry, found.size, lambda part: self._download(address, found, part))
+
+    @cached_property
+    def _cache(self) -> FileCache:
+        try:
+            from datasets.file_cache import FileCache
+        except ImportError as error:  # no fcntl
+            raise ConfigError("the cache of remote files needs Linux or macOS") from error
+        return FileCache(Path(self.cache_dir).expanduser().absolute(), self.cache_size)
+
+
+def walk(folder: Path) -> list[str]:
+    """Names of all files below a folder, relative, sorted; hidden ones left out. 2 us a file."""
+    names: list[str] = []
+    for where, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if name[0] != "."]
+        below = Path(where).relative_to(folder).as_posix()
+        prefix = "" if below == "." else f"{below}/"
+        names += [prefix + name for name in files if name[0] != "."]
+    return sorted(names)
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file, or a folder that it lies in, begins with a dot."""
+    return name.startswith(".") or "/." in name
+
+
+def parse_size(size: str | int) -> int:
+    """Bytes of "20GB", "1.5 TB", "512MiB" or a number.
+
+    Raises:
+        ConfigError: it is none of these, or not more than 0.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", str(size), re.IGNORECASE)
+    unit = match[2].lower() if match else "?"
+    amount = int(float(match[1]) * _UNITS[unit]) if match and unit in _UNITS else 0
+    if amount < 1:
+        raise ConfigError(
+            Problem("cache_size", f"{size!r}; allowed: a size such as 20GB, 512MiB or 1000000")
+        )
+    return amount
+
+
+def _entry(place: str, address: str, found: Found) -> str:
+    """What a file of one version is called in the cache: a hash, and its own name for people."""
+    text = "\0".join([place, address, found.version, str(found.size)])
+    key = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", address.partition("?")[0].rpartition("/")[2])
+    return f"{key}-{name[-64:]}"
+
+
+@contextmanager
+def _own_draws() -> Iterator[None]:
+    """Put `random` back if a store's library has drawn from it.
+
+    They do for their waits, and a sample's transforms must not depend on whether its file was
+    fetched. Threads share the generator with everybody: there is nothing that may be put back.
+    """
+    before = random.getstate()
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and random.getstate() != before:
+            random.setstate(before)

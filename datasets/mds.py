@@ -1,0 +1,294 @@
+"""Samples in MosaicML's MDS shards, in any order, read by MosaicML's own library.
+
+    root/index.json, shard.00000.mds ...        divided by `val_fraction`
+    root/train/index.json, root/val/index.json  divided already
+
+`pip install 'penstock[mds]'` brings the library (`streaming`), which wants numpy below 2.2 and
+transformers; importing it takes 5 s. Of the library only the shards' reader is used: orders,
+workers and ranks are Penstock's, so its `StreamingDataset` and its caches are not needed. Cost: a
+file is opened and 2 reads are made for each sample, about 30 us.
+
+Compressed shards have to be decompressed first; columns that are pickles are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+
+from datasets.file_kind import stranger
+from datasets.files import Files
+from datasets.fingerprint import Part, fingerprint
+from datasets.image import Reader, check_reader, decode_image
+from datasets.open_files import OpenFiles
+from datasets.plain_tensor import plain_tensor
+from datasets.row_split import RowSplit
+from datasets.shard_files import ShardFiles
+from datasets.split import Split, check_split
+from datasets.table_rows import AllRows, TableRows
+from pipeline.errors import ConfigError, DataError, Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_INDEX = "index.json"
+_IMAGES = ("jpeg", "png")
+_SCALARS = (
+    "int", "str", "str_int", "str_float", "uint8", "uint16", "uint32", "uint64", "int8", "int16",
+    "int32", "int64", "float16", "float32", "float64",
+)  # fmt: skip
+
+
+class MDS(Dataset[dict[str, Any]]):
+    """One sample: its columns, by name.
+
+    Images become Image (uint8 [3, H, W]), arrays tensors, floats float32; whole numbers, text and
+    bytes stay what they are.
+
+    Args:
+        root: folder of the shards and their index, or of "train" and "val" with those in them; here
+            or at an address.
+        split: "train" or "val".
+        fields: output field -> column, null for the column of that name; null in all takes every
+            column.
+        classes: names of the classes of `label`, in the order of their numbers.
+        val_fraction: share of the samples that validate, where the folders do not say it.
+        split_seed: another seed, another split.
+        reader: of JPEG and PNG: "torchvision", "pillow" or "skimage".
+        files: how remote files are fetched and kept.
+
+    Raises:
+        DataError: there is no index, or it is damaged, or its shards differ in their columns, are
+            compressed or hold pickles. A shard that is cut off is refused when it is read.
+        ConfigError: MosaicML's library is not installed, or there is no such column.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        split: Split = "train",
+        fields: Mapping[str, str | None] | None = None,
+        classes: Sequence[str] | None = None,
+        val_fraction: float = 0.2,
+        split_seed: int = 0,
+        reader: Reader = "torchvision",
+        files: Files | None = None,
+    ) -> None:
+        check_split(split, val_fraction)
+        check_reader(reader)
+        self._library()
+        self.reader = reader
+        self.classes = list(classes or [])
+        self._files = files or Files()
+        indexes = ShardFiles.of(root, split, (_INDEX,), self._files)
+        self._shards = [one for at in indexes.addresses for one in self._read_index(at)]
+        self._encodings = _encodings(self._shards, indexes.addresses[0])
+        self.columns_of = _chosen(self._encodings, fields)
+        counts = [info["samples"] for _, info in self._shards]
+        self._bounds = np.cumsum([0, *counts])
+        total = int(self._bounds[-1])
+        everything = AllRows(total)
+        divided = RowSplit(total, split, val_fraction, split_seed)
+        self._rows: TableRows = everything if indexes.divided else divided
+        self._readers = OpenFiles(self._opened)
+
+    @staticmethod
+    def _library() -> Any:
+        """`streaming.base.format`; imported when it is first needed in a process."""
+        try:
+            from streaming.base import format as library
+        except ImportError as error:
+            reason = (
+                "MDS is read by MosaicML's library: pip install 'penstock[mds]' (it wants "
+                f"numpy below 2.2; now: {error})"
+            )
+            raise ConfigError(Problem("dataset", reason)) from error
+        return library
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = int(self._rows.rows([index])[0])
+        shard = int(np.searchsorted(self._bounds, row, side="right")) - 1
+        return self._sample(shard, row - int(self._bounds[shard]))
+
+    def _sample(self, shard: int, row: int) -> dict[str, Any]:
+        values = self._values(shard, row)
+        where = f"{self._shards[shard][0]!r}, sample {row}"
+        sample = {
+            field: self._value(values[column], self._encodings[column], f"{where}, {column!r}")
+            for field, column in self.columns_of.items()
+        }
+        label = sample.get("label")
+        if self.classes and isinstance(label, int) and not 0 <= label < len(self.classes):
+            raise DataError(
+                f"{where}: label {label} is none of the {len(self.classes)} classes. Correct it, "
+                "or name all classes in dataset.classes."
+            )
+        return sample
+
+    def _values(self, shard: int, row: int) -> dict[str, Any]:
+        """All columns of a sample as the library gives them; JPEG and PNG as bytes."""
+        address, _ = self._shards[shard]
+        reader = self._readers[shard]
+        try:
+            return cast(dict[str, Any], self._files.read(address, lambda _: reader.get_item(row)))
+        except (OSError, ValueError, IndexError, KeyError) as error:
+            raise DataError(
+                f"{address!r}, sample {row} cannot be read: {type(error).__name__}: {error}. Copy "
+                "or write the shard again."
+            ) from error
+
+    def _value(self, value: Any, encoding: str, where: str) -> Any:
+        if encoding in _IMAGES:
+            return decode_image(value, where, self.reader)
+        if hasattr(value, "convert") and hasattr(value, "mode"):  # a Pillow image ("pil")
+            pixels = np.array(value.convert("RGB"))
+            return tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
+        if isinstance(value, (np.ndarray, np.generic, float)):
+            array = np.asarray(value)
+            if array.ndim == 0 and array.dtype.kind in "iu":
+                return int(array)
+            try:
+                return plain_tensor(array)
+            except ValueError as error:
+                raise DataError(f"{where}: {error}. Repair it or take the sample out.") from error
+        return value
+
+    def _read_index(self, address: str) -> list[tuple[str, dict[str, Any]]]:
+        """Address and description of each shard in an index."""
+        with self._files.open(address) as file:
+            content = file.read()
+        try:
+            index = json.loads(content)
+            version, shards = index["version"], index["shards"]
+            names = [info["raw_data"]["basename"] for info in shards]
+            for info in shards:
+                _check_shard(info)
+        except (ValueError, KeyError, TypeError) as error:
+            what = stranger(content[:256]) if not content.lstrip().startswith(b"{") else None
+            raise DataError(
+                f"{address!r} is no index of MDS shards ({what or repr(error)}). Write it again."
+            ) from error
+        if version != 2:
+            raise DataError(f"{address!r} has version {version}; version 2 is read.")
+        folder = address.rpartition("/")[0]
+        return [(f"{folder}/{name}", info) for name, info in zip(names, shards, strict=True)]
+
+    def _opened(self, shard: int) -> Any:
+        address, info = self._shards[shard]
+        path = self._files.local(address)
+        _check_file(path, address, info)
+        raw = {**info["raw_data"], "basename": path.name}
+        plain = ["bytes" if one in _IMAGES else one for one in info["column_encodings"]]
+        info = {**info, "raw_data": raw, "column_encodings": plain}
+        return self._library().reader_from_json(str(path.parent), None, info)
+
+    @property
+    def metadata(self) -> pd.DataFrame:
+        """A row per sample: its numbers and texts, under the names of fields.
+
+        Reads all shards, since a sample's columns lie together in them; decodes no image.
+        """
+        import pandas as pd
+
+        scalars = {f: c for f, c in self.columns_of.items() if self._encodings[c] in _SCALARS}
+        columns: dict[str, list[Any]] = {field: [] for field in scalars}
+        rows = self._rows.rows(np.arange(len(self)))
+        shards = np.searchsorted(self._bounds, rows, side="right") - 1
+        for shard, row in zip(shards.tolist(), (rows - self._bounds[shards]).tolist(), strict=True):
+            values = self._values(shard, row)
+            for field, column in scalars.items():
+                columns[field].append(values[column])
+        return pd.DataFrame(columns)
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What a model must know: num_classes and num_outputs, when classes are named."""
+        count = len(self.classes)
+        return {"num_classes": count, "num_outputs": count} if count else {}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the fields, the rows of this split, and what the indexes say of the shards."""
+        parts: list[Part] = ["mds", self.reader, *self.classes]
+        parts += [f"{field} {column}" for field, column in self.columns_of.items()]
+        parts += [json.dumps(info, sort_keys=True) for _, info in self._shards]
+        spread = np.linspace(0, len(self) - 1, min(len(self), 4096)).astype(np.int64)
+        return fingerprint([*parts, len(self), self._rows.rows(spread)])
+
+
+def _check_shard(info: Mapping[str, Any]) -> None:
+    """Raise DataError for a shard that is not read here; KeyError for one that lacks something."""
+    name = info["raw_data"]["basename"]
+    if info["format"] != "mds":
+        raise DataError(f"{name!r} is a shard of format {info['format']!r}; mds is read.")
+    pickles = [
+        column
+        for column, encoding in zip(info["column_names"], info["column_encodings"], strict=True)
+        if encoding.split(":")[0] == "pkl"
+    ]
+    if pickles:
+        raise DataError(
+            f"{name!r}: column {pickles[0]!r} holds pickles, which may run any code when they are "
+            "read. Write the shards with another encoding (json, ndarray ...)."
+        )
+
+
+def _check_file(path: Path, address: str, info: Mapping[str, Any]) -> None:
+    if not path.is_file():
+        packed = info.get("zip_data")
+        reason = (
+            f"only {packed['basename']!r} would be there, compressed; decompress the shards first"
+            if packed
+            else "the index names it"
+        )
+        raise DataError(f"{address!r} is missing: {reason}.")
+    size, wanted = path.stat().st_size, info["raw_data"]["bytes"]
+    if size != wanted:
+        raise DataError(
+            f"{address!r} has {size} bytes, but its index says {wanted}: it was cut off or "
+            "replaced. Copy or write it again."
+        )
+
+
+def _encodings(shards: Sequence[tuple[str, Mapping[str, Any]]], index: str) -> dict[str, str]:
+    """Column -> encoding, the same in all shards."""
+    if not shards or not sum(info["samples"] for _, info in shards):
+        raise DataError(f"{index!r} names no shards with samples.")
+    found = [
+        dict(zip(info["column_names"], info["column_encodings"], strict=True)) for _, info in shards
+    ]
+    for (name, _), encodings in zip(shards, found, strict=True):
+        if encodings != found[0]:
+            column = sorted(set(encodings.items()) ^ set(found[0].items()))[0][0]
+            raise DataError(
+                f"{name!r}: column {column!r} is {encodings.get(column, 'missing')}, but in "
+                f"{shards[0][0]!r} it is {found[0].get(column, 'missing')}. All shards need the "
+                "same columns."
+            )
+    return found[0]
+
+
+def _chosen(
+    encodings: Mapping[str, str], fields: Mapping[str, str | None] | None
+) -> dict[str, str]:
+    """Field -> column."""
+    chosen = {field: column or field for field, column in (fields or {}).items()}
+    for field, column in chosen.items():
+        if column not in encodings:
+            near = get_close_matches(column, encodings, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            reason = f"there is no column {column!r}{hint} (there are {', '.join(encodings)})"
+            raise ConfigError(Problem(f"dataset.fields.{field}", reason))
+    return chosen or {column: column for column in encodings}

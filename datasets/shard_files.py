@@ -1,0 +1,129 @@
+"""Which files a dataset of many files consists of, and which of them train and which validate.
+
+A root is a folder (or an address of one), one file, or a pattern of braces:
+
+    data/digits                           the files in it with the right suffixes
+    data/digits.parquet                   this file
+    s3://digits/train-{000..127}.tar      128 files
+    data/{train,val}-{00..07}.tar         16 files
+
+If the names say `train...` and `val...` (`train-0.tar`, `validation/0.tar`), they divide the data;
+files of neither kind, such as `test-0.tar`, are then passed over. Otherwise the dataset divides its
+rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from datasets.root import existing_root
+from datasets.store import is_remote, join, local_path
+from pipeline.errors import ConfigError, DataError, Problem
+
+if TYPE_CHECKING:
+    from datasets.files import Files
+
+_TRAIN = re.compile(r"train(ing)?([^a-z]|$)", re.IGNORECASE)
+_VAL = re.compile(r"val(id|idation)?([^a-z]|$)", re.IGNORECASE)
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+
+@dataclass(frozen=True)
+class ShardFiles:
+    """The files of one split.
+
+    Attributes:
+        addresses: paths, or addresses that `Files` knows, sorted unless a pattern orders them.
+        names: the same, relative to the root: what stays when the root is moved.
+        divided: the names have chosen the split; False leaves it to the rows of all files.
+    """
+
+    addresses: list[str]
+    names: list[str]
+    divided: bool
+
+    @classmethod
+    def of(cls, root: str, split: str, suffixes: Sequence[str], files: Files) -> ShardFiles:
+        """The files of `split` at `root`.
+
+        Raises:
+            DataError: the root is missing, or holds no file with one of the suffixes.
+            ConfigError: a pattern of braces cannot be read.
+        """
+        found = _found(root, tuple(suffixes), files)
+        if not found:
+            raise DataError(
+                f"dataset.root: {root!r} holds no file that ends in {', '.join(suffixes)}. Set it "
+                "to the folder that does, or to a file."
+            )
+        chosen, divided = _of_split(found, split, root)
+        return cls(list(chosen.values()), list(chosen), divided)
+
+
+def _found(root: str, suffixes: tuple[str, ...], files: Files) -> dict[str, str]:
+    """Name, relative to the root -> address."""
+    if "{" in root:
+        before = root[: root.rfind("/", 0, root.index("{")) + 1]
+        return {address[len(before) :]: address for address in expand_braces(root)}
+    if root.lower().endswith(suffixes):
+        return {root.rpartition("/")[2]: root}
+    if not is_remote(root):
+        root = str(existing_root(local_path(root), "the files"))
+    names = [found.name for found in files.list(root) if found.name.lower().endswith(suffixes)]
+    return {name: join(root, name) for name in names if name.rpartition("/")[2][0] != "_"}
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`x-{00..02}.{a,b}` -> x-00.a, x-00.b, x-01.a ...
+
+    Raises:
+        ConfigError: a brace is not closed, or a range goes down.
+    """
+    pieces = _BRACES.split(pattern)  # text, inside of braces, text, inside ...
+    if any(brace in text for text in pieces[::2] for brace in "{}"):
+        raise ConfigError(Problem("dataset.root", f"{pattern!r}: its braces do not match"))
+    choices = [_choices(piece, pattern) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
+    return ["".join(parts) for parts in product(*choices)]
+
+
+def _choices(inside: str, pattern: str) -> list[str]:
+    bounds = _RANGE.fullmatch(inside)
+    if not bounds:
+        return inside.split(",")
+    first, last = bounds.groups()
+    if int(last) < int(first):
+        raise ConfigError(
+            Problem("dataset.root", f"{pattern!r}: the range {{{inside}}} goes from {int(first)} "
+                    f"down to {int(last)}; write the lower number first")
+        )  # fmt: skip
+    return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+
+
+def _of_split(found: dict[str, str], split: str, root: str) -> tuple[dict[str, str], bool]:
+    kinds = {name: split_of(name) for name in found}
+    if "val" not in kinds.values():  # those of training are divided, if there are any
+        only = "train" if "train" in kinds.values() else None
+        return {name: found[name] for name in found if kinds[name] == only}, False
+    chosen = {name: found[name] for name in found if kinds[name] == split}
+    if not chosen:
+        first = next(name for name in found if kinds[name] == "val")
+        raise DataError(
+            f"dataset.root: in {root!r} there are files of validation ({first!r}) and none whose "
+            "name begins with 'train'. Add or rename them."
+        )
+    return chosen, True
+
+
+def split_of(name: str) -> str | None:
+    """The split that a file's name (or else that of a folder above it) speaks of, or None."""
+    for part in reversed(name.split("/")):
+        if _TRAIN.match(part):
+            return "train"
+        if _VAL.match(part):
+            return "val"
+    return None

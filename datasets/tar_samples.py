@@ -1,0 +1,98 @@
+"""Samples in a tar archive: files that stand next to each other and share a name up to its dot.
+
+    digits/000017.jpg       sample "digits/000017", part "jpg"
+    digits/000017.seg.png   the same sample, part "seg.png"
+    digits/000017.cls       the same sample, part "cls"
+
+Files without an ending, and those that begin with a dot (as macOS adds to archives), are passed
+over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from datasets.tar_members import Member, Source, read_members
+from pipeline.errors import DataError
+
+
+class TarSample(NamedTuple):
+    """Where a sample lies.
+
+    Attributes:
+        number: among the samples of its archive, from 0.
+        key: its name.
+        start, stop: bytes of the archive, headers and all.
+    """
+
+    number: int
+    key: bytes
+    start: int
+    stop: int
+
+
+def read_samples(source: Source) -> Iterator[TarSample]:
+    """The samples of an archive, in order; reads headers only.
+
+    Raises:
+        DataError: as `read_members`; or the files of a sample do not stand together.
+    """
+    seen: set[int] = set()  # hashes of keys
+    current: TarSample | None = None
+    for member in read_members(source):
+        split = split_name(member.name)
+        if split is None:
+            continue
+        key = split[0]
+        if current is None or key != current.key:
+            if current is not None:
+                yield current
+            _check_new(source, member, key, seen)
+            current = TarSample(len(seen) - 1, key, member.start, member.end)
+        else:
+            current = current._replace(stop=member.end)
+    if current is not None:
+        yield current
+
+
+def _check_new(source: Source, member: Member, key: bytes, seen: set[int]) -> None:
+    before = len(seen)
+    seen.add(hash(key))
+    if len(seen) == before:
+        raise DataError(
+            f"{source.name!r}, member {member.number} ({member.name.decode(errors='replace')!r}): "
+            f"sample {key.decode(errors='replace')!r} stood there before. The files of a sample "
+            "have to stand together, and every sample needs a name of its own: sort the names when "
+            "you make the archive."
+        )
+
+
+def read_parts(source: Source, stop: int) -> tuple[str, dict[str, bytes]]:
+    """The one sample that a source holds up to `stop`: its key, and ending -> content.
+
+    Raises:
+        DataError: a part is there twice.
+    """
+    key, parts = b"", dict[str, bytes]()
+    for member in read_members(source, 0, stop):
+        split = split_name(member.name)
+        if split is None:
+            continue
+        key, ending = split[0], split[1].decode("utf-8", "replace").lower()
+        if ending in parts:
+            raise DataError(
+                f"{source.name}: {member.name.decode(errors='replace')!r} is there twice. Make the "
+                "archive again with every file once."
+            )
+        parts[ending] = source.read(member.data, member.data + member.size)
+    return key.decode("utf-8", "replace"), parts
+
+
+def split_name(name: bytes) -> tuple[bytes, bytes] | None:
+    """Key and ending of a file's name; None for one that belongs to no sample."""
+    folder, slash, base = name.rpartition(b"/")
+    stem, _, ending = base.partition(b".")
+    if not stem or not ending:
+        return None
+    return folder.removeprefix(b"./") + slash + stem if slash else stem, ending

@@ -1,0 +1,239 @@
+"""Samples in tar archives, as WebDataset lays them out: a stream of shards.
+
+    shard-000000.tar        digits/000017.jpg, digits/000017.cls, digits/000018.jpg ...
+    shard-000001.tar.gz     compressed ones are read forwards only
+
+`datasets.tar_samples` says what makes a sample, `datasets.tar_fields` what its files become. Of a
+plain archive the headers are read and the data passed over; the owner of a sample reads it by one
+`pread`. So a raw record is where a sample lies (or its bytes, when compressed).
+
+With `index`, plain archives of this machine are gone through once when the dataset is built, 10 us
+a sample of two files, and 24 bytes a sample are kept: then lengths are known, an epoch is resumed
+without reading, and a damaged archive is found at once. Archives at other addresses are fetched
+when they are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch.utils.data import IterableDataset
+
+from datasets.files import Files
+from datasets.fingerprint import Part, fingerprint
+from datasets.image import Reader, check_reader
+from datasets.open_files import OpenFiles
+from datasets.positioned_file import PositionedFile
+from datasets.shard_files import ShardFiles
+from datasets.split import Split, check_split
+from datasets.store import is_remote
+from datasets.tar_fields import TarField, choose_fields, make_fields
+from datasets.tar_samples import read_parts, read_samples
+from datasets.tar_source import COMPRESSED, PLAIN, BytesTar, GzipTar, PlainTar
+from pipeline.errors import DataError
+from pipeline.randomness import IntArray
+
+# Shard, number in it, and where it lies: start and stop, or the bytes themselves.
+Record = tuple[int, int, int, int | bytes]
+
+_BLOCKS = 16  # of 4 KiB of an archive that the fingerprint is made of
+
+
+class TarShards(IterableDataset[Record]):
+    """One sample: the files of one name, each a field.
+
+    Args:
+        root: folder of the archives, one archive, or a pattern such as "train-{000..127}.tar"; here
+            or at an address such as "s3://bucket/folder".
+        split: "train" or "val". Archives named `train...` and `val...` are divided already;
+            otherwise a hash of its name decides for each sample.
+        fields: field -> ending of its file, or several as "jpg;png"; null for one named as the
+            field. Null in all makes a field of every file of the first sample, with jpg, png ... as
+            `image`, cls as `label` and txt as `text`.
+        classes: names of the classes of `label`, in the order of their numbers.
+        val_fraction: share of the samples that validate, as it comes out; 0 and 1 leave all to one.
+        split_seed: another seed, another split.
+        reader: of images: "torchvision", "pillow" or "skimage".
+        index: go through all plain archives of this machine first.
+        files: how remote archives are fetched and kept.
+
+    Raises:
+        DataError: there are no archives, or no samples; an archive is cut off or damaged, a sample
+            lacks a part or has one twice. Names the archive and the member or sample.
+        ConfigError: a part is a pickle, or two of them would be the same field.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        split: Split = "train",
+        fields: Mapping[str, str | None] | None = None,
+        classes: Sequence[str] | None = None,
+        val_fraction: float = 0.2,
+        split_seed: int = 0,
+        reader: Reader = "torchvision",
+        index: bool = True,
+        files: Files | None = None,
+    ) -> None:
+        check_split(split, val_fraction)
+        check_reader(reader)
+        self.classes = list(classes or [])
+        self.reader = reader
+        self._files = files or Files()
+        shards = ShardFiles.of(root, split, (*PLAIN, *COMPRESSED), self._files)
+        self._addresses = np.array([address.encode() for address in shards.addresses])
+        self._names = np.array([name.encode() for name in shards.names])
+        self._share = None if shards.divided else _Share(split, val_fraction, split_seed)
+        self._open = OpenFiles(self._opened)
+        plain = all(one.lower().endswith(PLAIN) for one in shards.addresses)
+        self._index = self._indexed() if index and plain and not is_remote(root) else None
+        self._all_parts = fields is None
+        self.fields = self._fields(fields)
+
+    def __len__(self) -> int:
+        if self._index is None:
+            raise TypeError("only indexed archives know their length")
+        return len(self._index.places)
+
+    def __iter__(self) -> Iterator[Record]:
+        for shard in self.shards():
+            yield from self.read_shard(shard)
+
+    def shards(self) -> range:
+        """The archives, by number."""
+        return range(len(self._addresses))
+
+    def shard_lengths(self) -> list[int] | None:
+        """Samples of this split in each archive, if they are indexed."""
+        return None if self._index is None else np.diff(self._index.bounds).tolist()
+
+    def read_shard(self, shard: int, start: int = 0) -> Iterator[Record]:
+        """Samples of one archive, from its `start`th of this split on."""
+        if self._index is not None:
+            first, last = self._index.bounds[shard : shard + 2].tolist()
+            for number, begin, stop in self._index.places[first + start : last].tolist():
+                yield shard, number, begin, stop
+            return
+        for place, record in enumerate(self._records(shard)):
+            if place >= start:
+                yield record
+
+    def decode(self, record: Record) -> dict[str, Any]:
+        """The sample of a raw record.
+
+        Raises:
+            DataError: a part is missing, there twice, or damaged.
+        """
+        where, parts = self._parts(record)
+        sample = make_fields(parts, self.fields, self._all_parts, where, self.reader)
+        label = sample.get("label")
+        if self.classes and isinstance(label, int) and not 0 <= label < len(self.classes):
+            raise DataError(
+                f"{where}: label {label} is none of the {len(self.classes)} classes. Correct it, "
+                "or name all classes in dataset.classes."
+            )
+        return sample
+
+    def _address(self, shard: int) -> str:
+        address: bytes = self._addresses[shard]
+        return address.decode()
+
+    def _opened(self, shard: int) -> PlainTar:
+        name = self._address(shard)
+        return self._files.read(name, lambda path: PlainTar(name, path))
+
+    def _records(self, shard: int) -> Iterator[Record]:
+        """Records of one archive in this split, found by reading its headers."""
+        name = self._address(shard)
+        if not name.lower().endswith(COMPRESSED):
+            for sample in read_samples(self._open[shard]):
+                if self._holds(sample.key):
+                    yield shard, sample.number, sample.start, sample.stop
+            return
+        with self._files.read(name, lambda path: GzipTar(name, path)) as source:
+            for sample in read_samples(source):
+                source.forget(sample.start)
+                if self._holds(sample.key):
+                    yield shard, sample.number, 0, source.read(sample.start, sample.stop)
+
+    def _holds(self, key: bytes) -> bool:
+        return self._share is None or self._share.holds(key)
+
+    def _parts(self, record: Record) -> tuple[str, dict[str, bytes]]:
+        """A sample for messages, and its parts."""
+        shard, number, start, stop = record
+        content = stop if isinstance(stop, bytes) else self._open[shard].read(start, stop)
+        where = f"{self._address(shard)!r}, sample {number}"
+        key, parts = read_parts(BytesTar(where, content), len(content))
+        return f"{where} ({key!r})", parts
+
+    def _indexed(self) -> _Index:
+        found = []
+        for shard in self.shards():
+            places = [record[1:] for record in self._records(shard)]
+            found.append(np.array(places, dtype=np.int64).reshape(-1, 3))
+        bounds = np.cumsum([0, *map(len, found)])
+        return _Index(bounds, np.concatenate(found))
+
+    def _fields(self, fields: Mapping[str, str | None] | None) -> list[TarField]:
+        first = next(iter(self), None)
+        if first is None:
+            reason = "there are no samples of this split in the archives"
+            raise DataError(f"dataset.root: {self._address(0)!r} ...: {reason}.")
+        where, parts = self._parts(first)
+        return choose_fields(fields, list(parts), where)
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What a model must know: num_classes and num_outputs, when classes are named."""
+        count = len(self.classes)
+        return {"num_classes": count, "num_outputs": count} if count else {}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the fields, the split and the archives: a spread of blocks, or sizes far away."""
+        parts: list[Part] = ["tar_shards", self.reader, *self.classes, str(self._share)]
+        parts += [f"{field.name} {' '.join(field.endings)}" for field in self.fields]
+        for shard, name in enumerate(self._names.tolist()):
+            parts += [name, *self._content(self._address(shard))]
+        return fingerprint(parts)
+
+    def _content(self, address: str) -> list[Part]:
+        """What tells an archive from others: here a part of it, elsewhere what its store says."""
+        if is_remote(address):
+            found = self._files.catalog.look(address)
+            return [str(found.size), found.version]
+        file = PositionedFile(self._files.local(address))
+        return [file.size, *file.sample(_BLOCKS)]
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Which samples one split gets, by a keyed hash of their names; 1 us each."""
+
+    split: str
+    val_fraction: float
+    seed: int
+
+    def holds(self, key: bytes) -> bool:
+        digest = hashlib.blake2b(key, digest_size=8, key=str(self.seed).encode()).digest()
+        validates = int.from_bytes(digest, "little") < self.val_fraction * 2**64
+        return validates == (self.split == "val")
+
+
+@dataclass(frozen=True)
+class _Index:
+    """Where all samples of a split lie.
+
+    Attributes:
+        bounds: int64[shards + 1], the first sample of each shard, and their number.
+        places: int64[samples, 3], number in the shard, start and stop.
+    """
+
+    bounds: IntArray
+    places: IntArray
