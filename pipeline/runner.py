@@ -8,9 +8,9 @@
 Everything arrives as plain values and finished parts; what is shown and written while it runs is up
 to observers.
 
-Cost beside the model's own: about 0.1 ms a batch. A GPU is waited for only when something is logged,
-every `log_every` optimizer steps; so that is also when a loss that is not finite is found, with the
-address of the batch that had it.
+Cost beside the model's own: about 0.1 ms a batch. A GPU is waited for only when something is
+logged, every `log_every` optimizer steps; so that is also when a loss that is not finite is found,
+with the address of the batch that had it.
 """
 
 from __future__ import annotations

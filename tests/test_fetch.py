@@ -138,7 +138,7 @@ def test_pad_sorts_rows_with_their_positions_indices_and_validity():
 
 def test_pad_refuses_unknown_fields_and_other_dimensions():
     request = Plan(Sequential(40), 4).request(0, 0)
-    with pytest.raises(DataError, match="'text' .*have only sequence, label"):
+    with pytest.raises(DataError, match=r"'text' .*have only sequence, label"):
         Fetch(toy.Sequences(), None, Pad(["text"]), 0)(request)
     with pytest.raises(DataError, match=r"shapes \[3, 12, 16\] and \[3, 9, 9\] differ beyond"):
         Fetch(Uneven({"image": torch.zeros(3, 9, 9)}), None, Pad(["image"]), 0)(request)

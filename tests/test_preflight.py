@@ -64,8 +64,8 @@ TYPOS = [
      "'width'?); allowed: num_landmarks, width"),
     ("model.sharpness=3", "model.sharpness", "is not in the YAML, but LandmarkNet takes it: add it "
      "with +model.sharpness=..."),
-    ("transform.train.resize.antialis=3", "transform.train.resize.antialis", "did you mean 'antialias'"),
-    ("+transform.train.resize.antialis=3", "transform.train.resize.antialis", "of Resize 'antialis'"),
+    ("transform.train.resize.antialis=3", "transform.train.resize.antialis", "mean 'antialias'"),
+    ("+transform.train.resize.antialis=3", "transform.train.resize.antialis", "Resize 'antialis'"),
     ("+objective.loss.betta=3", "objective.loss.betta", "argument of SmoothL1Loss 'betta'"),
     ("loader.num_workers=1.5", "loader.num_workers", "got 1.5, expected a whole number"),
     ("optimizer.weight_decay=abc", "optimizer.weight_decay", "got 'abc', expected a number"),

@@ -212,7 +212,7 @@ def test_identity_batches_hold_p_identities_and_k_samples():
             assert len(set(rows[labels[rows] == name])) == 3
         seen |= set(rows)
     assert len(seen) > 0.5 * len(labels)
-    with pytest.raises(ConfigError, match="wants 11 identities, but .* only 10"):
+    with pytest.raises(ConfigError, match=r"wants 11 identities, but .* only 10"):
         Identity(len(labels), 0, pd.DataFrame({"label": labels}), identities=11)
 
 
