@@ -153,6 +153,8 @@ class Fetch:
         try:
             samples = list(rows.__getitems__(request.indices.tolist()))
         except Exception as error:
+            for place in range(len(request)):  # one by one, the bad row shows itself
+                self._read(rows, request, place)
             raise self._explained(error, "read", request, 0) from error
         drawn = moved(before)
         if drawn:
@@ -206,8 +208,10 @@ class Fetch:
         )
 
     def _path(self, row: int) -> str:
-        """The sample's file, as far as the dataset's table knows it; never fails."""
+        """The sample's file, as far as the dataset knows it; never fails."""
         try:
+            if hasattr(self.dataset, "path"):
+                return f" {self.dataset.path(row)}"
             return f" {self.dataset.metadata['path'].iloc[row]}"
         except Exception:
             return ""

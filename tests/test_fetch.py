@@ -168,6 +168,22 @@ def test_a_dataset_may_read_a_batch_at_once():
         Fetch(drawing, None, Stack(), 0)(plan.request(0, 1))
 
 
+def test_a_bad_row_among_many_is_named():
+    class Bad(AtOnce):
+        def __getitem__(self, index):
+            if index == 6:
+                raise OSError("cut off")
+            return super().__getitem__(index)
+
+        def path(self, index):
+            return f"rows/{index}.png"
+
+    with pytest.raises(
+        DataError, match=r"sample 6 \(epoch 0, step 1, position 6\) rows/6.png: OSErr"
+    ):
+        Fetch(Bad(), None, Stack(), 0)(Plan(Sequential(40), 4).request(0, 1))
+
+
 def test_a_subset_of_torch_keeps_its_rows_keys():
     plan = Plan(Sequential(8), 8)
     subset = torch.utils.data.Subset(toy.Pictures(), range(8))

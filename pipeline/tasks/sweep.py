@@ -222,6 +222,7 @@ def _write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
 
 
 def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
@@ -229,9 +230,10 @@ def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None
     alike = {name for name in names[1 : names.index("status") + 1]
              if len(rows) > 1 and len({row[name] for row in rows}) == 1}  # fmt: skip
     columns = [name for name in names if name not in alike and any(row[name] for row in rows)]
-    drawn = Table(title=title, title_justify="left")
+    drawn = Table(title=title, title_justify="left", box=box.HORIZONTALS, padding=(0, 1, 0, 0))
     for name in columns:
-        drawn.add_column(name, overflow="fold")
+        width = max(len(row[name]) for row in rows)
+        drawn.add_column(name.replace("/", "/\n"), overflow="fold", min_width=min(width, 12))
     for row in rows:
         style = "bold" if row["job"] == best else "red" if row["status"] != "done" else None
         drawn.add_row(*(row[name] for name in columns), style=style)
