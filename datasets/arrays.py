@@ -4,7 +4,7 @@
     targets.npy    [N] of integers     classes; a file `classes.txt` may name them, one a line
                    [N, ...] else       values to predict
 
-The files are mapped, not loaded (see `datasets.mapped_array`), and fetched whole from an address.
+The files are mapped, not loaded (see `reading.mapped_array`), and fetched whole from an address.
 Rows have no names, so a row's place in the file decides its split. Cost: a page or two read a
 sample; labels are held, 8 bytes a row.
 """
@@ -21,12 +21,12 @@ import torch
 from torch.utils.data import Dataset
 
 from datasets.files import Files
-from datasets.fingerprint import fingerprint
-from datasets.folder import File
-from datasets.labels import class_names, read_labels
-from datasets.mapped_array import MappedArray
-from datasets.root import open_root
-from datasets.split import Split, check_split, split_rows
+from datasets.reading.fingerprint import fingerprint
+from datasets.reading.folder import File
+from datasets.reading.labels import class_names, read_labels
+from datasets.reading.mapped_array import MappedArray
+from datasets.reading.root import open_root
+from datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
 from pipeline.randomness import IntArray
 

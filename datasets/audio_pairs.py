@@ -19,11 +19,17 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from datasets.audio import EXTENSIONS, check_soundfile, lengths_and_rates, read_audio, read_header
-from datasets.fingerprint import fingerprint
-from datasets.mapped_array import MappedArray
-from datasets.root import existing_root, file_sizes
-from datasets.split import Split, check_split, split_rows
+from datasets.reading.audio import (
+    EXTENSIONS,
+    check_soundfile,
+    lengths_and_rates,
+    read_audio,
+    read_header,
+)
+from datasets.reading.fingerprint import fingerprint
+from datasets.reading.mapped_array import MappedArray
+from datasets.reading.root import existing_root, file_sizes
+from datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
 from pipeline.randomness import IntArray
 

@@ -24,17 +24,17 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from datasets.compressed import compression_of
-from datasets.delimited_format import BadRecord, Columns, DelimitedFormat, class_codes
 from datasets.files import Files
-from datasets.fingerprint import Part, fingerprint
-from datasets.positioned_file import PositionedFile
-from datasets.record_index import RecordIndex
-from datasets.record_reader import line_at, read_records
-from datasets.record_scan import Quoting, text_bounds
-from datasets.shard_files import ShardFiles
-from datasets.split import Split, check_split
-from datasets.store import is_remote
+from datasets.reading.fingerprint import Part, fingerprint
+from datasets.reading.positioned_file import PositionedFile
+from datasets.reading.shard_files import ShardFiles
+from datasets.reading.split import Split, check_split
+from datasets.remote.store import is_remote
+from datasets.text.compressed import compression_of
+from datasets.text.delimited_format import BadRecord, Columns, DelimitedFormat, class_codes
+from datasets.text.record_index import RecordIndex
+from datasets.text.record_reader import line_at, read_records
+from datasets.text.record_scan import Quoting, text_bounds
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.randomness import hash64, uniform
 
@@ -66,7 +66,7 @@ class DelimitedStream(IterableDataset[Record]):
 
     Args:
         root: a file, a folder of them, or a pattern of braces; local or an address that `files`
-            knows. File names that say train and val divide the data (`datasets.shard_files`).
+            knows. File names that say train and val divide the data (`reading.shard_files`).
         split: "train" or "val".
         suffixes: which files of a folder are read, in small letters.
         delimiter, header, columns, text, label, quoting, encoding: as in `DelimitedText`; the same

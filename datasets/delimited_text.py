@@ -3,10 +3,10 @@
     Label<tab>SMS
     ham<tab>Ok lar... Joking wif u oni...
 
-The file is not read but indexed, once (see `datasets.record_index`): 2 GB take about half a second,
+The file is not read but indexed, once (see `text.record_index`): 2 GB take about half a second,
 the index 8 MB, and a record is one read of about 4 KiB. So every sampler works on files larger than
 memory. Labels and lengths come from one more pass when a sampler or the names of the classes ask
-for them (`datasets.column_scan`), 5 s for 2 GB, also kept. Compressed files have no places to go
+for them (`text.column_scan`), 5 s for 2 GB, also kept. Compressed files have no places to go
 to: `datasets.delimited_stream` reads those forwards.
 """
 
@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from torch.utils.data import Dataset
 
-from datasets.column_scan import ColumnScan
-from datasets.compressed import compression_of
-from datasets.delimited_format import BadRecord, DelimitedFormat, class_codes
 from datasets.files import Files
-from datasets.fingerprint import fingerprint
-from datasets.record_index import RecordIndex
-from datasets.record_scan import Quoting
-from datasets.row_split import RowSplit
-from datasets.split import Split, check_split
+from datasets.reading.fingerprint import fingerprint
+from datasets.reading.row_split import RowSplit
+from datasets.reading.split import Split, check_split
+from datasets.text.column_scan import ColumnScan
+from datasets.text.compressed import compression_of
+from datasets.text.delimited_format import BadRecord, DelimitedFormat, class_codes
+from datasets.text.record_index import RecordIndex
+from datasets.text.record_scan import Quoting
 from pipeline.errors import ConfigError, DataError, Problem
 
 if TYPE_CHECKING:

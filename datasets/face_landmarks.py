@@ -1,6 +1,6 @@
 """Faces with landmarks: a folder of images and a CSV with a row per image.
 
-The layout is that of PyTorch's data loading tutorial (`datasets.landmark_table` has the columns).
+The layout is that of PyTorch's data loading tutorial (`reading.landmark_table` has the columns).
 Coordinates are in pixels with the centre of the first pixel at (0, 0), as torchvision's `KeyPoints`
 have it. Cost: about 25 us a row to construct, and one image read a sample.
 """
@@ -18,13 +18,13 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from datasets.files import Files
-from datasets.fingerprint import fingerprint
-from datasets.folder import File, Folder
-from datasets.head_pose import POSES, head_poses
-from datasets.image import Reader, check_reader, read_image
-from datasets.landmark_table import LandmarkTable, read_landmark_table
-from datasets.root import open_root
-from datasets.split import Split, check_split, split_rows
+from datasets.reading.fingerprint import fingerprint
+from datasets.reading.folder import File, Folder
+from datasets.reading.head_pose import POSES, head_poses
+from datasets.reading.image import Reader, check_reader, read_image
+from datasets.reading.landmark_table import LandmarkTable, read_landmark_table
+from datasets.reading.root import open_root
+from datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class FaceLandmarks(Dataset[dict[str, Any]]):
 
     Args:
         root: folder of the data; a path or an address.
-        split: "train" or "val"; `datasets.split` says which rows that is.
+        split: "train" or "val"; `reading.split` says which rows that is.
         csv: the table, relative to `root`.
         images: the folder that the names in the table start from, relative to `root`.
         reader: "torchvision", "pillow" or "skimage".

@@ -1,13 +1,13 @@
 """Files wherever they lie: paths of this machine, and addresses whose files are fetched once.
 
-`datasets.store` has the schemes. A file of this machine is read where it is. Any other is kept in a
-cache of bounded size that all workers, ranks and runs of a machine share (`datasets.file_cache`),
+`remote.store` has the schemes. A file of this machine is read where it is. Any other is kept in a
+cache of bounded size that all workers, ranks and runs of a machine share (`remote.file_cache`),
 and gets there only whole: of the right size, and with the right checksum where the store gives one
-(`datasets.download`). What may work a moment later is tried again (`datasets.patience`).
+(`remote.download`). What may work a moment later is tried again (`remote.patience`).
 
 A cached file belongs to one version of what lies at its address. The version is asked for once,
 when a folder is listed or a file is first needed, and travels with the `Files` to all workers
-(`datasets.catalog`). So reading from the cache asks the store nothing, and a run never sees two
+(`remote.catalog`). So reading from the cache asks the store nothing, and a run never sees two
 versions.
 
 Cost: nothing for paths of this machine; 25 us for a file in the cache.
@@ -26,14 +26,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from datasets.catalog import Catalog
-from datasets.download import Download
-from datasets.patience import Patience
-from datasets.store import Found, check_options, is_remote, local_path
+from datasets.remote.catalog import Catalog
+from datasets.remote.download import Download
+from datasets.remote.patience import Patience
+from datasets.remote.store import Found, check_options, is_remote, local_path
 from pipeline.errors import ConfigError, DataError, Problem
 
 if TYPE_CHECKING:
-    from datasets.file_cache import FileCache
+    from datasets.remote.file_cache import FileCache
 
 T = TypeVar("T")
 
@@ -151,7 +151,7 @@ class Files:
     @cached_property
     def _cache(self) -> FileCache:
         try:
-            from datasets.file_cache import FileCache
+            from datasets.remote.file_cache import FileCache
         except ImportError as error:  # no fcntl
             raise ConfigError("the cache of remote files needs Linux or macOS") from error
         return FileCache(Path(self.cache_dir).expanduser().absolute(), self.cache_size)

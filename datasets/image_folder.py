@@ -21,11 +21,11 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from datasets.files import Files
-from datasets.fingerprint import fingerprint
-from datasets.folder import Folder
-from datasets.image import Reader, check_reader, read_image
-from datasets.root import open_root
-from datasets.split import Split, check_split, split_rows
+from datasets.reading.fingerprint import fingerprint
+from datasets.reading.folder import Folder
+from datasets.reading.image import Reader, check_reader, read_image
+from datasets.reading.root import open_root
+from datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import ConfigError, DataError, Problem
 
 if TYPE_CHECKING:

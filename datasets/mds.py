@@ -25,16 +25,16 @@ import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from datasets.file_kind import stranger
 from datasets.files import Files
-from datasets.fingerprint import Part, fingerprint
-from datasets.image import Reader, check_reader, decode_image
-from datasets.open_files import OpenFiles
-from datasets.plain_tensor import plain_tensor
-from datasets.row_split import RowSplit
-from datasets.shard_files import ShardFiles
-from datasets.split import Split, check_split
-from datasets.table_rows import AllRows, TableRows
+from datasets.reading.file_kind import stranger
+from datasets.reading.fingerprint import Part, fingerprint
+from datasets.reading.image import Reader, check_reader, decode_image
+from datasets.reading.open_files import OpenFiles
+from datasets.reading.plain_tensor import plain_tensor
+from datasets.reading.row_split import RowSplit
+from datasets.reading.shard_files import ShardFiles
+from datasets.reading.split import Split, check_split
+from datasets.reading.table_rows import AllRows, TableRows
 from pipeline.errors import ConfigError, DataError, Problem
 
 if TYPE_CHECKING:

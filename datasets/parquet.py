@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from datasets.arrow_columns import Fields
-from datasets.arrow_metadata import read_metadata
-from datasets.arrow_table import ArrowTable, TableOptions
-from datasets.image import Reader
-from datasets.split import Split
+from datasets.arrow.columns import Fields
+from datasets.arrow.metadata import read_metadata
+from datasets.arrow.table import ArrowTable, TableOptions
+from datasets.reading.image import Reader
+from datasets.reading.split import Split
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,7 @@ _ADVICE = (
 class Parquet(Dataset[dict[str, Any]]):
     """One sample: a row, with the fields that its columns are made into.
 
-    `datasets.arrow_columns` lists what a column can become.
+    `arrow.columns` lists what a column can become.
 
     Args:
         root: folder of the files, one file, or a pattern such as "train-{000..127}.parquet"; here
@@ -110,7 +110,7 @@ class Parquet(Dataset[dict[str, Any]]):
 
     @property
     def metadata(self) -> pd.DataFrame:
-        """A row per sample: its numbers, labels and texts, and lengths (`datasets.arrow_metadata`).
+        """A row per sample: its numbers, labels and texts, and lengths (`arrow.metadata`).
 
         Reads these columns of all row groups; no image.
         """

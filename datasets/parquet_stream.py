@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from datasets.arrow_columns import Fields
-from datasets.arrow_table import ArrowTable, TableOptions
-from datasets.image import Reader
-from datasets.split import Split
+from datasets.arrow.columns import Fields
+from datasets.arrow.table import ArrowTable, TableOptions
+from datasets.reading.image import Reader
+from datasets.reading.split import Split
 
 if TYPE_CHECKING:
     from datasets.files import Files

@@ -4,7 +4,7 @@
     offsets.npy    [N + 1] of integers    sequence i is values[offsets[i] : offsets[i + 1]]
     labels.npy     [N] of integers        its class; `classes.txt` may name them, one a line
 
-The values are mapped, not loaded (see `datasets.mapped_array`), and fetched whole from an address;
+The values are mapped, not loaded (see `reading.mapped_array`), and fetched whole from an address;
 offsets and labels are held, 24 bytes a sequence. Sequences have no names, so their place in the
 files decides their split.
 """
@@ -19,12 +19,12 @@ import torch
 from torch.utils.data import Dataset
 
 from datasets.files import Files
-from datasets.fingerprint import fingerprint
-from datasets.folder import File
-from datasets.labels import class_names, read_labels
-from datasets.mapped_array import MappedArray
-from datasets.root import open_root
-from datasets.split import Split, check_split, split_rows
+from datasets.reading.fingerprint import fingerprint
+from datasets.reading.folder import File
+from datasets.reading.labels import class_names, read_labels
+from datasets.reading.mapped_array import MappedArray
+from datasets.reading.root import open_root
+from datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
 from pipeline.randomness import IntArray
 

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from torch.utils.data import Dataset
 
-from datasets.audio import EXTENSIONS, check_soundfile, lengths_and_rates, read_audio
-from datasets.fingerprint import fingerprint
-from datasets.root import existing_root, file_sizes
-from datasets.split import Split
+from datasets.reading.audio import EXTENSIONS, check_soundfile, lengths_and_rates, read_audio
+from datasets.reading.fingerprint import fingerprint
+from datasets.reading.root import existing_root, file_sizes
+from datasets.reading.split import Split
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.randomness import IntArray
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from datasets.face_landmarks import FaceLandmarks
-from datasets.generated_folder import generated_folder, reading_generated
-from datasets.image import Reader
-from datasets.split import Split
+from datasets.reading.generated_folder import generated_folder, reading_generated
+from datasets.reading.image import Reader
+from datasets.reading.split import Split
 from pipeline.errors import ConfigError, Problem
 from pipeline.randomness import hash64
 

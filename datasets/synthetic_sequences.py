@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from datasets.generated_folder import generated_folder, reading_generated
+from datasets.reading.generated_folder import generated_folder, reading_generated
+from datasets.reading.split import Split
 from datasets.sequences import Sequences
-from datasets.split import Split
 from pipeline.errors import ConfigError, Problem
 from pipeline.randomness import hash64
 

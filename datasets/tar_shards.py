@@ -3,7 +3,7 @@
     shard-000000.tar        digits/000017.jpg, digits/000017.cls, digits/000018.jpg ...
     shard-000001.tar.gz     compressed ones are read forwards only
 
-`datasets.tar_samples` says what makes a sample, `datasets.tar_fields` what its files become. Of a
+`tar.samples` says what makes a sample, `tar.fields` what its files become. Of a
 plain archive the headers are read and the data passed over; the owner of a sample reads it by one
 `pread`. So a raw record is where a sample lies (or its bytes, when compressed).
 
@@ -25,16 +25,16 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from datasets.files import Files
-from datasets.fingerprint import Part, fingerprint
-from datasets.image import Reader, check_reader
-from datasets.open_files import OpenFiles
-from datasets.positioned_file import PositionedFile
-from datasets.shard_files import ShardFiles
-from datasets.split import Split, check_split
-from datasets.store import is_remote
-from datasets.tar_fields import TarField, choose_fields, make_fields
-from datasets.tar_samples import read_parts, read_samples
-from datasets.tar_source import COMPRESSED, PLAIN, BytesTar, GzipTar, PlainTar
+from datasets.reading.fingerprint import Part, fingerprint
+from datasets.reading.image import Reader, check_reader
+from datasets.reading.open_files import OpenFiles
+from datasets.reading.positioned_file import PositionedFile
+from datasets.reading.shard_files import ShardFiles
+from datasets.reading.split import Split, check_split
+from datasets.remote.store import is_remote
+from datasets.tar.fields import TarField, choose_fields, make_fields
+from datasets.tar.samples import read_parts, read_samples
+from datasets.tar.source import COMPRESSED, PLAIN, BytesTar, GzipTar, PlainTar
 from pipeline.errors import DataError
 from pipeline.randomness import IntArray
 

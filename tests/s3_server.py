@@ -55,11 +55,14 @@ class S3Server:
     def options(self):
         return {"endpoint_url": f"http://127.0.0.1:{self.port}"}
 
+    def requests(self):
+        """ "METHOD path" of the requests so far, in order."""
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
     def downloads(self):
         """Keys that were downloaded so far, in order."""
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
         start = f"GET /{BUCKET}/"
-        return [line.removeprefix(start) for line in lines if line.startswith(start)]
+        return [line.removeprefix(start) for line in self.requests() if line.startswith(start)]
 
 
 def free_port():

@@ -11,9 +11,9 @@ import soundfile
 import torch
 
 import pipeline
-from datasets.audio import lengths_and_rates, read_audio, read_header
 from datasets.audio_pairs import AudioPairs
-from datasets.file_kind import stranger
+from datasets.reading.audio import lengths_and_rates, read_audio, read_header
+from datasets.reading.file_kind import stranger
 from datasets.spoken_digits import SpokenDigits
 from pipeline.build import Parts
 from pipeline.collate import Mismatch, PadTime

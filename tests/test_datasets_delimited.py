@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import pipeline
-from datasets import column_scan
-from datasets.compressed import opened
-from datasets.delimited_format import DelimitedFormat
 from datasets.delimited_stream import DelimitedStream
 from datasets.delimited_text import DelimitedText
 from datasets.files import Files
+from datasets.text import column_scan
+from datasets.text.compressed import opened
+from datasets.text.delimited_format import DelimitedFormat
 from pipeline.build import Parts
 from pipeline.errors import ConfigError, DataError
 
@@ -358,7 +358,7 @@ def test_file_names_divide_a_stream(stream, tmp_path):
 
 
 def test_a_quoted_record_over_many_pieces(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.record_reader._PIECE", 100)
+    monkeypatch.setattr("datasets.text.record_reader._PIECE", 100)
     rows = rows_of(50, quoted=True)
     rows[20] = ("ham", 'a "quoted"\n' * 200)
     with (tmp_path / "a.csv").open("w", newline="") as file:
@@ -441,7 +441,7 @@ def test_bad_files_of_a_stream(stream, tmp_path, second, said):
 
 
 def test_a_record_without_end(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.record_reader._LONGEST", 1 << 20)
+    monkeypatch.setattr("datasets.text.record_reader._LONGEST", 1 << 20)
     (tmp_path / "a.tsv").write_bytes(b"label\ttext\nham\t" + bytes(4 << 20))
     with pytest.raises(DataError, match="line 2: a record has no end within 1 MiB"):
         list(stream())

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from datasets.head_pose import POSES, head_poses
+from datasets.reading.head_pose import POSES, head_poses
 from datasets.synthetic_faces import SyntheticFaces
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
+from datasets.arrow.row_groups import RowGroups
 from datasets.parquet import Parquet
 from datasets.parquet_stream import ParquetStream
-from datasets.row_groups import RowGroups
-from datasets.row_split import RowSplit
-from datasets.table_rows import AllRows, ListedRows, rows_before
+from datasets.reading.row_split import RowSplit
+from datasets.reading.table_rows import AllRows, ListedRows, rows_before
 from pipeline.backends import LoaderOptions
 from pipeline.collate import List
 from pipeline.errors import ConfigError, DataError

@@ -9,7 +9,7 @@ from PIL import Image
 
 from datasets.drawn_faces.canvas import Canvas, disc
 from datasets.drawn_faces.shape import FaceShape, Pose
-from datasets.generated_folder import generated_folder
+from datasets.reading.generated_folder import generated_folder
 from datasets.synthetic_faces import SyntheticFaces
 from pipeline.errors import ConfigError, DataError
 

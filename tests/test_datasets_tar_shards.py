@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
-from datasets.tar_members import _number, read_members
-from datasets.tar_samples import read_samples
+from datasets.tar.members import _number, read_members
+from datasets.tar.samples import read_samples
+from datasets.tar.source import BytesTar, GzipTar
 from datasets.tar_shards import TarShards
-from datasets.tar_source import BytesTar, GzipTar
 from pipeline.backends import LoaderOptions
 from pipeline.collate import List
 from pipeline.errors import ConfigError, DataError

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from datasets import record_scan
-from datasets.positioned_file import PositionedFile
-from datasets.record_index import RecordIndex, join_quoted, line_of
-from datasets.row_split import RowSplit
+from datasets.reading.positioned_file import PositionedFile
+from datasets.reading.row_split import RowSplit
+from datasets.text import record_scan
+from datasets.text.record_index import RecordIndex, join_quoted, line_of
 from pipeline.errors import ConfigError, DataError
 
 LINE_ENDS = ["\n", "\r\n"]

@@ -3,9 +3,11 @@
 The server is a process that is killed and started again; so are some of the readers.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
@@ -124,13 +126,15 @@ def test_the_digest_does_not_depend_on_where_the_files_lie(data, server, tmp_pat
     expected = run(capsys, *DIGEST, f"dataset.root={data}/insects")
     assert len(expected.hashes) == IMAGES // 4, expected.err
     for name, options in EXECUTORS.items():
-        before = len(server.downloads())
+        before, asked = len(server.downloads()), len(server.requests())
         # From the second on, this process has spoken with the server before it forks.
         for _ in range(2):
             remote = run(capsys, *DIGEST, *at(server, tmp_path / name), *options)
             assert remote.out == expected.out, (name, remote.err)
         downloads = server.downloads()[before:]
         assert len(downloads) == len(set(downloads)) == IMAGES, name
+        # Twice, a listing for each level of folders; and nothing for a file but its download.
+        assert len(server.requests()) - asked <= IMAGES + 2 * 8
 
 
 def test_spawned_processes_get_what_was_listed_and_no_connection(data, server, tmp_path):
@@ -263,6 +267,25 @@ def restart_after(server, downloads):
     server.kill()
     threading.Event().wait(0.5)
     server.start()
+
+
+def test_nobody_but_us_tries_again(tmp_path):
+    # botocore and s3fs have retries of their own, which would multiply with ours.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connections = []
+        threading.Thread(target=hang_up, args=(listener, connections), daemon=True).start()
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        files = Files(str(tmp_path), retries=2, first_wait=0.01, options={"endpoint_url": endpoint})
+        with pytest.raises(DataError, match="3 attempts"):
+            files.local("s3://data/x")
+        assert len(connections) <= 3 * 2  # aiohttp takes a second one at once
+
+
+def hang_up(listener, connections):
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            connections.append(connection.close())
 
 
 def test_two_runs_share_a_cache(data, server, tmp_path, capsys):

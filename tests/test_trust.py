@@ -61,7 +61,7 @@ REFUSED = [
     "torchmetrics.text.bert.BERTScore", "torchmetrics.image.fid.FrechetInceptionDistance",
     "torchmetrics.functional.accuracy", "pipeline.checkpoint.load", "pipeline.samplers.hash64",
     "pipeline.trust.resolve", "pipeline.build.make", "pipeline.command.main",
-    "datasets.split.split_rows", "datasets.face_landmarks.read_image",
+    "datasets.reading.split.split_rows", "datasets.face_landmarks.read_image",
     # ways around
     "torch.nn.functional.torch.hub.load", "torch.nn.modules.module.torch.load",
     "torch.utils.data.dataloader.os.system", "torch.optim.lr_scheduler.warnings.sys.exit",

@@ -12,9 +12,8 @@ class WebServer:
     Attributes:
         requests: "METHOD path" of each request, in order.
         faults: path -> what goes wrong with the next downloads of it, in order: an HTTP status,
-            "cut" (half of the body, then the connection is closed), "reset", "silent" (nothing
-            comes for 5 s), "other" (a body of the right length with other bytes). After the last
-            it is served well.
+            "cut" (half of the body, then the connection is closed), "short" (the same, and no
+            length was told), "silent" (nothing comes for 5 s). After the last it is served well.
         lengths, ranges, etags: whether the server tells lengths, knows ranges, gives tags.
     """
 
@@ -66,8 +65,6 @@ class WebServer:
                     return self.fail(fault)
                 if fault == "silent":
                     time.sleep(5)
-                if fault == "other":
-                    body = bytes(255 - byte for byte in body)
                 return self.give(body, fault, with_body)
 
             def fail(self, status):
@@ -87,7 +84,7 @@ class WebServer:
                     self.send_response(200)
                 if web.etags:
                     self.send_header("ETag", etag)
-                if web.lengths:
+                if web.lengths and fault != "short":
                     self.send_header("Content-Length", str(len(body)))
                 else:
                     self.send_header("Connection", "close")
@@ -96,7 +93,7 @@ class WebServer:
                 self.end_headers()
                 if not with_body:
                     return
-                if fault in ("cut", "reset"):
+                if fault in ("cut", "short"):
                     self.wfile.write(body[: len(body) // 2])
                     self.wfile.flush()
                     self.close_connection = True

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from datasets.files import Files
-from datasets.folder import Folder, LocalFolder, RemoteFolder
-from datasets.store import is_remote, local_path
+from datasets.reading.folder import Folder, LocalFolder, RemoteFolder
+from datasets.remote.store import is_remote, local_path
 from pipeline.errors import ConfigError, DataError, Problem
 
 

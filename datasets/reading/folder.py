@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 
 from datasets.files import Files, is_hidden, walk
-from datasets.store import join
+from datasets.remote.store import join
 from pipeline.errors import ConfigError, DataError, Problem
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Protocol
 
-from datasets.catalog import Catalog
-from datasets.patience import Damaged, Patience
-from datasets.store import Found, Store
+from datasets.remote.catalog import Catalog
+from datasets.remote.patience import Damaged, Patience
+from datasets.remote.store import Found, Store
 from pipeline.errors import DataError
 
 PIECE = 32 * 2**20  # bytes of one request

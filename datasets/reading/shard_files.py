@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from datasets.root import existing_root
-from datasets.store import is_remote, join, local_path
+from datasets.reading.root import existing_root
+from datasets.remote.store import is_remote, join, local_path
 from pipeline.errors import ConfigError, DataError, Problem
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datasets.fingerprint import Part
-from datasets.folder import File, LocalFolder
+from datasets.reading.fingerprint import Part
+from datasets.reading.folder import File, LocalFolder
 from pipeline.errors import DataError
 
 _BLOCK = 4096

@@ -7,7 +7,7 @@
 
 The speaking is done by fsspec and its kin, which are imported with the first address. Their file
 systems run threads and hold connections, neither of which survives a fork, so each process makes
-its own when it first reads. They try nothing again by themselves: `datasets.patience` does.
+its own when it first reads. They try nothing again by themselves: `remote.patience` does.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -231,8 +232,7 @@ class Store:
         except (TypeError, ValueError) as error:
             reason = f"{self._scheme}:// refuses them: {error}"
             raise ConfigError(Problem("options", reason)) from error
-        system.retries = 1  # s3fs and gcsfs have retries of their own, with fixed waits
-        return system
+        return _without_retries(system)
 
     def _name(self, address: str) -> str:
         """What fsspec calls an address."""
@@ -319,6 +319,15 @@ def check_options(options: Mapping[str, Any], key: str = "options") -> None:
             raise ConfigError(
                 Problem(where, "holds a user and a password; leave them out of the address")
             )
+
+
+def _without_retries(system: Any) -> Any:
+    """A file system that tries once: s3fs and gcsfs have retries of their own, with fixed waits."""
+    system.retries = 1  # s3fs
+    once = getattr(getattr(type(system), "_request", None), "__wrapped__", None)
+    if once is not None:  # gcsfs, where a decorator retries
+        system._request = partial(once, system)
+    return system
 
 
 def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:

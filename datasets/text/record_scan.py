@@ -3,7 +3,7 @@
 A record ends at a line end that is not inside quotes. The file is read in chunks that stay in the
 processor's cache, and cut into cells of 4 KiB. Of each cell two numbers are taken: how many records
 begin in it and where the first one does. That is all that an index needs (see
-`datasets.record_index`), and it costs the same however short the records are.
+`text.record_index`), and it costs the same however short the records are.
 
 1. `byte == newline` gives a mask, a byte each.
 2. With RFC 4180 quoting and a quote in the chunk: a prefix xor over the packed mask of quotes tells
@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from datasets.positioned_file import PositionedFile
+from datasets.reading.positioned_file import PositionedFile
 from pipeline.randomness import IntArray
 
 Quoting = Literal["standard", "none"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from datasets.file_kind import stranger
+from datasets.reading.file_kind import stranger
 from pipeline.errors import DataError
 
 if TYPE_CHECKING:

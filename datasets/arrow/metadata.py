@@ -19,16 +19,16 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from datasets.arrow_columns import has_lengths, kinds_of
-from datasets.arrow_files import in_one_piece
-from datasets.arrow_labels import label_codes
+from datasets.arrow.columns import has_lengths, kinds_of
+from datasets.arrow.files import in_one_piece
+from datasets.arrow.labels import label_codes
 from pipeline.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from datasets.arrow_table import ArrowTable
+    from datasets.arrow.table import ArrowTable
 
 # A column of the table: which column of the files it is made of, and how.
 Made = tuple[str, Callable[["pa.Array"], Any]]

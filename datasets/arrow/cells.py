@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from datasets.arrow_columns import Column, is_list
-from datasets.arrow_labels import label_codes
-from datasets.image import decode_image
-from datasets.plain_tensor import plain_tensor
+from datasets.arrow.columns import Column, is_list
+from datasets.arrow.labels import label_codes
+from datasets.reading.image import decode_image
+from datasets.reading.plain_tensor import plain_tensor
 from pipeline.randomness import IntArray
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from datasets.record_scan import Quoting
+from datasets.text.record_scan import Quoting
 from pipeline.errors import ConfigError, DataError, Problem
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from datasets.store import Found
+from datasets.remote.store import Found
 
 if TYPE_CHECKING:
     from pipeline.randomness import IntArray

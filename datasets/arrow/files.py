@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from datasets.arrow_file import ArrowFile, first_line, open_file
-from datasets.open_files import OpenFiles
-from datasets.positioned_file import PositionedFile
+from datasets.arrow.file import ArrowFile, first_line, open_file
+from datasets.reading.open_files import OpenFiles
+from datasets.reading.positioned_file import PositionedFile
 from pipeline.errors import DataError
 from pipeline.randomness import IntArray
 

@@ -1,6 +1,6 @@
 """Which rows of a long file train and which validate, evaluated instead of listed.
 
-`datasets.split` sorts hashes of all rows, 8 bytes and more each. A file of 10^8 records needs a
+`reading.split` sorts hashes of all rows, 8 bytes and more each. A file of 10^8 records needs a
 rule that is computed where it is asked: the rows are cut into as many runs of (nearly) equal length
 as rows shall validate, and of each run one row does, chosen by a keyed hash. So the share is exact,
 and validation is spread evenly over the file. Cost: constant memory, about 20 us a call and 50 ns a
@@ -14,7 +14,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from datasets.split import check_split
+from datasets.reading.split import check_split
 from pipeline.randomness import IntArray, hash64, hash64_array
 
 

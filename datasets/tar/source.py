@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from datasets.positioned_file import PositionedFile
+from datasets.reading.positioned_file import PositionedFile
 from pipeline.errors import DataError
 
 PLAIN = (".tar",)

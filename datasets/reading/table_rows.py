@@ -1,4 +1,4 @@
-"""Which rows of a table belong to a split: all of them, a list, or `datasets.row_split`'s."""
+"""Which rows of a table belong to a split: all of them, a list, or `reading.row_split`'s."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.folder import File
-from datasets.mapped_array import MappedArray
+from datasets.reading.folder import File
+from datasets.reading.mapped_array import MappedArray
 from pipeline.errors import DataError
 from pipeline.randomness import IntArray
 

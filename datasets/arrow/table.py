@@ -1,7 +1,7 @@
 """Rows of Parquet and Arrow files as samples: what the map-style dataset and the stream share.
 
 A row is (row group, row in it). Its row group is read with the chosen columns only, and prepared
-once; the last used ones are kept (`datasets.row_groups`).
+once; the last used ones are kept (`arrow.row_groups`).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from datasets.arrow_cells import Cells, read_cells
-from datasets.arrow_columns import Column, Fields, choose_columns, num_features, require_pyarrow
-from datasets.arrow_file import SUFFIXES
-from datasets.arrow_files import ArrowFiles, in_one_piece
-from datasets.arrow_labels import find_classes
+from datasets.arrow.cells import Cells, read_cells
+from datasets.arrow.columns import Column, Fields, choose_columns, num_features, require_pyarrow
+from datasets.arrow.file import SUFFIXES
+from datasets.arrow.files import ArrowFiles, in_one_piece
+from datasets.arrow.labels import find_classes
+from datasets.arrow.row_groups import RowGroups
 from datasets.files import Files
-from datasets.fingerprint import fingerprint
-from datasets.image import check_reader
-from datasets.row_groups import RowGroups
-from datasets.row_split import RowSplit
-from datasets.shard_files import ShardFiles, split_of
-from datasets.split import check_split
-from datasets.table_rows import AllRows, ListedRows, TableRows, rows_before
+from datasets.reading.fingerprint import fingerprint
+from datasets.reading.image import check_reader
+from datasets.reading.row_split import RowSplit
+from datasets.reading.shard_files import ShardFiles, split_of
+from datasets.reading.split import check_split
+from datasets.reading.table_rows import AllRows, ListedRows, TableRows, rows_before
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.randomness import IntArray
 

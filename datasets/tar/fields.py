@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from datasets.image import decode_image
-from datasets.plain_tensor import plain_tensor
+from datasets.reading.image import decode_image
+from datasets.reading.plain_tensor import plain_tensor
 from pipeline.errors import ConfigError, DataError, Problem
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "gif")

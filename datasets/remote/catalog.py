@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from datasets.listing import Listing, bytes_of
-from datasets.patience import Patience, is_transient
-from datasets.store import Found, Store, join, name_in, parse_address
+from datasets.remote.listing import Listing, bytes_of
+from datasets.remote.patience import Patience, is_transient
+from datasets.remote.store import Found, Store, join, name_in, parse_address
 from pipeline.errors import DataError
 
 if TYPE_CHECKING:

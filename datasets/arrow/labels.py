@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from datasets.arrow_columns import Column, is_text, written_classes
-from datasets.arrow_files import ArrowFiles, in_one_piece
+from datasets.arrow.columns import Column, is_text, written_classes
+from datasets.arrow.files import ArrowFiles, in_one_piece
 from pipeline.errors import DataError
 from pipeline.randomness import IntArray
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 
-from datasets.compressed import compression_of, opened
-from datasets.positioned_file import PositionedFile
-from datasets.record_index import join_quoted, line_of
-from datasets.record_scan import Quoting, text_bounds
+from datasets.reading.positioned_file import PositionedFile
+from datasets.text.compressed import compression_of, opened
+from datasets.text.record_index import join_quoted, line_of
+from datasets.text.record_scan import Quoting, text_bounds
 from pipeline.errors import DataError
 
 _PIECE = 1 << 20

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from datasets.file_kind import stranger
+from datasets.reading.file_kind import stranger
 from pipeline.errors import ConfigError, DataError
 from pipeline.randomness import IntArray
 

@@ -6,7 +6,7 @@ itself, and a count of line ends in that. So the index has 16 bytes per 4 KiB of
 2 GB, however short the records are. With the place of every record it would have 200 MB where
 records have 86 bytes, and writing it down would take longer than finding it.
 
-It is made once at memory speed (see `datasets.record_scan`) and kept in a cache folder, under a
+It is made once at memory speed (see `text.record_scan`) and kept in a cache folder, under a
 name made of the file's size, time of change and a sample of its content. It appears there whole or
 not at all, and one process makes it while others wait. Cost of a record: about 6 us of a cached
 file; resident memory stays that of the index, which all processes share.
@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from datasets.cache_folder import CacheFolder
-from datasets.fingerprint import fingerprint
-from datasets.positioned_file import PositionedFile
-from datasets.record_scan import Blocks, Quoting, StrayQuote, scan
+from datasets.reading.cache_folder import CacheFolder
+from datasets.reading.fingerprint import fingerprint
+from datasets.reading.positioned_file import PositionedFile
+from datasets.text.record_scan import Blocks, Quoting, StrayQuote, scan
 from pipeline.errors import DataError
 from pipeline.randomness import IntArray
 

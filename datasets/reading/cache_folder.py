@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from datasets.generated_folder import generated_folder
+from datasets.reading.generated_folder import generated_folder
 from pipeline.errors import DataError
 
 

@@ -1,0 +1,1 @@
+"""Parquet and Arrow: what their tables are made of, and cells as tensors."""

@@ -1,0 +1,1 @@
+"""What datasets are built of: one file of a kind to arrays, splits, fingerprints, folders."""

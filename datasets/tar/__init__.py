@@ -1,0 +1,1 @@
+"""Tar shards: members, the samples they make up, and fields as tensors."""

@@ -1,0 +1,1 @@
+"""Delimited text: records, where they begin, and their columns."""
