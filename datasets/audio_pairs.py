@@ -12,23 +12,25 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from datasets.files import Files
 from datasets.reading.audio import (
     EXTENSIONS,
     check_soundfile,
     lengths_and_rates,
+    of_folder,
     read_audio,
     read_header,
 )
 from datasets.reading.fingerprint import fingerprint
+from datasets.reading.folder import File, Folder
 from datasets.reading.mapped_array import MappedArray
-from datasets.reading.root import existing_root, file_sizes
+from datasets.reading.root import open_root
 from datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
 from pipeline.randomness import IntArray
@@ -43,12 +45,13 @@ class AudioPairs(Dataset[dict[str, Any]]):
     Samples are in the order of their names; the names decide who validates.
 
     Args:
-        root: folder of both folders.
+        root: folder of both folders; a path or an address.
         split: "train" or "val".
         inputs: folder of the audio files, relative to `root`.
         targets: folder of the `.npy` files, relative to `root`; [T] stands for [1, T].
         val_fraction: share of the pairs that validate.
         split_seed: another seed, another split.
+        files: how to get at what lies at an address.
 
     Raises:
         DataError: a folder is missing, there are no pairs, or a file has no partner. What is wrong
@@ -67,12 +70,13 @@ class AudioPairs(Dataset[dict[str, Any]]):
         targets: str = ".",
         val_fraction: float = 0.2,
         split_seed: int = 0,
+        files: Files | None = None,
     ) -> None:
         check_soundfile()
         check_split(split, val_fraction)
-        folder = existing_root(root, "the audio files and their .npy targets")
-        self.inputs = existing_root(str(folder / inputs), f"{inputs!r} (dataset.inputs)")
-        self.targets = existing_root(str(folder / targets), f"{targets!r} (dataset.targets)")
+        folder = open_root(root, "the audio files and their .npy targets", files)
+        self.inputs = _existing(folder.below(inputs), "dataset.inputs")
+        self.targets = _existing(folder.below(targets), "dataset.targets")
         found = _by_stem(self.inputs, EXTENSIONS)
         partners = _by_stem(self.targets, (".npy",))
         _check_partners(self.inputs, found, self.targets, partners)
@@ -86,8 +90,8 @@ class AudioPairs(Dataset[dict[str, Any]]):
         return len(self.names)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        audio, rate = read_audio(self.path(index))
-        target = _read_target(Path(self.target_path(index)))
+        audio, rate = of_folder(self.inputs, os.fsdecode(self.names[index]), read_audio)
+        target = _read_target(self._target(index))
         if target.shape[1] != audio.shape[1]:
             swapped = target.shape[0] == audio.shape[1]
             hint = " It looks like [T, C]; save it as [C, T]." if swapped else ""
@@ -99,12 +103,15 @@ class AudioPairs(Dataset[dict[str, Any]]):
         return {"audio": audio, "target": target, "rate": rate}
 
     def path(self, index: int) -> str:
-        """Where the input of a pair lies."""
-        return str(self.inputs / os.fsdecode(self.names[index]))
+        """Where the input of a pair lies: a path or an address."""
+        return self.inputs.path(os.fsdecode(self.names[index]))
 
     def target_path(self, index: int) -> str:
-        """Where the target of a pair lies."""
-        return str(self.targets / os.fsdecode(self.target_names[index]))
+        """Where the target of a pair lies: a path or an address."""
+        return str(self._target(index))
+
+    def _target(self, index: int) -> File:
+        return File(self.targets, os.fsdecode(self.target_names[index]))
 
     @property
     def metadata(self) -> pd.DataFrame:
@@ -122,44 +129,48 @@ class AudioPairs(Dataset[dict[str, Any]]):
     @property
     def facts(self) -> dict[str, int]:
         """What a model must know, from the first pair: channels in and out of it."""
-        target = MappedArray(Path(self.target_path(0)), "dataset.targets")
+        target = MappedArray(self._target(0), "dataset.targets")
         outputs = target.shape[0] if len(target.shape) == 2 else 1
-        return {"num_features": read_header(self.path(0)).channels, "num_outputs": outputs}
+        header = of_folder(self.inputs, os.fsdecode(self.names[0]), read_header)
+        return {"num_features": header.channels, "num_outputs": outputs}
 
     @cached_property
     def fingerprint(self) -> str:
         """Hash of this split's names and file sizes."""
         names = [os.fsdecode(name) for name in self.names.tolist()]
         targets = [os.fsdecode(name) for name in self.target_names.tolist()]
-        sizes = file_sizes(self.inputs, names) + file_sizes(self.targets, targets)
-        return fingerprint(["audio_pairs", *names, *targets, np.array(sizes, np.int64)])
+        sizes = self.inputs.sizes(names), self.targets.sizes(targets)
+        return fingerprint(["audio_pairs", *names, *targets, *sizes])
 
     @cached_property
     def _headers(self) -> tuple[IntArray, IntArray]:
-        return lengths_and_rates(self.path(index) for index in range(len(self)))
+        return lengths_and_rates(self.inputs, map(os.fsdecode, self.names.tolist()))
 
 
-def _by_stem(folder: Path, extensions: tuple[str, ...]) -> dict[str, str]:
+def _existing(folder: Folder, key: str) -> Folder:
+    if not folder.exists():
+        raise DataError(f"{str(folder)!r} is missing. Set {key} to the folder's name.")
+    return folder
+
+
+def _by_stem(folder: Folder, extensions: tuple[str, ...]) -> dict[str, str]:
     """Names (relative, forward slashes) of the files with one of `extensions`, by name without it.
 
     Hidden files and folders are passed over.
     """
     found: dict[str, str] = {}
-    for where, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for file in files:
-            if not file.lower().endswith(extensions) or file.startswith("."):
-                continue
-            path = (Path(where) / file).relative_to(folder)
-            name, stem = path.as_posix(), path.with_suffix("").as_posix()
-            if stem in found:
-                raise DataError(f"{str(folder)!r} has both {found[stem]!r} and {name!r}.")
-            found[stem] = name
+    for name in folder.files():
+        if not name.lower().endswith(extensions):
+            continue
+        stem = name.rpartition(".")[0]
+        if stem in found:
+            raise DataError(f"{str(folder)!r} has both {found[stem]!r} and {name!r}.")
+        found[stem] = name
     return found
 
 
 def _check_partners(
-    inputs: Path, found: dict[str, str], targets: Path, partners: dict[str, str]
+    inputs: Folder, found: dict[str, str], targets: Folder, partners: dict[str, str]
 ) -> None:
     if not found:
         raise DataError(f"{str(inputs)!r} holds no audio (files that end in .wav or .flac).")
@@ -171,12 +182,12 @@ def _check_partners(
         if alone:
             more = f", nor have {len(alone) - 1} others" if len(alone) > 1 else ""
             raise DataError(
-                f"{str(folder / these[alone[0]])!r} has no {what} of its name in {str(where)!r}"
+                f"{folder.path(these[alone[0]])!r} has no {what} of its name in {str(where)!r}"
                 f"{more}. Add it or take the file out."
             )
 
 
-def _read_target(path: Path) -> torch.Tensor:
+def _read_target(path: File) -> torch.Tensor:
     """A target, float32 [C, T]."""
     stored = MappedArray(path, "dataset.targets")
     if stored.dtype.kind != "f" or len(stored.shape) not in (1, 2):

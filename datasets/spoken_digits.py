@@ -17,15 +17,22 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from torch.utils.data import Dataset
 
-from datasets.reading.audio import EXTENSIONS, check_soundfile, lengths_and_rates, read_audio
+from datasets.files import Files
+from datasets.reading.audio import (
+    EXTENSIONS,
+    check_soundfile,
+    lengths_and_rates,
+    of_folder,
+    read_audio,
+)
 from datasets.reading.fingerprint import fingerprint
-from datasets.reading.root import existing_root, file_sizes
+from datasets.reading.folder import Folder
+from datasets.reading.root import open_root
 from datasets.reading.split import Split
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.randomness import IntArray
@@ -42,11 +49,12 @@ class SpokenDigits(Dataset[dict[str, Any]]):
     Samples are in the order of their file names.
 
     Args:
-        root: folder of the recordings' folder.
+        root: folder of the recordings' folder; a path or an address.
         split: "train" or "val".
         recordings: the folder of the files, relative to `root`.
         val_takes: takes with a number below this one validate.
         val_speakers: names of speakers who validate, in place of `val_takes`.
+        files: how to get at what lies at an address.
 
     Attributes:
         classes: names of the digits.
@@ -68,14 +76,16 @@ class SpokenDigits(Dataset[dict[str, Any]]):
         recordings: str = "recordings",
         val_takes: int = 5,
         val_speakers: Sequence[str] = (),
+        files: Files | None = None,
     ) -> None:
         check_soundfile()
         if split not in ("train", "val"):
             raise ConfigError(Problem("dataset.split", f"{split!r} is neither 'train' nor 'val'"))
-        folder = existing_root(root, f"{recordings!r} with <digit>_<speaker>_<take>.wav in it")
-        self.folder = existing_root(str(folder / recordings), f"the folder {recordings!r}")
+        folder = open_root(root, f"{recordings!r} with <digit>_<speaker>_<take>.wav in it", files)
+        self.folder = folder.below(recordings)
         names = _recordings(self.folder)
-        digits, speakers, takes = zip(*(_parsed(self.folder / n, n) for n in names), strict=True)
+        parsed = (_parsed(self.folder.path(name), name) for name in names)
+        digits, speakers, takes = zip(*parsed, strict=True)
         self.classes = [str(digit) for digit in range(10)]
         self.speakers = sorted(set(speakers))
         codes = np.array([self.speakers.index(one) for one in speakers], dtype=np.int64)
@@ -95,7 +105,7 @@ class SpokenDigits(Dataset[dict[str, Any]]):
         return len(self.names)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        audio, rate = read_audio(self.path(index))
+        audio, rate = of_folder(self.folder, os.fsdecode(self.names[index]), read_audio)
         return {
             "audio": audio,
             "rate": rate,
@@ -104,8 +114,8 @@ class SpokenDigits(Dataset[dict[str, Any]]):
         }
 
     def path(self, index: int) -> str:
-        """Where the recording of a sample lies."""
-        return str(self.folder / os.fsdecode(self.names[index]))
+        """Where the recording of a sample lies: a path or an address."""
+        return self.folder.path(os.fsdecode(self.names[index]))
 
     @property
     def metadata(self) -> pd.DataFrame:
@@ -129,30 +139,31 @@ class SpokenDigits(Dataset[dict[str, Any]]):
     def fingerprint(self) -> str:
         """Hash of the speakers and of this split's names and file sizes."""
         names = [os.fsdecode(name) for name in self.names.tolist()]
-        sizes = np.array(file_sizes(self.folder, names), np.int64)
+        sizes = self.folder.sizes(names)
         return fingerprint(["spoken_digits", len(self.speakers), *self.speakers, *names, sizes])
 
     @cached_property
     def _headers(self) -> tuple[IntArray, IntArray]:
-        return lengths_and_rates(self.path(index) for index in range(len(self)))
+        return lengths_and_rates(self.folder, map(os.fsdecode, self.names.tolist()))
 
 
-def _recordings(folder: Path) -> list[str]:
+def _recordings(folder: Folder) -> list[str]:
     """Names of the audio files in `folder`, sorted; hidden and other files are passed over."""
-    with os.scandir(folder) as entries:
-        found = sorted(entry.name for entry in entries)
-    names = [n for n in found if n.lower().endswith(EXTENSIONS) and not n.startswith(".")]
+    if not folder.exists():
+        raise DataError(f"{str(folder)!r} is missing. Set dataset.recordings to its name.")
+    found = [name for name in folder.files() if "/" not in name]
+    names = [name for name in found if name.lower().endswith(EXTENSIONS)]
     if not names:
         raise DataError(f"{str(folder)!r} holds no recordings (files that end in .wav or .flac).")
     return names
 
 
-def _parsed(path: Path, name: str) -> tuple[int, str, int]:
+def _parsed(path: str, name: str) -> tuple[int, str, int]:
     """Digit, speaker and take of a recording."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise DataError(
-            f"audio {str(path)!r}: the name says no digit, speaker and take. Recordings are "
+            f"audio {path!r}: the name says no digit, speaker and take. Recordings are "
             "named <digit>_<speaker>_<take>.wav, as 7_jackson_32.wav; rename it or take it out."
         )
     return int(match[1]), match[2], int(match[3])

@@ -12,8 +12,10 @@ import torch
 
 import pipeline
 from datasets.audio_pairs import AudioPairs
+from datasets.files import Files
 from datasets.reading.audio import lengths_and_rates, read_audio, read_header
 from datasets.reading.file_kind import stranger
+from datasets.reading.folder import LocalFolder
 from datasets.spoken_digits import SpokenDigits
 from pipeline.build import Parts
 from pipeline.collate import Mismatch, PadTime
@@ -131,7 +133,7 @@ def test_a_cut_says_how_much_is_missing(tmp_path):
 
 def test_lengths_are_0_where_a_header_cannot_be_read(tmp_path):
     paths = [write(tmp_path / "a.wav"), tmp_path / "no.wav", write(tmp_path / "b.wav", rate=16000)]
-    lengths, rates = lengths_and_rates(str(path) for path in paths)
+    lengths, rates = lengths_and_rates(LocalFolder(tmp_path), [path.name for path in paths])
     assert lengths.tolist() == [400, 0, 400]
     assert rates.tolist() == [8000, 0, 16000]
 
@@ -242,7 +244,7 @@ def test_names_that_say_nothing(own_spoken, name):
 def test_folders_without_recordings(tmp_path):
     with pytest.raises(DataError, match="is missing"):
         SpokenDigits(str(tmp_path / "no"))
-    with pytest.raises(DataError, match="'recordings'"):
+    with pytest.raises(DataError, match=r"recordings' is missing.*dataset\.recordings"):
         SpokenDigits(str(tmp_path))
     (tmp_path / "recordings").mkdir()
     with pytest.raises(DataError, match="holds no recordings"):
@@ -421,7 +423,7 @@ def test_a_target_without_channels(pairs):
 def test_no_pairs(tmp_path):
     with pytest.raises(DataError, match="holds no audio"):
         AudioPairs(str(tmp_path))
-    with pytest.raises(DataError, match=r"'x' \(dataset\.inputs\)"):
+    with pytest.raises(DataError, match=r"x' is missing.*dataset\.inputs"):
         AudioPairs(str(tmp_path), inputs="x")
 
 
@@ -452,3 +454,24 @@ def test_what_cannot_be_padded():
         PadTime()([{"audio": torch.ones(1, 3)}, {"audio": torch.ones(2, 3)}])
     with pytest.raises(Mismatch, match="to be padded, but the samples have only audio"):
         PadTime(["target"])([{"audio": torch.ones(1, 3)}])
+
+
+def test_recordings_at_an_address(tmp_path):
+    """The same samples and tables, and messages that name the address."""
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    for take in range(4):
+        path = write(tmp_path / "recordings" / f"{take}_ada_{take}.wav", wave()[: 100 + take])
+        store.pipe(f"/digits/recordings/{path.name}", path.read_bytes())
+    store.pipe("/digits/recordings/9_ada_9.wav", b"this is text")
+    files = Files(cache_dir=str(tmp_path / "cache"))
+    here = SpokenDigits(str(tmp_path), val_takes=1)
+    there = SpokenDigits("memory://digits", val_takes=1, files=files)
+    assert len(there) == len(here) + 1
+    for index in range(len(here)):
+        assert torch.equal(here[index]["audio"], there[index]["audio"])
+    assert there.metadata["length"].tolist() == [101, 102, 103, 0]
+    with pytest.raises(DataError, match=r"memory://digits/recordings/9_ada_9\.wav"):
+        there[3]
+    store.rm("/digits", recursive=True)

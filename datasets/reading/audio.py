@@ -13,16 +13,19 @@ with values that are not finite. The sampling rate is handed on as it is (see
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from datasets.reading.file_kind import stranger
+from datasets.reading.folder import Folder
 from pipeline.errors import ConfigError, DataError
 from pipeline.randomness import IntArray
+
+T = TypeVar("T")
 
 EXTENSIONS = (".wav", ".flac")
 
@@ -75,6 +78,18 @@ def read_audio(path: str) -> tuple[torch.Tensor, int]:
     return torch.from_numpy(np.ascontiguousarray(values.T)), header.rate
 
 
+def of_folder(folder: Folder, name: str, read: Callable[[str], T]) -> T:
+    """`read(path)` of a file in a folder, here or at an address; messages name where it lies."""
+
+    def read_it(path: str) -> T:
+        try:
+            return read(path)
+        except DataError as error:
+            raise DataError(str(error).replace(repr(path), repr(folder.path(name)))) from error
+
+    return folder.read(name, read_it)
+
+
 def read_header(path: str) -> Header:
     """Length, rate and channels of an audio file; 15 us for WAV, else 100 us.
 
@@ -93,13 +108,13 @@ def read_header(path: str) -> Header:
     return Header(info.frames, info.samplerate, info.channels)
 
 
-def lengths_and_rates(paths: Iterable[str]) -> tuple[IntArray, IntArray]:
-    """Frames and Hz of many files: int64[n] each, 0 where a header cannot be read.
+def lengths_and_rates(folder: Folder, names: Iterable[str]) -> tuple[IntArray, IntArray]:
+    """Frames and Hz of many files of a folder: int64[n] each, 0 where a header cannot be read.
 
     A bad file among a million should not hide the table of the others; reading the sample says
     what is wrong with it.
     """
-    headers = [_header_or_zeros(path) for path in paths]
+    headers = [folder.read(name, _header_or_zeros) for name in names]
     table = np.array(headers, dtype=np.int64).reshape(-1, 3)
     return table[:, 0].copy(), table[:, 1].copy()
 
