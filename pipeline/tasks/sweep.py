@@ -237,6 +237,8 @@ def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None
     for row in rows:
         style = "bold" if row["job"] == best else "red" if row["status"] != "done" else None
         drawn.add_row(*(row[name] for name in columns), style=style)
-    Console(file=sys.stdout, markup=False).print(drawn)
+    # A file or a pipe has no width; rich would take 80 columns and break the headings.
+    wide = None if sys.stdout.isatty() else 160
+    Console(file=sys.stdout, markup=False, width=wide).print(drawn)
     if alike:
         print("all:", *(f"{name}={rows[0][name]}" for name in names if name in alike))
