@@ -241,7 +241,7 @@ def test_a_store_that_stays_away_ends_the_run_with_one_message(data, tmp_path):
     for part in ("s3://data/insects/train/", "3 attempts in", "connection refused",
                  "(epoch 0, step "):  # fmt: skip
         assert part in err
-    assert len(in_cache(cache)) >= 8
+    assert len(in_cache(cache)) >= 7  # of nine, two may have been on their way to the workers
     assert_whole(cache, data)
 
 
