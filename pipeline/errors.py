@@ -45,7 +45,3 @@ class DataError(PenstockError):
     """The data cannot be used: the message names the file, and the row, column or sample."""
 
     exit_code = 3
-
-
-class CollateError(DataError):
-    """Samples of one batch do not fit together: names the indices, the field and the shapes."""

@@ -148,7 +148,7 @@ def seed_global(key: int) -> None:
     """Seed `random`, `numpy.random` and torch's CPU generator of this process; about 8 us.
 
     `torch.default_generator` is seeded directly: `torch.manual_seed` also visits the
-    accelerators and costs 80 times as much.
+    accelerators and costs 100 times as much.
     """
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)

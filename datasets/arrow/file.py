@@ -136,18 +136,3 @@ def _own_bytes(batch: pa.RecordBatch) -> int:
     """Bytes of a batch that are not pages of the mapped file."""
     buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer]
     return sum(buffer.size for buffer in buffers if buffer.parent is None)
-
-
-def in_one_piece(table: pa.Table, column: str) -> pa.Array:
-    """A column of a row group as one array."""
-    import pyarrow as pa
-
-    chunks = table.column(column).combine_chunks()
-    if isinstance(chunks, pa.ChunkedArray):
-        if chunks.num_chunks > 1:
-            raise DataError(
-                f"column {column!r} has more than 2 GiB in one row group. Write the files again "
-                "with smaller row groups; about 64 MiB are good to read."
-            )
-        return chunks.chunk(0) if chunks.num_chunks else pa.array([], chunks.type)
-    return chunks

@@ -29,6 +29,7 @@ import torch
 import torchvision.io  # noqa: F401  (registers torch.ops.image)
 from torchvision import tv_tensors
 
+from datasets.reading.file_kind import stranger
 from pipeline.errors import ConfigError, DataError, Problem
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def _check_png(content: bytes) -> None:
 def _complaint(start: bytes, reader: str, error: Exception) -> str:
     """What is wrong with a file that starts with `start`, and what to do about it."""
     replace = "Replace it or take it out of the data."
-    other = _no_image(start)
+    other = stranger(start)
     if other is not None:
         return f"is no image: {other}. {replace}"
     # What is left of torchvision's text without the place in its source and its C++ stack.
@@ -230,17 +231,3 @@ def _complaint(start: bytes, reader: str, error: Exception) -> str:
             "GIF). Convert it, or set dataset.reader=pillow."
         )
     return f"is truncated or damaged (reader {reader!r}: {detail}). {replace}"
-
-
-def _no_image(start: bytes) -> str | None:
-    """What a file is that starts with `start`, if that can be told and is no image."""
-    text = start.lstrip().lower()
-    if not start:
-        return "it is empty"
-    if start.startswith(b"version https://git-lfs"):
-        return "it is a Git LFS pointer (run `git lfs pull`)"
-    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "it is a web page or other markup, as failed downloads leave behind"
-    if all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in start):
-        return f"it is text that starts with {start[:24].decode()!r}"
-    return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from datasets.files import Files
@@ -54,11 +53,3 @@ def existing_root(root: str, holds: str) -> Path:
     if not os.access(path, os.R_OK | os.X_OK):
         raise DataError(f"dataset.root: {str(path)!r} may not be read by this user. {way_out}")
     return path
-
-
-def file_sizes(root: Path, names: Iterable[str]) -> list[int]:
-    """Sizes in bytes of the files `names` under `root`; about 5 us a file, none is opened."""
-    try:
-        return [(root / name).stat().st_size for name in names]
-    except OSError as error:
-        raise DataError(f"cannot look at {error.filename!r}: {error.strerror}") from error

@@ -19,7 +19,8 @@ from pipeline.fetch import Batch, batch_hash
 from pipeline.randomness import scope
 from pipeline.run_folder import RunFolder
 from pipeline.streams import End
-from pipeline.transforms import Compose, Normalize
+from pipeline.tasks.predictions import denormalized
+from pipeline.transforms import Compose
 from pipeline.world import World
 
 _SHOWN = 64  # images on a contact sheet
@@ -96,9 +97,7 @@ def draw(batch: Batch, transform: Compose, path: Path) -> Path | None:
         return None
     from pipeline.pictures import contact_sheet
 
-    for step in transform.steps.values():
-        if isinstance(step, Normalize):
-            images = step.inverse(images)
+    images = denormalized(images, transform)
     labels = batch.get("label")
     captions = [f"{i}" for i in batch.indices.tolist()]
     if isinstance(labels, torch.Tensor):
