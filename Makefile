@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check setup
+.PHONY: run test check stress fuzz setup
 
 run: setup  ## train on the embedded default
 	$(BIN)/python run.py
@@ -15,9 +15,15 @@ check: setup  ## format, lint, types, tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
+stress: setup  ## kills of workers and trainers by the hundred; minutes
+	$(BIN)/python -m pytest -m stress -n 0 -s
+
+fuzz: setup  ## the native JPEG decoder on 100,000 damaged files, under AddressSanitizer
+	$(BIN)/python tests/fuzz.py
+
 setup: .venv/.ready
 
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.ready: pyproject.toml constraints.txt setup.py $(wildcard pipeline/native/*.[ch])
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@

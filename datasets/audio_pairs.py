@@ -27,6 +27,7 @@ from datasets.reading.audio import (
     read_audio,
     read_header,
 )
+from datasets.reading.damage import audio_damage
 from datasets.reading.fingerprint import fingerprint
 from datasets.reading.folder import File, Folder
 from datasets.reading.mapped_array import MappedArray
@@ -101,6 +102,10 @@ class AudioPairs(Dataset[dict[str, Any]]):
                 + hint
             )
         return {"audio": audio, "target": target, "rate": rate}
+
+    def check(self, index: int) -> str | None:
+        """What is wrong with the input of a pair although it can be read; None: nothing."""
+        return self.inputs.read(os.fsdecode(self.names[index]), audio_damage)
 
     def path(self, index: int) -> str:
         """Where the input of a pair lies: a path or an address."""

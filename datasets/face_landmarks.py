@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from datasets.files import Files
+from datasets.reading.damage import image_damage
 from datasets.reading.fingerprint import fingerprint
 from datasets.reading.folder import File, Folder
 from datasets.reading.head_pose import POSES, head_poses
@@ -93,6 +94,10 @@ class FaceLandmarks(Dataset[dict[str, Any]]):
             "image": image,
             "landmarks": tv_tensors.KeyPoints(points, canvas_size=(height, width)),
         }
+
+    def check(self, index: int) -> str | None:
+        """What is wrong with the image of a sample although it can be read; None: nothing."""
+        return self.images.read(os.fsdecode(self.names[index]), image_damage)
 
     def path(self, index: int) -> str:
         """Where the image of a sample lies: a path or an address."""

@@ -21,9 +21,10 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from datasets.files import Files
+from datasets.reading.damage import image_damage
 from datasets.reading.fingerprint import fingerprint
 from datasets.reading.folder import Folder
-from datasets.reading.image import Reader, check_reader, read_image
+from datasets.reading.image import Reader, check_reader, encoded_image, read_image
 from datasets.reading.root import open_root
 from datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import ConfigError, DataError, Problem
@@ -37,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class ImageFolder(Dataset[dict[str, Any]]):
-    """One sample: `image` (uint8 [3, H, W]) and `label` (int).
+    """One sample: `image` (uint8 [3, H, W], or as `lazy` says) and `label` (int).
 
     Samples are in the order of their class and path.
 
@@ -51,6 +52,8 @@ class ImageFolder(Dataset[dict[str, Any]]):
             already.
         split_seed: another seed, another split.
         files: how to get at what lies at an address.
+        lazy: give `image` as an EncodedImage, undecoded, for a transform of
+            `pipeline.image_decoding`; the build sets it for those.
 
     Raises:
         DataError: the folder is missing, there is no class in it, a class has no images, or only
@@ -59,6 +62,7 @@ class ImageFolder(Dataset[dict[str, Any]]):
     """
 
     columns: ClassVar[tuple[str, ...]] = ("path", "label", "class")
+    draws = False  # reading a sample takes no random numbers
 
     def __init__(
         self,
@@ -69,11 +73,13 @@ class ImageFolder(Dataset[dict[str, Any]]):
         val_fraction: float = 0.2,
         split_seed: int = 0,
         files: Files | None = None,
+        lazy: bool = False,
     ) -> None:
         check_reader(reader)
         check_split(split, val_fraction)
         _check_extensions(extensions)
         self.reader = reader
+        self.lazy = lazy
         folder = open_root(root, "a folder of images for each class", files)
         divided = _is_divided(folder)
         self.folder = folder.below(split) if divided else folder
@@ -92,10 +98,13 @@ class ImageFolder(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         name = os.fsdecode(self.names[index])
-        image = self.folder.read(
-            name, lambda path: read_image(path, self.reader, self.folder.path(name))
-        )
+        read = encoded_image if self.lazy else read_image
+        image = self.folder.read(name, lambda path: read(path, self.reader, self.folder.path(name)))
         return {"image": image, "label": int(self.labels[index])}
+
+    def check(self, index: int) -> str | None:
+        """What is wrong with the image of a sample although it can be read; None: nothing."""
+        return self.folder.read(os.fsdecode(self.names[index]), image_damage)
 
     def path(self, index: int) -> str:
         """Where the image of a sample lies: a path or an address."""

@@ -30,6 +30,7 @@ from datasets.reading.audio import (
     of_folder,
     read_audio,
 )
+from datasets.reading.damage import audio_damage
 from datasets.reading.fingerprint import fingerprint
 from datasets.reading.folder import Folder
 from datasets.reading.root import open_root
@@ -112,6 +113,10 @@ class SpokenDigits(Dataset[dict[str, Any]]):
             "label": int(self.labels[index]),
             "speaker": int(self.speaker_codes[index]),
         }
+
+    def check(self, index: int) -> str | None:
+        """What is wrong with the recording of a sample although it can be read; None: nothing."""
+        return self.folder.read(os.fsdecode(self.names[index]), audio_damage)
 
     def path(self, index: int) -> str:
         """Where the recording of a sample lies: a path or an address."""

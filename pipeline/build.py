@@ -1,38 +1,39 @@
-"""Configuration to parts: the one place where a `_target_` is called.
-
-Every name goes through `pipeline.trust` and then through hydra's `instantiate`, which has a gate of
-its own; the very object that was checked is what gets called. Arguments are built inside out from
-plain values, and never read again as YAML or as interpolations, in which an unchecked `_target_`
-could hide. A `_partial_` is a plain functools.partial: hydra's own costs 130 us a call.
+"""Configuration to parts.
 
 What a configuration leaves out and a callable asks for by name is supplied here: `split`, the
 dataset's `length`, `metadata` and facts (`num_classes` ...), `seed`, `params`, `total_steps`.
-`Parts` makes each part once, when it is first asked for.
+`Parts` makes each part once, when it is first asked for; `pipeline.making` makes it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from hydra.utils import instantiate
 
-from pipeline import trust, world
+from pipeline import loader_options, quarantine, trust, world
 from pipeline.backends import LoaderOptions
+from pipeline.bad_samples import BadSamples
+from pipeline.batch_transforms import BatchCompose
+from pipeline.budget import Budget, epoch_length
 from pipeline.collate import Single
 from pipeline.config import Config
-from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.config import Loader as LoaderSection
+from pipeline.errors import ConfigError, Problem
 from pipeline.fetch import Fetch
+from pipeline.image_decoding import Decode, decode_step, fused
 from pipeline.loader import Loader
+from pipeline.loader_options import Backend
+from pipeline.making import Lazy, make
 from pipeline.nodes import FACTS, SAME_FACTS, SCHEDULE_KEYS, datasets
+from pipeline.packing import Recipe, pack
 from pipeline.plan import Plan
 from pipeline.randomness import hash64, scope, seed_global
 from pipeline.samplers import BatchStrategy, Order, Sequential, Tail
 from pipeline.schedules import warmup_steps, with_warmup
-from pipeline.signatures import SPECIAL, arguments
 from pipeline.statistics import statistics_of
 from pipeline.stream_fetch import StreamFetch
 from pipeline.streams import StreamOrder, StreamPlan, is_stream, length_of
@@ -40,112 +41,12 @@ from pipeline.transforms import Compose, Normalize
 from pipeline.world import World
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-Supply = Mapping[str, Any]
-
-_DTYPES = {
-    f"torch.{name}": getattr(torch, name)
-    for name in ("uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-}
-_OURS = ("torch.", "torchvision.", "torchmetrics.", "pipeline.", "datasets.")
-
-
-def make(node: Any, key: str, supply: Supply | None = None, nested: bool = False) -> Any:
-    """Build a tree of plain values: mappings with a `_target_` become what it makes.
-
-    Args:
-        node: plain values; text such as "torch.float32" becomes the dtype.
-        key: full key of the node, for messages.
-        supply: arguments for the callable at the root, by name, where it takes them and the node
-            doesn't set them. A value that is a `Lazy` is computed when it is taken.
-        nested: supply them to the nodes inside as well.
-
-    Raises:
-        ConfigError: a name may not be called, or a part refuses its arguments.
-    """
-    inner = supply if nested else None
-    if isinstance(node, Mapping):
-        values = {
-            name: make(value, f"{key}.{name}", inner, nested)
-            for name, value in node.items()
-            if name not in SPECIAL
-        }
-        if "_target_" not in node:
-            return values
-        places = node.get("_args_", [])
-        positional = [make(v, f"{key}._args_[{i}]", inner, nested) for i, v in enumerate(places)]
-        function = _function(node["_target_"], f"{key}._target_")
-        values = _supplied(function, values, len(positional), supply or {}) | values
-        if node.get("_partial_", False):
-            return partial(function, *positional, **values)
-        return _call(function, positional, values, key)
-    if isinstance(node, (list, tuple)):
-        return [make(value, f"{key}[{i}]", inner, nested) for i, value in enumerate(node)]
-    return _DTYPES.get(node, node) if isinstance(node, str) else node
-
-
-class Lazy:
-    """A supplied argument that is computed only if something takes it."""
-
-    def __init__(self, compute: Any) -> None:
-        self.compute = compute
-
-
-def _supplied(
-    function: Any, values: Mapping[str, Any], positional: int, supply: Supply
-) -> dict[str, Any]:
-    known = arguments(function)
-    taken = set(known.positional[:positional]) | set(values)
-    chosen = {name: supply[name] for name in supply if name in known.names and name not in taken}
-    return {
-        name: value.compute() if isinstance(value, Lazy) else value
-        for name, value in chosen.items()
-    }
-
-
-@lru_cache(maxsize=512)
-def _passed_by_hydra(name: str) -> Any:
-    """What hydra finds under a name and would call, past the checks of its own."""
-    return instantiate({"_target_": name, "_partial_": True}, _convert_="all").func
-
-
-def _function(name: str, key: str) -> Any:
-    function = trust.resolve(name, key)
-    try:
-        found = _passed_by_hydra(name)
-    except Exception as error:
-        raise ConfigError(Problem(key, f"hydra refuses {name}: {error}")) from error
-    if found is not function and found != function:  # bound methods are made anew, but equal
-        raise ConfigError(Problem(key, f"{name} changed between its check and its call"))
-    return function
-
-
-def _call(function: Any, positional: list[Any], values: dict[str, Any], key: str) -> Any:
-    try:
-        return function(*positional, **values)
-    except ConfigError as error:
-        raise ConfigError([_inside(problem, key) for problem in error.problems]) from error
-    except PenstockError:
-        raise
-    except (TypeError, ValueError) as error:
-        if not (getattr(function, "__module__", None) or "").startswith(_OURS):
-            error.add_note(f"while building {key} ({function.__module__}.{function.__qualname__})")
-            raise  # a person's own code: its traceback says more
-        raise ConfigError(
-            Problem(key, f"{function.__name__} refuses its arguments: {error}")
-        ) from error
-
-
-def _inside(problem: Problem, key: str) -> Problem:
-    """A part's own complaint with the key of where it stands in this configuration."""
-    inside = problem.key == key or problem.key.startswith(key + ".")
-    if inside or not problem.key:
-        return Problem(problem.key or key, problem.message)
-    first, _, rest = problem.key.partition(".")
-    name = rest if first == key.partition(".")[0] and rest else problem.key
-    return Problem(f"{key}.{name}", problem.message)
+PACKED = "datasets.packed.Packed"  # reads what pipeline.packing makes
 
 
 class Parts:
@@ -161,6 +62,7 @@ class Parts:
         self._world = world
         self._datasets: dict[str, Any] = {}
         self._transforms: dict[str, Compose] = {}
+        self._batch_transforms: dict[str, BatchCompose] = {}
         self._plans: dict[str, Plan | StreamPlan] = {}
 
     @cached_property
@@ -174,8 +76,39 @@ class Parts:
             key = "dataset" if "dataset" in nodes else f"dataset.{split}"
             if key not in nodes:
                 raise ConfigError(Problem(key, "is missing, and this task reads that split"))
-            self._datasets[split] = make(nodes[key], key, {"split": split}, nested=True)
+            supply = {"split": split, "lazy": self._decodes(split)}
+            where = self.config.dataset.get("packed")
+            if where is None:
+                self._datasets[split] = make(nodes[key], key, supply, nested=True)
+            else:
+                where = self.pack(split) if where == "auto" else where
+                node = {"_target_": PACKED, "folder": str(where)}
+                self._datasets[split] = make(node, "dataset.packed", supply)
         return self._datasets[split]
+
+    def pack(self, split: str) -> Path:
+        """The folder of a split's pack, which is made if it is not there."""
+        given, nodes = self.config.pack, dict(datasets(self.config.dataset))
+        key = "dataset" if "dataset" in nodes else f"dataset.{split}"
+        supply = {"split": split, "lazy": given.format == "encoded"}
+        dataset = make(nodes[key], key, supply, nested=True)
+        recipe = Recipe(given.size, given.square, given.format)
+        # "auto" would look at the transform, which may need this very dataset's statistics.
+        backend = self.config.loader.backend
+        options = self._options(split, "process" if backend == "auto" else backend)
+        return pack(
+            dataset, split, recipe, self.config.cache_dir, given.out, options,
+            self.config.trainer.progress,
+        )  # fmt: skip
+
+    def _decodes(self, split: str) -> bool:
+        """Whether a step of a split's transform decodes; known without building any."""
+        steps = getattr(self.config.transform, split)
+        key = f"transform.{split}"
+        found = [
+            trust.resolve(node["_target_"], f"{key}.{name}") for name, node in steps.items() if node
+        ]
+        return any(isinstance(one, type) and issubclass(one, Decode) for one in found)
 
     @cached_property
     def facts(self) -> dict[str, int]:
@@ -194,11 +127,24 @@ class Parts:
             self._transforms[split] = Compose(made)
         return self._transforms[split]
 
+    def batch_transform(self, split: str) -> BatchCompose:
+        """The steps of a split for whole batches, composed."""
+        if split not in self._batch_transforms:
+            key = f"transform.{split}_batch"
+            made = {
+                name: self._with_facts(f"{key}.{name}", self._with_statistics(node), nested=True)
+                for name, node in getattr(self.config.transform, f"{split}_batch").items()
+                if node is not None
+            }
+            self._batch_transforms[split] = BatchCompose(made, self.config.seed)
+        return self._batch_transforms[split]
+
     def _with_statistics(self, node: Any) -> Any:
         """A step with the training split's statistics in the place of the word "dataset"."""
         if not isinstance(node, Mapping) or node.get("statistics") != "dataset":
             return node
-        if trust.resolve(node["_target_"], "transform") is not Normalize:
+        found = trust.resolve(node["_target_"], "transform")
+        if not (isinstance(found, type) and issubclass(found, Normalize)):
             return node
         return {**node, "statistics": self._statistics}
 
@@ -210,13 +156,14 @@ class Parts:
         """The addresses of a split. Validation goes through everything in order."""
         if split not in self._plans:
             dataset, size, tail = self.dataset(split), self._batch_size(split), self._tail(split)
+            together = self.batch_transform(split).together
             if is_stream(dataset):
                 order, length = self._stream_order(split), length_of(dataset)
                 self._plans[split] = StreamPlan(order, size, tail, length)
             else:
                 train = split == "train"
                 sampler = self._sampler() if train else Sequential(len(dataset))
-                self._plans[split] = Plan(sampler, size, tail)
+                self._plans[split] = Plan(sampler, size, tail, together)
         return self._plans[split]
 
     def _batch_size(self, split: str) -> int:
@@ -240,7 +187,8 @@ class Parts:
         supply = {
             "length": len(dataset),
             "seed": config.seed,
-            "metadata": Lazy(lambda: getattr(dataset, "metadata", None)),
+            # No lambda: it may go to worker processes, which look there for a bad row's stand-in.
+            "metadata": Lazy(partial(getattr, dataset, "metadata", None)),
             "batch_size": self._batch_size("train"),
             "tail": config.batch.tail,
             "dataset": dataset,
@@ -260,25 +208,52 @@ class Parts:
             return Single()
         return make(self.config.collate, "collate")
 
-    def fetch(self, split: str, hashed: bool = False) -> Fetch:
+    def fetch(self, split: str, hashed: bool = False, whole: bool = True) -> Fetch:
         """Request to batch.
 
         Args:
             hashed: also hash every sample, as `task=digest` prints it.
+            whole: up to the end; else without what is done to batches on the device.
         """
         dataset, transform = self.dataset(split), self.transform(split)
-        common = dataset, transform, self.collate(), self.config.seed, hashed
-        plan = self.plan(split)
+        of_batch = self.batch_transform(split) if whole or not self._late else None
+        if of_batch:
+            transform, of_batch = fused(transform, of_batch)
+        common = dataset, transform, self.collate(), self.config.seed, hashed, of_batch or None
+        plan, bad = self.plan(split), self._bad_samples(split)
         if not isinstance(plan, StreamPlan):
-            return Fetch(*common)
-        return StreamFetch(*common, order=plan.sampler, batch_size=plan.batch_size, tail=plan.tail)
+            return Fetch(*common, bad)
+        return StreamFetch(
+            *common, bad, order=plan.sampler, batch_size=plan.batch_size, tail=plan.tail,
+            together=self.batch_transform(split).together,
+        )  # fmt: skip
+
+    def _bad_samples(self, split: str) -> BadSamples:
+        given, path = self.config.bad_samples, self.config.bad_samples.quarantine
+        fingerprint = self.fingerprint(split)["dataset"] if path else ""
+        return quarantine.policy(given.on_error, path, split, self.plan(split),
+                                 self.dataset(split), fingerprint, self.config.seed)  # fmt: skip
+
+    @property
+    def _late(self) -> bool:
+        """Whether batches are transformed where they have been delivered."""
+        place = self.config.transform.batch_on
+        return place == "device" or (place == "auto" and self.world.device != "cpu")
 
     def loader(self, split: str, hashed: bool = False) -> Loader:
         """Batches of a split; to be closed."""
         return Loader(
-            self.plan(split), self.fetch(split, hashed), self._options(), self.world,
+            self.plan(split), self.fetch(split, hashed, whole=False), self._options(split),
+            self.world,
             self.fingerprint(split),
+            batch_transform=(self.batch_transform(split) or None) if self._late else None,
+            budget=self.budget(split),
         )  # fmt: skip
+
+    def budget(self, split: str) -> Budget:
+        """How much of a split may be left out."""
+        length = epoch_length(self.plan(split), self.dataset(split))
+        return Budget(self.config.bad_samples.budget, split, length)
 
     def fingerprint(self, split: str) -> dict[str, str]:
         """What the addresses of a split depend on, by key."""
@@ -291,26 +266,24 @@ class Parts:
                       "batch.tail": config.batch.tail}  # fmt: skip
         else:
             parts["batch.val_size"] = self._batch_size(split)
+        step = decode_step(self.transform(split))
+        if step is not None:  # pixels differ by rounding from one decoder to another
+            parts["decoder"] = step.decoder
         return {key: str(value) for key, value in parts.items()}
 
-    def _options(self) -> LoaderOptions:
-        given = self.config.loader
-        count = _cores() if given.num_workers == "auto" else given.num_workers
-        processes = given.backend == "process" and count > 0
-        name = given.worker_init_fn
-        return LoaderOptions(
-            backend=given.backend,
-            num_workers=count,
-            prefetch_factor=given.prefetch_factor,
-            persistent_workers=processes and given.persistent_workers is not False,
-            pin_memory=world.has_accelerator() if given.pin_memory is None else given.pin_memory,
-            pin_memory_device=given.pin_memory_device,
-            timeout=given.timeout,
-            worker_init_fn=trust.resolve(name, "loader.worker_init_fn") if name else None,
-            multiprocessing_context=given.multiprocessing_context,
-            in_order=given.in_order,
-            generator=given.generator,
-        )
+    def _options(self, split: str, backend: Backend | None = None) -> LoaderOptions:
+        given = self._loader if backend is None else self.config.loader
+        climbs = backend is None and isinstance(self.plan(split), Plan)
+        return loader_options.make(
+            given, partial(self.transform, split), backend=backend, climbs=climbs,
+            ranks=self.world.local_size, says=split == "train",
+        )  # fmt: skip
+
+    @cached_property
+    def _loader(self) -> LoaderSection:
+        if self.config.loader.num_workers != "tuned":
+            return self.config.loader
+        return loader_options.with_tuned(self.config, self.fingerprint("train"))
 
     def model(self) -> torch.nn.Module:
         """A new model on the CPU; its weights follow from the seed."""
@@ -373,13 +346,6 @@ class Parts:
     def tracker(self, folder: str | os.PathLike[str]) -> Any:
         """The tracker that writes into `folder`."""
         return make(self.config.tracker, "tracker", {"folder": folder})
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def build_train_loader(config: Config, world: World | None = None) -> Loader:

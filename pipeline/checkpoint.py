@@ -1,267 +1,356 @@
-"""Atomic, verified and versioned files of a run's state; never a pickle.
+"""The checkpoints of a run: saved in the background, the last few and the best of them kept.
 
-A checkpoint is one safetensors file, so that every tool that reads those can read the weights, each
-under its path in the state ("model/head.weight"):
+    save, load      one checkpoint; a file (pipeline/checkpoint_file.py), or a folder to which many
+                    ranks wrote their parts (pipeline/sharded_checkpoint.py)
+    Checkpoints     1. wait for the write before; 2. copy the state to the CPU; 3. in a thread,
+                    write it, link it if it is the best, and delete those that are too old
+    find            the one that a person means;  find_newest  the one to go on from
 
-    tensors       the tensors of the state, each once, however often the state holds it
-    metadata      format   version of what is described here
-                  state    the state as JSON, with tensors by name
-                  sha256   over the two above and all tensors: any changed bit is noticed
-
-What plain JSON cannot say is a mapping with one key of these: {"$tensor": name}, {"$tuple": [...]},
-{"$float": "inf"}, {"$dict": [[key, value], ...]} (keys that are not text, or that start with "$").
-
-Writing goes to a file beside it, to the disk, and then in one step to its name: a crash leaves the
-old file or the new one. Cost: a copy of the tensors on the CPU while it is written, and beside the
-disk's own time about 1 s a GiB for the hash.
+Once the first is written, there is a complete one at every moment, whatever is killed. Cost of a
+save to the training: the copy, and the wait if the disk is slower than the training.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
+import logging
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from torch import Tensor
 
-from pipeline.errors import PenstockError
+from pipeline import checkpoint_file, sharded_checkpoint
+from pipeline.checkpoint_file import save
+from pipeline.disk import Hold, beside, discard, prepare, refuse, sync_folder
+from pipeline.group import Group
+from pipeline.state_tree import CheckpointError, State, encode, is_sharded
 
-FORMAT = 1
+__all__ = ["CheckpointError", "Checkpoints", "Newest", "State", "find", "find_newest",
+           "has_checkpoint", "load", "save"]  # fmt: skip
+
 BEST = "best.safetensors"
+BEST_FOLDER = "best"
 
-State = dict[str, Any]
+_NAME = re.compile(r"step-(\d+)(?:-(\d+))?(?:\.safetensors)?")
 
-
-class CheckpointError(PenstockError):
-    """A file that cannot be used; the message names it and says what to do."""
-
-
-def save(path: Path, state: State) -> None:
-    """Write `state` to `path`, atomically; what stood there is replaced.
-
-    Args:
-        state: nested dicts (keys text or int), lists and tuples of tensors, None, bool, int, float
-            and str. Tensors may be on any device, share memory or be strided.
-
-    Raises:
-        TypeError: the state holds something else; the message has its path.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    tree = json.dumps(_encode(state, "", tensors, {}), allow_nan=False)
-    metadata = {"format": str(FORMAT), "state": tree, "sha256": _digest(str(FORMAT), tree, tensors)}
-    with _replacing(path) as beside:
-        save_file(tensors, beside, metadata)
+log = logging.getLogger(__name__)
 
 
 def load(path: Path) -> State:
-    """The state that was saved to `path`, its tensors on the CPU.
+    """The state that was saved to a file or a folder, its tensors whole, on the CPU.
 
     Raises:
         CheckpointError: no checkpoint, a damaged one, or one of a newer version.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            _check_format(path, metadata)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: there is no such checkpoint") from error
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: {_unreadable(path)} ({error})") from error
-    tree = metadata.get("state", "")
-    if metadata.get("sha256") != _digest(metadata["format"], tree, tensors):
-        raise CheckpointError(f"{path}: the checkpoint is damaged: its contents do not have the "
-                              "checksum that was saved with them. Use an earlier one")  # fmt: skip
-    state: State = _decode(json.loads(tree), tensors)
-    return state
+    if path.is_dir() and (path / sharded_checkpoint.STATE).exists():
+        return sharded_checkpoint.load(path)
+    if path.is_dir() and _NAME.fullmatch(path.name):
+        raise CheckpointError(f"{path}: the checkpoint is damaged: it has no state.json. Use an "
+                              "earlier one")  # fmt: skip
+    return checkpoint_file.load(path)
 
 
 class Checkpoints:
     """The checkpoints of a run: the last few, and the best.
 
+    Where there are several ranks, each has one of these and makes the same calls. Rank 0 writes
+    alone what all of them have; what they have parts of (FSDP), all of them write.
+
     Args:
         folder: made when the first one is saved.
         keep_last: how many of the last to keep.
+        background: write in a thread, while the training goes on.
+        group: the ranks.
     """
 
-    def __init__(self, folder: Path, keep_last: int = 1) -> None:
+    def __init__(
+        self, folder: Path, keep_last: int = 1, background: bool = False, group: Group | None = None
+    ) -> None:
         self.folder = folder
         self.keep_last = keep_last
+        self._background = background
+        self._group = group or Group()
+        self._own: tuple[Group, Any] | None = None  # for the ranks' talk about writing
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
 
     def save(self, state: State, step: int, best: bool = False) -> Path:
-        """Save as the last one, after `step` optimizer steps, and as the best one if it is."""
-        path = self.folder / f"step-{step:08d}.safetensors"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save(path, state)
-        if best:
-            _link(path, self.folder / BEST)
-        for old in self.saved()[: -self.keep_last]:
-            old.unlink()
+        """Save as the last one, after `step` optimizer steps, and as the best one if it is.
+
+        A state of the same step is replaced. `state` may be changed as soon as this returns.
+
+        Raises:
+            TypeError: the state holds what cannot be saved.
+            CheckpointError: it, or what was saved before it, cannot be written.
+        """
+        self.flush()
+        text, tensors = encode(state)
+        if any(is_sharded(tensor) for tensor in tensors.values()):
+            path, write = self._sharded(text, tensors, step)
+        elif self._group.is_first:
+            path, write = self._whole(text, tensors, step)
+        else:
+            return self._file(step)
+
+        def work() -> None:
+            write()
+            if self._group.is_first:
+                self._settle(path, step, best)
+
+        if self._background:
+            self._start(work)
+        else:
+            work()
         return path
 
+    def flush(self) -> None:
+        """Wait until what was saved is on the disk; raises the error of its writing."""
+        self._wait()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """As flush; nothing more will be saved."""
+        self.flush()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        try:
+            self.close()
+        except CheckpointError as failure:
+            if error is None:
+                raise
+            log.error("%s", failure)  # beside the error that is on its way
+
     def saved(self) -> list[Path]:
-        """The last ones, oldest first."""
-        return sorted(self.folder.glob("step-*.safetensors"), key=lambda p: int(p.stem[5:]))
+        """The last ones, oldest first; waits for what is being written."""
+        self._wait()
+        return sorted(_numbered(self.folder), key=_number)
 
     def best(self) -> Path | None:
-        """The best one; the last one where none was called the best."""
-        path = self.folder / BEST
-        return path if path.exists() else next(reversed(self.saved()), None)
+        """The best one; the last one where none was called the best; waits as `saved` does."""
+        self._wait()
+        paths = [path for path in (self.folder / BEST, self.folder / BEST_FOLDER) if path.exists()]
+        if paths:  # of both kinds, if the run was killed when it went on in another way
+            return max(paths, key=lambda path: path.lstat().st_mtime_ns)
+        return next(reversed(self.saved()), None)
 
+    def set_aside_after(self, step: int) -> list[Path]:
+        """Give those of a later step other names, so that nobody goes on from them; the new names.
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` on the disk, and then in one step in the place of what `path` held."""
-    with _replacing(path) as beside:
-        beside.write_bytes(data)
+        For a run that goes on from `step`: later ones are damaged, or of what it leaves behind. So
+        none of them stays the best.
+        """
+        moved = []
+        for path in self.saved():
+            if _number(path)[0] > step:
+                for best in (self.folder / BEST, self.folder / BEST_FOLDER):
+                    if best.exists() and best.samefile(path):
+                        best.unlink()
+                name, number = path.with_name(f"set-aside-{path.name}"), 1
+                while name.exists():
+                    number += 1
+                    name = path.with_name(f"set-aside-{number}-{path.name}")
+                moved.append(path.rename(name))
+        return moved
+
+    def _file(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}.safetensors"
+
+    def _whole(
+        self, text: str, tensors: Mapping[str, Tensor], step: int
+    ) -> tuple[Path, Callable[[], None]]:
+        path, copies = self._file(step), checkpoint_file.copied(tensors)
+
+        def write() -> None:
+            prepare(self.folder, CheckpointError)
+            checkpoint_file.write_file(path, text, copies)
+
+        return path, write
+
+    def _sharded(
+        self, text: str, tensors: Mapping[str, Tensor], step: int
+    ) -> tuple[Path, Callable[[], None]]:
+        copies = sharded_checkpoint.copied(tensors)
+        if self._own is None:
+            self._own = sharded_checkpoint.own_group(self._group)
+        group, parts = self._own
+        # A folder cannot be replaced in one step, so that one of the same step gets a number.
+        there = [_number(path)[1] for path in self.saved() if _number(path)[0] == step]
+        name = f"step-{step:08d}-{max(there) + 1}" if there else f"step-{step:08d}"
+        path = self.folder / name
+
+        def write() -> None:
+            sharded_checkpoint.write_folder(path, text, copies, group, parts)
+
+        return path, write
+
+    def _wait(self) -> None:
+        if self._thread not in (None, threading.current_thread()):
+            self._thread.join()
+            self._thread = None
+
+    def _start(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._failure = error
+
+        # With other ranks, one that died would keep this process from ending.
+        self._thread = threading.Thread(target=run, name="checkpoint", daemon=not self._group.alone)
+        self._thread.start()
+
+    def _settle(self, path: Path, step: int, best: bool) -> None:
+        """After `path` is on the disk: link the best, delete what is too old."""
+        if best:
+            _link(path, self.folder)
+        known = [one for one in self.saved() if _number(one)[0] <= step]
+        replaced = [one for one in known if _number(one)[0] == step and one != path]
+        old = [one for one in known if one not in replaced][: -self.keep_last]
+        held = (self.folder / BEST_FOLDER).resolve().name
+        for one in [*replaced, *old]:
+            if one.name != held:
+                with suppress(OSError):  # at the next save, then
+                    discard(one)
 
 
 def find(path: Path) -> Path:
-    """The file that a person means: a checkpoint, a run's folder (its best), or their folder.
+    """What a person means: a checkpoint, a run's folder (its best one), or their folder.
 
     Raises:
         CheckpointError: there is none.
     """
-    if path.is_file():
+    if path.is_file() or (path / sharded_checkpoint.STATE).exists():
         return path
-    for folder in (path / "checkpoints", path):
-        best = Checkpoints(folder).best()
-        if best is not None:
-            return best
-    raise CheckpointError(f"{path}: there is no checkpoint in it; give the folder of a run, or a "
-                          "file of its checkpoints folder")  # fmt: skip
+    best = Checkpoints(_folder_of(path)).best()
+    if best is None:
+        raise _none(path)
+    return best
 
 
-def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor], seen: dict[Any, str]) -> Any:
-    """`value` as JSON; its tensors go to `tensors`, by path."""
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, torch.Tensor):
-        return {"$tensor": _name_tensor(value, path, tensors, seen)}
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):  # JSON text gives back a finite float exactly
-        return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
-    if isinstance(value, (list, tuple)):
-        items = [_encode(item, f"{path}/{i}", tensors, seen) for i, item in enumerate(value)]
-        return {"$tuple": items} if isinstance(value, tuple) else items
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, (str, int)) or isinstance(key, bool):
-                raise TypeError(f"{path or 'the state'} has the key {key!r}; text or int can be "
-                                "saved")  # fmt: skip
-        pairs = [[k, _encode(v, f"{path}/{k}", tensors, seen)] for k, v in value.items()]
-        plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
-        return dict(pairs) if plain else {"$dict": pairs}
-    raise TypeError(f"{path} is a {type(value).__name__}, which a checkpoint cannot hold")
+@dataclass(frozen=True)
+class Newest:
+    """The newest checkpoint that could be loaded.
+
+    Attributes:
+        state: what it holds.
+        skipped: newer ones that are no good, the newest first, and what is wrong with each.
+    """
+
+    path: Path
+    state: State
+    skipped: list[tuple[Path, str]] = field(default_factory=list)
 
 
-def _name_tensor(
-    tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor], seen: dict[Any, str]
-) -> str:
-    """The name under which a tensor is saved; the same one for the same tensor."""
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise TypeError(f"{path} is a tensor without plain data ({tensor.layout}, {tensor.dtype}, "
-                        f"{tensor.device}), which a checkpoint cannot hold")  # fmt: skip
-    same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(),
-            tensor.is_conj(), tensor.is_neg())  # fmt: skip
-    if same not in seen or not tensor.numel():
-        name = path.lstrip("/") or "state"
-        while name in tensors:  # {"a/b": ...} beside {"a": {"b": ...}}
-            name += "'"
-        # A copy of its own, as safetensors refuses views of one storage.
-        own = tensor.detach().resolve_conj().resolve_neg()
-        tensors[name] = own.to("cpu", copy=True, memory_format=torch.contiguous_format)
-        seen[same] = name
-    return seen[same]
+def has_checkpoint(path: Path) -> bool:
+    """Whether a run's folder, or the folder of its checkpoints, has any, good or not."""
+    return any(_newest_first(path))
 
 
-def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_decode(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    match value:
-        case {"$tensor": name}:
-            return tensors[name]
-        case {"$float": text}:
-            return float(text)
-        case {"$tuple": items}:
-            return tuple(_decode(item, tensors) for item in items)
-        case {"$dict": pairs}:
-            return {key: _decode(item, tensors) for key, item in pairs}
-    return {key: _decode(item, tensors) for key, item in value.items()}
+def find_newest(path: Path) -> Newest:
+    """The newest good checkpoint of a run's folder, or of the folder of its checkpoints.
 
-
-def _digest(version: str, tree: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over format, the state's text and all tensors: names, types, shapes and bytes."""
-    digest = hashlib.sha256(f"{version} {len(tree)} {tree}".encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{len(name)} {name} {tensor.dtype} {list(tensor.shape)}".encode())
-        if tensor.numel():
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
-    version = metadata.get("format", "")
-    if "state" not in metadata or not version.isdecimal():
-        raise CheckpointError(f"{path}: a safetensors file, but no checkpoint of Penstock's")
-    if int(version) > FORMAT:
-        raise CheckpointError(f"{path}: written in format {version} by a newer Penstock; this one "
-                              f"reads up to {FORMAT}. Update Penstock to use it")  # fmt: skip
-
-
-def _unreadable(path: Path) -> str:
-    if path.is_dir():
-        return "this is a folder; give the file"
-    with path.open("rb") as file:
-        start = file.read(2)
-    if start == b"PK" or start[:1] == b"\x80":
-        return ("this is a pickle, as torch.save writes it. A pickle can run any code when it is "
-                "read, so Penstock never does; write what you trust anew with pipeline.checkpoint."
-                "save")  # fmt: skip
-    return "the checkpoint is cut off or damaged. Use an earlier one"
-
-
-def _link(source: Path, path: Path) -> None:
-    """Give a file a second name, atomically, so that it outlives the first; copy if need be."""
-    with _replacing(path) as beside:
+    Raises:
+        CheckpointError: there is none, or none is good; then with what is wrong with each.
+    """
+    skipped: list[tuple[Path, str]] = []
+    for one in _newest_first(path):
         try:
-            os.link(source, beside)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(source, beside)
+            return Newest(one, load(one), skipped)
+        except CheckpointError as error:
+            skipped.append((one, str(error).removeprefix(f"{one}: ")))
+    if not skipped:
+        raise _none(path)
+    reasons = "".join(f"\n  {one.name}: {reason}" for one, reason in skipped)
+    raise CheckpointError(f"{path}: none of its checkpoints can be used:{reasons}")
+
+
+def _newest_first(path: Path) -> Iterator[Path]:
+    """All checkpoints, each once.
+
+    The best comes last: those that are deleted are always the oldest, so where it is none of the
+    others, it is older than they are.
+    """
+    folder = _folder_of(path)
+    numbered = sorted(_numbered(folder), key=_number, reverse=True)
+    yield from numbered
+    for best in (folder / BEST, folder / BEST_FOLDER):
+        if best.exists() and not any(best.samefile(one) for one in numbered if one.exists()):
+            yield best
+
+
+def _folder_of(path: Path) -> Path:
+    """The folder with a run's checkpoints, given that of the run or this one itself."""
+    inner = path / "checkpoints"
+    return inner if inner.is_dir() else path
+
+
+def _none(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path}: there is no checkpoint in it; give the folder of a run, or a "
+                           "checkpoint of its checkpoints folder")  # fmt: skip
+
+
+def _numbered(folder: Path) -> Iterator[Path]:
+    """The checkpoints of a folder that have a step in their names."""
+    if folder.is_dir():
+        yield from (path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+
+
+def _number(path: Path) -> tuple[int, int]:
+    """Step, and which of several of that step."""
+    match = _NAME.fullmatch(path.name)
+    assert match, path
+    return int(match[1]), int(match[2] or 1)
+
+
+def _link(path: Path, folder: Path) -> None:
+    """Make `path` the best one, atomically: a file by a second name, so that it outlives the first;
+    a folder by a link to it. Where there are no hard links, the file is copied.
+    """  # fmt: skip
+    names = (BEST_FOLDER, BEST) if path.is_dir() else (BEST, BEST_FOLDER)
+    best, other = (folder / name for name in names)
+    hidden = beside(best)
+    try:
+        with _held(path):
+            if path.is_dir():
+                hidden.symlink_to(path.name)
+            else:
+                _hard_link(path, hidden)
+            hidden.replace(best)
+        other.unlink(missing_ok=True)
+        sync_folder(folder)
+    except OSError as error:
+        hidden.unlink(missing_ok=True)
+        refuse(best, error, CheckpointError)
+
+
+def _hard_link(source: Path, path: Path) -> None:
+    try:
+        os.link(source, path)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, path)
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A name to write to; what was written takes the place of `path` unless that failed."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.unlink(missing_ok=True)
+def _held(path: Path) -> Iterator[None]:
+    """Hold a file, so that its second name is not taken for a leftover."""
+    hold = None if path.is_dir() else Hold.take(path)
     try:
-        yield beside
-        with beside.open("rb+") as file:
-            os.fsync(file.fileno())
-        beside.replace(path)
+        yield
     finally:
-        beside.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring a rename to the disk; where folders cannot be opened (Windows) there is no way to."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        if hold is not None:
+            hold.release()

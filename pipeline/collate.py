@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate, default_convert
 
+from pipeline import slots
+
 Sample = Mapping[str, Any]
 
 
@@ -178,7 +180,9 @@ def _stack(field: str, values: list[Any]) -> Any:
         if hasattr(value, "shape") and value.shape != first.shape:
             raise Mismatch(field, (0, row), _shapes(first, value))
     if isinstance(first, torch.Tensor):
-        return default_collate([plain(value) for value in values])
+        rows = [plain(value) for value in values]
+        written = slots.together(rows)
+        return default_collate(rows) if written is None else written
     try:
         return default_collate(values)
     except TypeError as error:

@@ -1,6 +1,9 @@
 """The command line: preflight, then hydra, then the task; a message and an exit code at the end.
 
-    0 done, 2 configuration, 3 data, 130 interrupted, 1 anything else
+    0 done, 2 configuration, 3 data, 75 stopped and can go on, 130 interrupted, 1 anything else
+
+A configuration that asks for several ranks is run by as many processes of this same command line;
+under torchrun they are there already.
 
 What is wrong with a person's input is one message on stderr. Everything else is a bug, ours or in a
 person's own code, and keeps its traceback; PENSTOCK_TRACEBACK=1 shows it for the former too.
@@ -25,13 +28,18 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipeline import contradictions, preflight, tasks, trust
+from pipeline import contradictions, launch, preflight, tasks, trust, world
 from pipeline.composition import CONF, VERSION_BASE, Composer, plain
 from pipeline.config import Config
-from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
+from pipeline.resumption import with_overrides_of_run
 from pipeline.tasks import sweep
 
 INTERRUPTED = 130
+OF_MANY_RANKS = ("fit", "validate")  # tasks that ranks share; the others are done by one process
+_script: str | None = None  # the file that this program was started from
+# What gloo says when a process at the other end of a connection is gone.
+_LOST = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "onnection refused")
 NOBODY_LISTENS = 141  # as a shell says of a command that SIGPIPE ended
 
 
@@ -45,9 +53,11 @@ def main(argv: Sequence[str], entry: Callable[[], Any] | None = None) -> int:
     Returns:
         The exit code. Nothing has been written when it is 2 and preflight gave it.
     """
+    global _script
+    _script = sys.argv[0] if entry else None
     try:
         with _own_options(argv) as (options, overrides):
-            return _main(options, overrides, entry or _entry())
+            return _main(options, with_overrides_of_run(overrides), entry or _entry())
     except BaseException as error:
         return report(error)
 
@@ -57,12 +67,24 @@ def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) ->
     if args.experimental_rerun is not None:
         reason = "reads a pickle, which can run anything; give the overrides instead"
         raise ConfigError(Problem("--experimental-rerun", reason))
+    if args.multirun and world.is_launched():
+        raise ConfigError("a sweep starts the ranks of each of its jobs itself; run it with python "
+                          "run.py -m, and not under torchrun")  # fmt: skip
     if not args.shell_completion:
         # What was checked is what runs, wherever hydra would think the folder lies.
-        options = [*options, "--config-path", _preflight(args).path]
+        options = [*options, "--config-path", _checked(args).path]
     with _argv([*options, *overrides]):
         entry()
     return 0
+
+
+def _checked(args: argparse.Namespace) -> Composer:
+    try:
+        return _preflight(args)
+    except ConfigError as error:
+        if world.launched_rank()[1]:  # the first rank of each machine says it
+            raise SystemExit(error.exit_code) from None
+        raise
 
 
 def _preflight(args: argparse.Namespace) -> Composer:
@@ -107,9 +129,39 @@ def _accepted(composed: DictConfig, folder: Path | None = None) -> Config:
 
 
 def _run(config: Config) -> float | None:
-    for notice in contradictions.notices(config):
-        print(notice, file=sys.stderr)
-    return tasks.load(config.task)(config)
+    if world.launched_rank()[0] == 0:
+        for notice in contradictions.notices(config):
+            print(notice, file=sys.stderr)
+    count = _ranks_to_start(config)
+    if count:
+        command = launch.this_program(_arguments(config), _script)
+        value: float | None = launch.run(command, count, config.distributed.max_restarts)
+        return value
+    value = tasks.load(config.task)(config)
+    if world.launched_rank()[0] == 0:
+        launch.leave_result(value)
+    return value
+
+
+def _ranks_to_start(config: Config) -> int:
+    """How many processes to start for this run; 0 if this process is (one of) them."""
+    wanted = config.distributed
+    if wanted.strategy == "none" or config.task not in OF_MANY_RANKS or world.is_launched():
+        return 0
+    count = world.default_processes() if wanted.nproc == "auto" else wanted.nproc
+    return 0 if count == 1 and wanted.strategy == "ddp" else count
+
+
+def _arguments(config: Config) -> list[str]:
+    """The command line of this job for its ranks, which shall all mean the same folder."""
+    job = HydraConfig.get()
+    options = ["--config-name", str(job.job.config_name)]
+    for source in job.runtime.config_sources:
+        if source.provider in ("main", "command-line"):
+            name = "--config-path" if source.provider == "main" else "--config-dir"
+            options += [name, source.path]
+    words = [word for word in job.overrides.task if not word.startswith("run_dir=")]
+    return [*options, *words, f"run_dir='{config.run_dir}'"]
 
 
 def report(error: BaseException) -> int:
@@ -124,16 +176,36 @@ def report(error: BaseException) -> int:
         # when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOBODY_LISTENS
+    rank = _rank()
     if not isinstance(error, PenstockError):
-        traceback.print_exception(error)
+        _print_traceback(error, rank)
         return 1
     if any(os.environ.get(name) == "1" for name in ("PENSTOCK_TRACEBACK", "HYDRA_FULL_ERROR")):
         traceback.print_exception(error)
-    print(_message(error), file=sys.stderr)
+    quiet = error.exit_code == PREEMPTED and rank not in ("", "rank 0: ")
+    if str(error) and not quiet:
+        print(f"{rank}{_message(error)}", file=sys.stderr)
     return error.exit_code
 
 
+def _rank() -> str:
+    """What a message begins with where several ranks may have one."""
+    return f"rank {world.launched_rank()[0]}: " if world.launched_size() > 1 else ""
+
+
+def _print_traceback(error: BaseException, rank: str) -> None:
+    lost = isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
+    if rank and lost:  # whoever left has said why, or was killed
+        reason = str(error).split(". This is")[0]
+        print(f"{rank}ends, as it has lost another rank: {reason}", file=sys.stderr)
+        return
+    lines = "".join(traceback.format_exception(error))
+    sys.stderr.write("".join(f"{rank}{line}" for line in lines.splitlines(keepends=True)))
+
+
 def _message(error: PenstockError) -> str:
+    if error.exit_code == PREEMPTED:
+        return str(error)
     if not isinstance(error, ConfigError):
         return f"error: {error}"
     count = len(error.problems)
@@ -199,3 +271,7 @@ def _log_to_stderr() -> None:
         if not logger.handlers:
             logger.addHandler(_Stderr())
             logger.setLevel(logging.INFO)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -10,19 +10,22 @@ Cost: about 3 ms for a whole configuration; pydantic's import is 0.1 s, once.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.errors import ConfigError, Problem
+from pipeline.words import choices, describe, members, nearest, not_allowed, show
+
+# Where their readers look for them.
+__all__ = ["Config", "Problem", "check", "describe", "nearest", "not_allowed", "parse", "show"]
 
 Node = dict[str, Any]  # a part: `_target_` and its arguments
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
-Task = Literal["fit", "validate", "digest", "replay"]
+Task = Literal["fit", "validate", "digest", "replay", "verify", "check", "pack",
+               "profile", "tune"]  # fmt: skip
 
 
 class Section(BaseModel):
@@ -47,48 +50,143 @@ class Batch(Section):
 
 
 class Transforms(Section):
-    """Steps by name, in order, for each split; a step that is None is left out."""
+    """Steps by name, in order, for each split; a step that is None is left out.
+
+    Attributes:
+        train, val: of samples, before they are collated.
+        train_batch, val_batch: of whole batches, after that.
+        batch_on: where batches are transformed: "loader", by whoever makes them; "device", when
+            they have arrived where the model is; "auto" is device if that is an accelerator.
+    """
 
     train: dict[str, Node | None]
     val: dict[str, Node | None]
+    train_batch: dict[str, Node | None] = {}
+    val_batch: dict[str, Node | None] = {}
+    batch_on: Literal["auto", "loader", "device"] = "auto"
 
 
 class Loader(Section):
     """Who makes the batches and how far ahead; all but `backend` as in torch's DataLoader.
 
     Attributes:
-        num_workers: "auto" takes one for each core that this process may use.
+        backend: "auto" takes threads where transforms of `pipeline.image_decoding` decode, else
+            processes.
+        num_workers: "auto" begins with few and climbs while that helps; "tuned" takes what
+            `task=tune` found for the dataset on this machine.
+        max_memory: GiB that a process may take with its workers when they are tuned; None: half of
+            what there is to have.
         persistent_workers: None keeps worker processes from one epoch to the next.
         pin_memory: None pins when there is an accelerator.
-        timeout: seconds; 0 waits for ever.
+        timeout: seconds without a sign of life (a sample begun, a stage) after which a worker hangs
+            and is replaced; None is 300, 0 waits for ever.
+        max_deaths: workers that may die or hang on one batch before the run stops.
         worker_init_fn: dotted name of a function in a trusted package.
         generator: seed of the generator handed to the DataLoader.
     """
 
-    backend: Literal["process", "thread", "main"]
-    num_workers: Index | Literal["auto"]
+    backend: Literal["auto", "process", "thread", "main"]
+    num_workers: Index | Literal["auto", "tuned"]
     prefetch_factor: Count | None
     persistent_workers: bool | None
     pin_memory: bool | None
     pin_memory_device: str
-    timeout: Annotated[float, Field(ge=0)]
+    timeout: Annotated[float, Field(ge=0)] | None
+    max_deaths: Count
     worker_init_fn: str | None
     multiprocessing_context: str | None
     in_order: bool
     generator: int | None
+    max_memory: Annotated[float, Field(gt=0)] | None = None
+
+
+class BadSamples(Section):
+    """What becomes of samples that cannot be read; see docs/bad_samples.md.
+
+    Attributes:
+        on_error: "raise" ends the run, "substitute" takes another sample, "skip" makes the batch
+            smaller. Validation skips what training would substitute.
+        budget: how many samples of an epoch and split may be left out before the run stops: a
+            count, or a share (0.01) of them, of which one is always allowed.
+        quarantine: quarantine.csv of an earlier run, whose samples are not read again.
+    """
+
+    on_error: Literal["raise", "substitute", "skip"]
+    budget: Index | Annotated[float, Field(gt=0, le=1)]
+    quarantine: str | None
+
+
+class Tune(Section):
+    """What `task=tune` may take.
+
+    Attributes:
+        seconds: that it ends within, model and dataset not counted.
+        workers: at most; None: twice the cores, or 16 if that is more.
+    """
+
+    seconds: Annotated[float, Field(gt=0)] = 60.0
+    workers: Count | None = None
+
+
+class Packing(Section):
+    """What `task=pack` and `dataset.packed=auto` make of a dataset; see docs/packing.md.
+
+    Attributes:
+        size: pixels of the shorter side of pictures; None packs samples as they are.
+        square: cut a square out of the middle after that, so that all have one shape.
+        format: "pixels", or "encoded" for the files that pictures come from.
+        out: folder for packs, one a split; None keeps them in `cache_dir` by fingerprint.
+    """
+
+    size: Count | None = None
+    square: bool = True
+    format: Literal["pixels", "encoded"] = "pixels"
+    out: str | None = None
 
 
 class Distributed(Section):
-    """How several processes share a run."""
+    """How several processes share a run.
 
-    strategy: Literal["none"]
+    Attributes:
+        strategy: "ddp" gives each a copy of the model, "fsdp" a part of it.
+        nproc: processes to start on this machine; "auto" takes one a GPU, or one a core without
+            any. Under torchrun, which starts them itself, it is not used.
+        backend: of torch.distributed; None takes nccl on GPUs and gloo elsewhere.
+        timeout: seconds that processes wait for each other.
+        max_restarts: how often all processes are started again, from the last checkpoint, when
+            one was killed.
+    """
+
+    strategy: Literal["none", "ddp", "fsdp"]
+    nproc: Count | Literal["auto"] = "auto"
+    backend: str | None = None
+    timeout: Annotated[float, Field(gt=0)] = 1800.0
+    max_restarts: Index = 0
+    find_unused_parameters: bool = False
+    sync_batchnorm: bool = False
+
+
+class Sweep(Section):
+    """What a sweep does after a job that was asked to stop."""
+
+    on_preempted: Literal["stop", "continue"]
 
 
 class Checkpoints(Section):
-    """When to save and what to keep: the best, and the last `keep_last`."""
+    """When to save and what to keep: the best, and the last `keep_last`.
+
+    Attributes:
+        every_epochs: epochs between two checkpoints.
+        every_steps: optimizer steps between two; None: only by epochs.
+        every_minutes: the same in minutes.
+        background: write them in a thread while the training goes on.
+    """
 
     every_epochs: Count
+    every_steps: Count | None
+    every_minutes: Annotated[float, Field(gt=0)] | None
     keep_last: Count
+    background: bool
 
 
 class Trainer(Section):
@@ -110,6 +208,7 @@ class Trainer(Section):
     checkpoint: Checkpoints | None
     baseline: bool
     digest: bool
+    ledger: bool
     progress: Literal["auto", "rich", "plain", "none"]
     pictures: bool
 
@@ -119,6 +218,10 @@ class Config(Section):
 
     Parts (`dataset`, `sampler`, ...) stay nodes; `pipeline.build` makes them. The keys after
     `task` are set by the tasks that use them.
+
+    Attributes:
+        resume: a run's folder, one of its checkpoints, or "auto" for what lies in `run_dir`.
+        resume_despite: keys that may differ from those of the run that is resumed.
     """
 
     seed: Index
@@ -130,6 +233,9 @@ class Config(Section):
     sampler: Node
     collate: Node
     loader: Loader
+    bad_samples: BadSamples
+    pack: Packing = Packing()
+    tune: Tune = Tune()
     distributed: Distributed
     model: Node
     objective: Node
@@ -137,19 +243,23 @@ class Config(Section):
     scheduler: Node | None
     trainer: Trainer
     tracker: Node
+    resume: str | None
+    resume_despite: list[str]
+    sweep: Sweep
     task: Task
-    split: Literal["train", "val"] = "train"
+    split: Literal["train", "val", "both"] = "train"
     epoch: Index = 0
     step: Index = 0
     steps: Count | None = None
     checkpoint: str | None = None
+    runs: list[str] | None = None
 
     def plain(self) -> dict[str, Any]:
         """The configuration as nested dicts, as it is written into a run folder."""
         return self.model_dump()
 
 
-TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint")
+TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "tune")
 
 
 def parse(container: Mapping[str, Any]) -> Config:
@@ -216,7 +326,7 @@ def _problem(container: Mapping[str, Any], place: tuple[str, ...], kind: str) ->
     if kind == "missing":
         return Problem(".".join(place), f"is missing; expected {describe(annotation, metadata)}")
     allowed = describe(annotation, metadata)
-    return Problem(".".join(place), not_allowed(value, allowed, _choices(annotation)))
+    return Problem(".".join(place), not_allowed(value, allowed, choices(annotation)))
 
 
 def _below(
@@ -235,74 +345,9 @@ def unknown_key(key: str, name: str, known: Iterable[str], what: str = "key") ->
     return Problem(key, f"unknown {what} {name!r}{nearest(name, known)}; allowed: {allowed}")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`, did you mean 'x'?` where something is near, else nothing."""
-    close = difflib.get_close_matches(name, [str(one) for one in known], n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def show(value: Any) -> str:
-    """A value as YAML writes it, shortened to 80 characters."""
-    if value is None:
-        return "null"
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def not_allowed(value: Any, allowed: str, choices: Iterable[str] = ()) -> str:
-    """The message for a value of a wrong type or outside its bounds or choices."""
-    return f"got {show(value)}, expected {allowed}{nearest(str(value), choices)}"
-
-
 def _section(annotation: Any) -> type[BaseModel] | None:
     """The section that a field holds, if it holds one."""
-    for member in _members(annotation):
+    for member in members(annotation):
         if isinstance(member, type) and issubclass(member, BaseModel):
             return member
     return None
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    if get_origin(annotation) in (Union, UnionType):
-        return tuple(one for member in get_args(annotation) for one in _members(member))
-    return (annotation,)
-
-
-def _choices(annotation: Any) -> list[str]:
-    literals = (m for m in _members(annotation) if get_origin(m) is Literal)
-    return [str(choice) for literal in literals for choice in get_args(literal)]
-
-
-_NAMES: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    NoneType: "null",
-}
-
-
-def describe(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """What a field allows, in words: `a whole number of at least 1 or null`."""
-    return " or ".join(_describe_one(member, metadata) for member in _members(annotation))
-
-
-def _describe_one(member: Any, metadata: Iterable[Any]) -> str:
-    origin = get_origin(member)
-    if origin is Annotated:
-        return _describe_one(member.__origin__, member.__metadata__)
-    if origin is Literal:
-        return " | ".join(map(str, get_args(member)))
-    if member in _NAMES:
-        return _NAMES[member] + (_bounds(metadata) if member in (int, float) else "")
-    return "a mapping"
-
-
-def _bounds(metadata: Iterable[Any]) -> str:
-    for entry in metadata:
-        for bound in getattr(entry, "metadata", [entry]):
-            if getattr(bound, "ge", None) is not None:
-                return f" of at least {bound.ge}"
-            if getattr(bound, "gt", None) is not None:
-                return f" above {bound.gt}"
-    return ""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from pipeline import trust, world
+from pipeline import batch_rules, pack_rules, trust, world
 from pipeline.config import Config, nearest, show
 from pipeline.errors import ConfigError, Problem
 from pipeline.nodes import datasets, direction
@@ -83,7 +84,7 @@ def loader_without_workers(case: Case) -> Iterator[Problem]:
     worthless = {
         "prefetch_factor": (loader.prefetch_factor is not None, "null"),
         "persistent_workers": (bool(loader.persistent_workers), "false"),
-        "timeout": (loader.timeout > 0, "0"),
+        "timeout": (bool(loader.timeout), "null"),
         "worker_init_fn": (loader.worker_init_fn is not None, "null"),
         "multiprocessing_context": (loader.multiprocessing_context is not None, "null"),
     }
@@ -151,29 +152,34 @@ def pinned_device(case: Case) -> Iterator[Problem]:
         )
 
 
-def world_size(case: Case) -> Iterator[Problem]:
-    size = world.launched_size()
-    if size == 1:
+def ranks(case: Case) -> Iterator[Problem]:
+    """What several ranks cannot share."""
+    config, size = case.config, world.launched_size()
+    strategy = config.distributed.strategy
+    if strategy == "none":
+        if size > 1:
+            yield Problem(
+                "distributed.strategy",
+                f"none, but {size} processes were started (WORLD_SIZE={size}): each would train "
+                "alone on all of the data; set distributed=ddp, or start one process",
+            )
         return
-    if case.config.distributed.strategy == "none":
-        yield Problem(
-            "distributed.strategy",
-            f"none, but {size} processes were started (WORLD_SIZE={size}): each would train alone "
-            "on all of the data; start one process",
-        )
-    if case.config.batch.size is None:
+    if config.batch.size is None:
         yield Problem(
             "batch.size",
-            f"null hands samples through one by one, and {size} processes (WORLD_SIZE={size}) "
-            f"cannot share one; set batch.size={size} or more",
+            f"null hands samples through one by one, which distributed={strategy} cannot share "
+            "out; set batch.size to the samples of a global batch",
         )
-    elif case.config.batch.size % size:
-        low, high = case.config.batch.size // size * size, -(-case.config.batch.size // size) * size
-        ways = " or ".join(str(one) for one in (low, high) if one)
+    if strategy == "fsdp" and config.trainer.precision == "fp16":
         yield Problem(
-            "batch.size",
-            f"{case.config.batch.size} samples cannot be dealt out evenly to {size} processes "
-            f"(WORLD_SIZE={size}); take {ways}",
+            "trainer.precision",
+            "fp16 scales the loss, which distributed=fsdp cannot; set trainer.precision=bf16",
+        )
+    if not config.loader.in_order and case.workers:
+        yield Problem(
+            "loader.in_order",
+            f"false would give the ranks of distributed={strategy} shares of different batches in "
+            "the same step; set loader.in_order=true",
         )
 
 
@@ -336,8 +342,39 @@ def schedule(case: Case) -> Iterator[Problem]:
                       "nothing can come before it; set scheduler.warmup=0")  # fmt: skip
 
 
+def batch_steps(case: Case) -> Iterator[Problem]:
+    yield from batch_rules.find(case.config, case.found)
+
+
+def packing(case: Case) -> Iterator[Problem]:
+    yield from pack_rules.find(case.config, case.found)
+
+
+def both_splits(case: Case) -> Iterator[Problem]:
+    if case.config.split == "both" and case.config.task not in ("check", "pack"):
+        yield Problem("split", f"both is for task=check and task=pack; task={case.config.task} "
+                      "reads one of them: set split=train or split=val")  # fmt: skip
+
+
+def bad_samples(case: Case) -> Iterator[Problem]:
+    given = case.config.bad_samples
+    if given.on_error == "raise" and given.budget not in (0, 0.01):
+        yield Problem(
+            "bad_samples.budget",
+            f"{given.budget} would leave some bad samples out, but bad_samples.on_error=raise "
+            "leaves out none; set bad_samples.on_error=skip or substitute",
+        )
+    if given.quarantine is not None and not Path(given.quarantine).is_file():
+        yield Problem(
+            "bad_samples.quarantine",
+            f"there is no file {given.quarantine!r}; give the quarantine.csv of an earlier run, or "
+            "null",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     loader_without_workers, loader_of_threads, start_method, worker_function, unordered,
-    pinned_device, world_size, columns, streams, same_data_twice, tail_of_strategies,
-    distributed_sampler, device, monitor, schedule,
+    pinned_device, ranks, columns, streams, same_data_twice, tail_of_strategies,
+    both_splits, bad_samples, distributed_sampler, device, monitor, schedule, batch_steps,
+    packing,
 )  # fmt: skip

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+PREEMPTED = 75  # the exit code of a run that was asked to stop and can go on (EX_TEMPFAIL)
+
 
 class PenstockError(Exception):
     """Base of the errors that are reported as one message, without a traceback."""
@@ -45,3 +47,7 @@ class DataError(PenstockError):
     """The data cannot be used: the message names the file, and the row, column or sample."""
 
     exit_code = 3
+
+
+class UnreachableError(DataError):
+    """The data cannot be got at now; its content is not to blame, so it is never left out."""

@@ -1,9 +1,10 @@
 """Request to batch: the one function that every backend runs.
 
-1. Seed the generators from the sample's key (seed, epoch, position).
+1. Seed the generators from the sample's key (seed, epoch, position), unless dataset and transform
+   say that they draw from none.
 2. Read the row, transform it, hash it when asked to.
-3. Collate the share.
-4. Time each stage; say of a bad sample which row, file and address it is.
+3. Collate the share, and transform it as a batch where it is to be done here.
+4. Time each stage. A bad sample ends the run, or is replaced or left out (pipeline/share.py).
 
 A `Fetch` is a plain callable that can be pickled; it knows nothing of workers, ranks or devices.
 Cost beside the data's own: about 10 us a sample for seeding, 30 us a batch.
@@ -13,35 +14,48 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Subset
+from torchvision import tv_tensors
 
-from pipeline.collate import Mismatch, plain
-from pipeline.errors import DataError, PenstockError
+from pipeline import board, slots
+from pipeline.bad_samples import (
+    RAISE,
+    BadSampleError,
+    BadSamples,
+    LeftOut,
+    StandIns,
+    explained,
+)
+from pipeline.bad_samples import SampleError as SampleError  # where its readers look for it
+from pipeline.clock import Clock, Trace
+from pipeline.collate import Mismatch, Stack, plain
+from pipeline.errors import DataError
 from pipeline.plan import Request
-from pipeline.randomness import GLOBAL, Draws, IntArray, global_states, moved, sample_keys
-
-
-class SampleError(PenstockError):
-    """A person's own code failed on a sample; the message ends with its traceback."""
+from pipeline.randomness import GLOBAL, Draws, IntArray, begin_sample, sample_keys
+from pipeline.share import Share
 
 
 class Batch(dict[str, Any]):
     """The fields of one share, batched, and where they come from.
 
     Attributes:
-        request: the address, positions and indices that were asked for.
+        request: the address, positions and indices that were asked for; without those of samples
+            that were left out, and with the indices of rows that stand in for others.
         positions, indices: of each row of the batch, int64[B]. They differ from the request's in
             order only, and only if the collate function sorts.
+        places: of each row among those of the share as it was dealt out, int64[B].
         valid: bool[B], False in rows that are padding; None if there are none.
-        timing: seconds spent in "read", "transform" and "collate".
+        kinds: what the fields are to transforms of batches, as `kinds_of` tells; collating takes
+            torchvision's types off.
+        timing: seconds spent in "read", "transform", "collate" and "batch".
+        trace: when and where, if the fetch was `traced`.
         hashes: one a row, of the sample after its transforms; None unless asked for.
+        left_out: the bad samples that are not in it. Padding that is bad is not told.
     """
 
     def __init__(self, fields: Mapping[str, Any], request: Request, order: IntArray) -> None:
@@ -49,10 +63,14 @@ class Batch(dict[str, Any]):
         self.request = request
         self.positions = request.positions[order]
         self.indices = request.indices[order]
+        self.places = order
         padded = request.valid < len(request)
         self.valid = torch.from_numpy(order < request.valid) if padded else None
+        self.kinds: dict[str, str] = {}
         self.timing: dict[str, float] = {}
+        self.trace: Trace | None = None
         self.hashes: list[bytes] | None = None
+        self.left_out: tuple[LeftOut, ...] = ()
 
     def valid_mask(self, device: torch.device | str) -> torch.Tensor | None:
         """`valid` on `device`."""
@@ -60,13 +78,15 @@ class Batch(dict[str, Any]):
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
         """This batch with its tensors on `device`; everything else is kept."""
-        self.update({k: _map(v, lambda t: t.to(device, non_blocking=non_blocking))
-                     for k, v in self.items()})  # fmt: skip
-        return self
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """This batch with its tensors in page-locked memory."""
-        self.update({k: _map(v, torch.Tensor.pin_memory) for k, v in self.items()})
+        return self.map(torch.Tensor.pin_memory)
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """This batch with each of its tensors changed, also inside of dicts and lists."""
+        self.update({name: _map(value, change) for name, value in self.items()})
         return self
 
 
@@ -80,16 +100,41 @@ def _map(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return value
 
 
+def kinds_of(sample: Any) -> dict[str, str]:
+    """What the fields of a sample are, of those that have a type of torchvision's.
+
+    "image", "mask", "keypoints", or "boxes/" and their format ("boxes/xyxy"), by name of the field.
+    """
+    if not isinstance(sample, Mapping):
+        return {}
+    kinds = {name: _kind(value) for name, value in sample.items()}
+    return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def _kind(value: Any) -> str | None:
+    if isinstance(value, tv_tensors.BoundingBoxes):
+        return f"boxes/{value.format.value.lower()}"
+    names = {tv_tensors.Image: "image", tv_tensors.Mask: "mask", tv_tensors.KeyPoints: "keypoints"}
+    return names.get(type(value))
+
+
 class Fetch:
     """Work on one request.
 
     Args:
         dataset: `dataset[index] -> dict`, or `dataset.__getitems__(list) -> list of dicts`, which
             then must not draw at random (a batch is read at once, but keys belong to samples).
+            With `fetches_batches`, `fetch_batch(indices) -> dict of tensors` and `kinds` it stacks
+            batches by itself where nothing is done to single samples.
         transform: sample -> sample; None leaves it.
         collate: list of samples -> dict of batched fields.
         seed: of the run.
         hashed: also hash every sample; about 1 ms a MiB.
+        batch_transform: batch -> batch, after collating; None leaves it.
+        bad: what becomes of bad samples.
+
+    Attributes:
+        traced: batches say when and where they were worked on (pipeline/clock.py).
     """
 
     def __init__(
@@ -99,13 +144,20 @@ class Fetch:
         collate: Callable[[list[Any]], Mapping[str, Any]],
         seed: int,
         hashed: bool = False,
+        batch_transform: Callable[[Batch], Batch] | None = None,
+        bad: BadSamples = RAISE,
     ) -> None:
         self.dataset = dataset
         self.transform = transform
         self.collate = collate
         self.seed = seed
         self.hashed = hashed
+        self.batch_transform = batch_transform
+        self.bad = bad
+        self.traced = False
         # torch's Subset only loops over `__getitem__` here, whose draws have keys of their own.
+        keyed = getattr(transform, "keyed", transform is None)
+        self._keyed = keyed and not getattr(dataset, "draws", True)
         self._many = hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)
 
     def __call__(self, request: Request, draws: Draws = GLOBAL) -> Batch:
@@ -115,7 +167,8 @@ class Fetch:
             draws: the generators to put a sample's key into.
 
         Raises:
-            DataError: a row cannot be read, or rows do not fit together.
+            DataError: a row cannot be read and is not to be left out, nothing could be read in its
+                place, or rows do not fit together.
             SampleError: the dataset's, a transform's or the collate function's code failed.
         """
         return self.work(request, self.dataset, draws)
@@ -124,53 +177,84 @@ class Fetch:
         """What `get_worker_info().dataset` is in a worker process, for `worker_init_fn`."""
         return self.dataset
 
-    def work(self, request: Request, rows: Any, draws: Draws) -> Batch:
-        """The batch of `request` with its samples read from `rows`, by index."""
-        clock = _Clock()
-        keys = sample_keys(self.seed, request.epoch, request.positions)
-        samples = self._read_many(rows, request) if self._many else []
+    def work(
+        self, request: Request, rows: Any, draws: Draws, stand_ins: StandIns | None = None
+    ) -> Batch:
+        """The batch of `request` with its samples read from `rows`, by index.
+
+        Args:
+            stand_ins: which rows may stand in for bad ones; None takes those of `bad`.
+        """
+        if self._stacks_itself:
+            return self._stacked(request, rows)
+        try:
+            with slots.batch(len(request)):
+                return self._worked(request, rows, draws, stand_ins)
+        finally:
+            begin_sample(None)
+
+    @property
+    def _stacks_itself(self) -> bool:
+        """Whether the dataset can make whole batches, and nothing is done to single samples."""
+        plain_steps = self.transform is None or not getattr(self.transform, "steps", True)
+        alone = plain_steps and not self.hashed and not self.bad.known
+        able = getattr(self.dataset, "fetches_batches", False)
+        return alone and able and type(self.collate) is Stack
+
+    def _stacked(self, request: Request, rows: Any) -> Batch:
+        """A batch that the dataset makes, without a step of Python for each sample."""
+        clock = self._clock()
+        batch = Batch(rows.fetch_batch(request.indices), request, np.arange(len(request)))
+        batch.kinds = dict(rows.kinds)
         clock.lap("read")
+        return self._finished(batch, clock)
+
+    def _worked(
+        self, request: Request, rows: Any, draws: Draws, stand_ins: StandIns | None
+    ) -> Batch:
+        clock = self._clock()
+        keys = sample_keys(self.seed, request.epoch, request.positions)
+        share = Share(
+            request, rows, self.dataset, self.transform, self.bad, stand_ins, self._many, draws
+        )
+        clock.lap("read")
+        samples: list[Any] = []
+        bad: dict[int, BadSampleError] = {}
+        begin = begin_sample if self._keyed else draws.seed
         for place, key in enumerate(keys):
-            draws.seed(key)
-            if not self._many:
-                samples.append(self._read(rows, request, place))
-                clock.lap("read")
-            samples[place] = self._transformed(samples[place], request, place)
+            begin(key)
+            try:
+                board.at(place, board.READ)
+                sample = share.read(place)
+                board.at(place, board.TRANSFORM)
+                if not self._many:  # it was read before
+                    clock.lap("read")
+                samples.append(share.transformed(sample, place))
+            except BadSampleError as error:
+                samples.append(None)
+                bad[place] = error
             clock.lap("transform")
-        batch = self._collated(samples, request)
+        board.at(board.WHOLE, board.COLLATE)
+        if not bad:
+            batch = self._collated(samples, request)
+        else:
+            rest = share.without(bad, samples, keys, draws)
+            batch = self._collated(rest.samples, rest.request)
+            batch.places, batch.left_out = rest.places[batch.places], rest.left_out
         clock.lap("collate")
-        batch.timing = clock.seconds
+        return self._finished(batch, clock)
+
+    def _finished(self, batch: Batch, clock: Clock) -> Batch:
+        if self.batch_transform is not None:
+            board.at(board.WHOLE, board.BATCH)
+            batch = self.batch_transform(batch)
+            clock.lap("batch")
+        batch.timing, batch.trace = clock.seconds, clock.trace()
         return batch
 
-    def _read(self, rows: Any, request: Request, place: int) -> Any:
-        try:
-            return rows[int(request.indices[place])]
-        except Exception as error:
-            raise self._explained(error, "read", request, place) from error
-
-    def _read_many(self, rows: Any, request: Request) -> list[Any]:
-        before = global_states()
-        try:
-            samples = list(rows.__getitems__(request.indices.tolist()))
-        except Exception as error:
-            for place in range(len(request)):  # one by one, the bad row shows itself
-                self._read(rows, request, place)
-            raise self._explained(error, "read", request, 0) from error
-        drawn = moved(before)
-        if drawn:
-            raise SampleError(
-                f"{type(rows).__name__}.__getitems__ draws from {' and '.join(drawn)}; it "
-                "reads many samples at once, so its draws have no key. Draw in a transform instead"
-            )
-        return samples
-
-    def _transformed(self, sample: Any, request: Request, place: int) -> Any:
-        if self.transform is None:
-            return sample
-        try:
-            return self.transform(sample)
-        except Exception as error:
-            raise self._explained(error, "transform", request, place) from error
+    def _clock(self) -> Clock:
+        """The clock of the batch at hand."""
+        return Clock(self.traced)
 
     def _collated(self, samples: list[Any], request: Request) -> Batch:
         reorder = getattr(self.collate, "order", lambda _: None)(samples)
@@ -186,48 +270,11 @@ class Fetch:
                 "collate (collate=pad for unequal lengths, collate=list to stack nothing)"
             ) from error
         except Exception as error:
-            raise self._explained(error, "collate", request, 0) from error
+            raise explained(error, "collate", request) from error
+        batch.kinds = kinds_of(samples[0])
         if self.hashed:
             batch.hashes = [hash_sample(sample) for sample in samples]
         return batch
-
-    def _explained(
-        self, error: Exception, stage: str, request: Request, place: int
-    ) -> PenstockError:
-        row, position = int(request.indices[place]), int(request.positions[place])
-        where = f"sample {row} (epoch {request.epoch}, step {request.step}, position {position})"
-        if isinstance(error, DataError):
-            return DataError(f"{where}: {error}")
-        path = self._path(row)
-        if stage == "read" and isinstance(error, (OSError, EOFError)):
-            return DataError(f"{where}{path}: {type(error).__name__}: {error}")
-        notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-        lines = "".join(traceback.format_exception(error))
-        return SampleError(
-            f"{where}{path}: {stage} failed{notes} with {type(error).__name__}: {error}\n{lines}"
-        )
-
-    def _path(self, row: int) -> str:
-        """The sample's file, as far as the dataset knows it; never fails."""
-        try:
-            if hasattr(self.dataset, "path"):
-                return f" {self.dataset.path(row)}"
-            return f" {self.dataset.metadata['path'].iloc[row]}"
-        except Exception:
-            return ""
-
-
-class _Clock:
-    """Seconds by stage."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
-        self._last = now
 
 
 def _at(request: Request) -> str:
@@ -240,12 +287,19 @@ def batch_hash(batches: Iterable[Batch]) -> str:
     Padding counts nowhere, so the hash does not depend on how the batch was shared out.
     Each batch must have been fetched with `hashed=True`.
     """
-    rows: list[tuple[int, bytes]] = []
-    for batch in batches:
-        assert batch.hashes is not None, "the batch was not hashed"
-        valid = [True] * len(batch.hashes) if batch.valid is None else batch.valid.tolist()
-        triples = zip(batch.positions.tolist(), batch.hashes, valid, strict=True)
-        rows += [(position, digest) for position, digest, counts in triples if counts]
+    return hash_of_rows(row for batch in batches for row in row_hashes(batch))
+
+
+def row_hashes(batch: Batch) -> list[tuple[int, bytes]]:
+    """Position and hash of each row that counts."""
+    assert batch.hashes is not None, "the batch was not hashed"
+    valid = [True] * len(batch.hashes) if batch.valid is None else batch.valid.tolist()
+    triples = zip(batch.positions.tolist(), batch.hashes, valid, strict=True)
+    return [(position, digest) for position, digest, counts in triples if counts]
+
+
+def hash_of_rows(rows: Iterable[tuple[int, bytes]]) -> str:
+    """The hash of a batch from those of its rows, in any order."""
     return hashlib.blake2b(b"".join(d for _, d in sorted(rows)), digest_size=16).hexdigest()
 
 

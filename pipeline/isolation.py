@@ -21,7 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pipeline.errors import PenstockError
-from pipeline.randomness import global_states, moved
+from pipeline.randomness import begin_sample, global_states, moved
 
 # Everything in torch that draws and takes a generator. Functions that draw and take none
 # (dropout, rrelu) belong to models; `probe` refuses data code that calls them.
@@ -66,6 +66,7 @@ class ThreadRandomness(TorchFunctionMode):
 
     def seed(self, key: int) -> None:
         """Begin a sample: its draws depend on `key` alone."""
+        begin_sample(key)
         self._generator.manual_seed(key)
 
     def save(self) -> torch.Tensor:
@@ -75,6 +76,10 @@ class ThreadRandomness(TorchFunctionMode):
     def restore(self, states: torch.Tensor) -> None:
         """Put back what `save` gave."""
         self._generator.set_state(states)
+
+    def moved(self, before: torch.Tensor) -> list[str]:
+        """["torch"] if this thread's generator was drawn from since `save` gave `before`."""
+        return [] if torch.equal(self._generator.get_state(), before) else ["torch"]
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -1,12 +1,15 @@
 """One batch and one optimizer step: forward, backward, accumulate, scale, clip, step, schedule.
 
 Model randomness (dropout ...) is seeded at every batch from (seed, batches so far, rank), so a
-checkpoint holds weights, optimizer and an address, and no generator states. Nothing here waits for
-a GPU, except that fp16's loss scaling does at each step.
+checkpoint holds weights, optimizer and an address, and no generator states. Gradients are those of
+the mean loss over the samples of the global batch, however unequal the ranks' shares of it are.
+Nothing here waits for a GPU, except that fp16's loss scaling does at each step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,10 +18,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from pipeline.errors import PenstockError
 from pipeline.fetch import Batch
+from pipeline.group import Group
 from pipeline.objective import Objective
+from pipeline.parallel import Parallel, like, local, same_buffers, wrap
 from pipeline.randomness import hash64
-from pipeline.world import World
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Mode = Literal["min", "max"]
@@ -45,6 +50,8 @@ class Options:
         mode: whether less ("min") or more ("max") of it is better.
         patience: validations without a new best after which to stop; None: never.
         save_every: epochs between two checkpoints; the best and the last are always saved.
+        save_every_steps: steps between two checkpoints in an epoch; None: none.
+        save_every_minutes: the same in minutes.
     """
 
     max_epochs: int = 10
@@ -61,10 +68,17 @@ class Options:
     mode: Mode = "min"
     patience: int | None = None
     save_every: int = 1
+    save_every_steps: int | None = None
+    save_every_minutes: float | None = None
 
 
 class Learner:
     """A model that is being trained, and how far it has come.
+
+    Args:
+        model: on this rank's device; under FSDP what `parallel.prepare` gave.
+        group: the ranks that learn together.
+        parallel: how they share the model.
 
     Attributes:
         batches: batches learned from.
@@ -78,17 +92,20 @@ class Learner:
         optimizer: Optimizer,
         scheduler: LRScheduler | None,
         options: Options,
-        world: World,
+        group: Group,
         seed: int,
+        parallel: Parallel | None = None,
     ) -> None:
-        self.device = torch.device(world.device)
-        self.rank = world.rank
+        self.group = group
+        self.device = torch.device(group.world.device)
         # In place, so that the optimizer keeps its hold on the weights.
         self.model = model.to(self.device)
         if options.channels_last:
             model.to(memory_format=torch.channels_last)
         if options.compile:
             model.compile()
+        self._parallel = parallel or Parallel()
+        self._forward = wrap(self.model, self._parallel, group)
         self.objective = objective.to(self.device)
         self.optimizer = optimizer
         self.scheduler = scheduler
@@ -97,7 +114,8 @@ class Learner:
         self.seed = seed
         self.batches = 0
         self.updates = 0
-        self._samples = 0  # in the gradients since the last update
+        self._begun = False  # whether there are gradients since the last update
+        self._samples = 0  # of this rank in them
         self._divisor = 1  # what those gradients have been divided by
 
     @property
@@ -109,7 +127,7 @@ class Learner:
     @property
     def pending(self) -> bool:
         """Whether there are gradients of batches since the last update."""
-        return self._samples > 0
+        return self._begun
 
     @property
     def lr(self) -> float:
@@ -119,35 +137,63 @@ class Learner:
     def learn(self, batch: Batch) -> Tensor:
         """Add the gradients of a batch; returns its losses, float32[n], without waiting."""
         self._seed_model()
+        if self._parallel.strategy == "fsdp":  # as DDP does by itself
+            same_buffers(self.model, self.group)
         with autocast(self.device, self.options.precision):
-            losses, _ = self.objective(self.model, batch)
+            losses, _ = self.objective(self._forward, batch)
         # The mean is over the samples of all accumulated batches, whose number is known only at
         # the end. Until then it is taken to be this one's, times the batches; update() corrects.
         if not self._samples:
-            self._divisor = max(len(losses) * self.options.accumulate, 1)
+            self._divisor = self._expected(batch, len(losses)) * self.options.accumulate
         self._samples += len(losses)
+        self._begun = True
         self.batches += 1
         self.scaler.scale(losses.sum() / self._divisor).backward()
         return losses.detach()
 
+    def _expected(self, batch: Batch, samples: int) -> int:
+        """Samples of an average share of the batch, which all ranks know alike."""
+        if self.group.alone:
+            return max(samples, 1)
+        total = batch.request.total or samples
+        return -(-total // self.group.world.size)
+
     def update(self) -> None:
-        """Take an optimizer step with the gradients of the batches since the last one."""
+        """Take an optimizer step with the gradients of the batches since the last one.
+
+        It is counted, but changes no weight, where none of their samples could be read.
+        """
         self.scaler.unscale_(self.optimizer)
         weights = [w for group in self.optimizer.param_groups for w in group["params"]]
-        if self._samples not in (0, self._divisor):
-            gradients = [weight.grad for weight in weights if weight.grad is not None]
-            torch._foreach_mul_(gradients, self._divisor / self._samples)
-        if self.options.clip_norm is not None:
-            nn.utils.clip_grad_norm_(weights, self.options.clip_norm)
         scale = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
+        if self._average([local(weight.grad) for weight in weights if weight.grad is not None]):
+            if self.options.clip_norm is not None:
+                nn.utils.clip_grad_norm_(weights, self.options.clip_norm)
+            self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-        self._samples = 0
+        self._samples, self._begun = 0, False
         self.updates += 1
         # A scale that shrank says that the step was left out; then the schedule waits, too.
         if self.options.schedule == "step" and self.scaler.get_scale() >= scale:
             self._step_scheduler(None)
+
+    def _average(self, gradients: list[Tensor]) -> bool:
+        """Make of what backward left the gradient of the mean over all samples of all ranks.
+
+        Returns:
+            Whether there was any sample.
+        """
+        if self.group.alone:
+            if self._samples not in (0, self._divisor):
+                torch._foreach_mul_(gradients, self._divisor / self._samples)
+            return self._samples > 0
+        samples = self.group.sum(torch.tensor(float(self._samples), device=self.device))
+        if not self._samples and not samples.item():  # only then is the device waited for
+            return False
+        # The ranks' gradients were averaged, not added up.
+        torch._foreach_mul_(gradients, self._divisor * self.group.world.size / samples)
+        return True
 
     def end_epoch(self, monitored: float | None) -> None:
         """Move a scheduler that goes by epochs; `monitored` is there if the epoch has one."""
@@ -162,6 +208,38 @@ class Learner:
                 "scheduler": scheduler, "scaler": self.scaler.state_dict(),
                 "batches": self.batches, "updates": self.updates}  # fmt: skip
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, saved by any number of ranks; its tensors are whole.
+
+        Raises:
+            PenstockError: it is that of another model, optimizer or scheduler.
+        """
+        try:
+            self.model.load_state_dict(like(state["model"], self.model.state_dict()))
+            self.optimizer.load_state_dict(self._optimizer_state(state["optimizer"]))
+            if self.scheduler is not None:
+                self.scheduler.load_state_dict(state["scheduler"])
+            self.scaler.load_state_dict(state["scaler"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise PenstockError(
+                "the checkpoint does not fit the model, the optimizer or the scheduler of this "
+                f"configuration; give the overrides of its run. {type(error).__name__}: {error}"
+            ) from error
+        self.batches, self.updates = int(state["batches"]), int(state["updates"])
+        # Or the scheduler's next step warns that the optimizer has not taken one yet.
+        self.optimizer._opt_called = self.updates > 0  # type: ignore[attr-defined]
+
+    def _optimizer_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """An optimizer's state with what belongs to a sharded weight sharded like it."""
+        weights = [w for group in self.optimizer.param_groups for w in group["params"]]
+        parts = {}
+        for number, values in state["state"].items():
+            weight = weights[int(number)]
+            shaped = {name: weight for name, value in values.items()
+                      if isinstance(value, Tensor) and value.shape == weight.shape}  # fmt: skip
+            parts[number] = {**values, **like({k: values[k] for k in shaped}, shaped)}
+        return {**state, "state": parts}
+
     def _step_scheduler(self, monitored: float | None) -> None:
         if isinstance(self.scheduler, ReduceLROnPlateau):
             if monitored is not None:
@@ -170,12 +248,14 @@ class Learner:
             self.scheduler.step()
 
     def _seed_model(self) -> None:
-        key = hash64(self.seed, "model", self.batches, self.rank)
+        key = hash64(self.seed, "model", self.batches, self.group.world.rank)
         torch.default_generator.manual_seed(key)
         if self.device.type == "cuda":
             torch.cuda.manual_seed_all(key)
 
 
-def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
     """The context in which a forward pass has that precision."""
-    return torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision != "fp32")
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, _AUTOCAST[precision])

@@ -1,26 +1,32 @@
 """Runs fetch over the plan's requests, ahead of the consumer and in order.
 
-    plan -> requests -> backend (main | process | thread) -> pin, move -> consumer
+    plan -> requests -> backend (main | process | thread) -> pin, move, transform -> consumer
 
-The backend decides who works on a request and when, never what comes out. Worker processes are
-torch's own: its DataLoader is given requests in place of indices and told not to batch, so that all
-of its options keep their meaning. The state is the address of the next batch to deliver; what
-workers have prefetched beyond it is simply asked for again.
+The backend decides who works on a request and when, never what comes out; workers that die are
+replaced, and what they had not handed over is made again. The state is the address of the next
+batch to deliver; what workers have prefetched beyond it is simply asked for again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from pipeline.backends import Failure, LoaderOptions, open_backend
+from pipeline.autotune import Autotune
+from pipeline.backends import Backend, Failure, LoaderOptions, MainBackend
+from pipeline.budget import Budget
 from pipeline.errors import ConfigError, Problem
 from pipeline.fetch import Batch, Fetch
+from pipeline.memory import tree_pss
 from pipeline.plan import Plan, Request
+from pipeline.process_backend import ProcessBackend
 from pipeline.streams import End, StreamPlan, StreamRequest
+from pipeline.thread_backend import ThreadBackend
+from pipeline.transfer import Transfer
 from pipeline.world import World, has_accelerator
 
 STATE_VERSION = 1
@@ -36,6 +42,7 @@ class LoaderStats:
         samples: rows delivered, padding included.
         batches: batches delivered.
         stages: seconds by stage of fetch, summed over all executors.
+        deaths: workers that died or stopped answering, and were replaced.
     """
 
     wait_seconds: float = 0.0
@@ -43,6 +50,7 @@ class LoaderStats:
     samples: int = 0
     batches: int = 0
     stages: dict[str, float] = field(default_factory=dict)
+    deaths: int = 0
 
     @property
     def wait_share(self) -> float:
@@ -54,6 +62,15 @@ class LoaderStats:
         self.samples += len(batch.indices)
         for stage, seconds in batch.timing.items():
             self.stages[stage] = self.stages.get(stage, 0.0) + seconds
+
+
+def open_backend(fetch: Fetch, options: LoaderOptions, pin: bool) -> Backend:
+    """The backend that `options` name."""
+    if options.backend == "main" or options.num_workers == 0:
+        return MainBackend(fetch)
+    if options.backend == "thread":
+        return ThreadBackend(fetch, options)
+    return ProcessBackend(fetch, options, pin)
 
 
 class Loader:
@@ -68,6 +85,8 @@ class Loader:
         options: who works, and how far ahead.
         world: whose share, and the device that batches are delivered on.
         fingerprint: what the addresses depend on, by name; a state of another one is refused.
+        budget: how much may be left out of this rank's part of an epoch; None: anything.
+        batch_transform: what is done to a batch on the device; None if fetch has done it all.
     """
 
     def __init__(
@@ -77,19 +96,28 @@ class Loader:
         options: LoaderOptions | None = None,
         world: World | None = None,
         fingerprint: Mapping[str, str] | None = None,
+        budget: Budget | None = None,
+        batch_transform: Callable[[Batch], Batch] | None = None,
     ) -> None:
         self.plan = plan
         self.fetch = fetch
         self.options = options or LoaderOptions()
         self.world = world or World()
         self.fingerprint = dict(fingerprint or {})
+        self.budget = budget
         self.stats = LoaderStats()
         if isinstance(plan, StreamPlan) and not self.options.in_order:
             raise ConfigError(
                 Problem("loader.in_order", "must be true for a stream, whose end is found in order")
             )
+        self.batch_transform = batch_transform
         self._pin = self.options.pin_memory and has_accelerator()
+        moves = self._pin and self.world.device.startswith("cuda")
+        self._transfer = Transfer(self.world.device) if moves else None
         self._backend = open_backend(fetch, self.options, self._pin)
+        auto, first = self.options.auto, self.options.num_workers
+        self._tuner = Autotune(first, auto, tree_pss) if auto else None
+        self._deaths = 0  # in backends that were left
         self._next = (0, 0)
         self._broken_off = False
 
@@ -103,19 +131,23 @@ class Loader:
             epoch, step = epoch + 1, 0
         return self.epoch(epoch, step)
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int, start: int = 0) -> Generator[Batch]:
         """Batches of `epoch` from step `start` on, on the world's device.
 
         Raises:
             DataError, SampleError: as fetch does, when the batch's turn comes.
+            DataError: more was left out than the budget allows; after the batch that went over.
         """
-        requests = self._requests(epoch, start)
         self.stats = LoaderStats()
         self._next, self._broken_off = (epoch, start), True
+        if self.budget is not None:
+            self.budget.begin(epoch)
+        deaths = self._deaths + self._backend.deaths
         began = time.perf_counter()
         asked = began
-        with self._backend.run(requests) as results:
+        with closing(self._results(epoch, start)) as results:
             for result in results:
+                self.stats.deaths = self._deaths + self._backend.deaths - deaths
                 if isinstance(result, End):
                     break
                 batch = self._delivered(result)
@@ -126,8 +158,40 @@ class Loader:
                 self.stats.count(batch)
                 yield batch
                 asked = time.perf_counter()
+                if self.budget is not None:  # only now, so that what was left out is on record
+                    self.budget.add(batch.request.valid, batch.left_out)
         self._next, self._broken_off = (epoch + 1, 0), False
         self.stats.total_seconds = time.perf_counter() - began
+
+    def _results(self, epoch: int, step: int) -> Generator[Batch | Failure | End]:
+        """Results from `step` on; from one backend after another where the workers are tuned.
+
+        What an old one has made ahead is dropped, and asked of the new one.
+        """
+        if self._tuner is not None:
+            self._tuner.begin_epoch()
+        changes = True
+        while changes:
+            changes = False
+            with self._backend.run(self._requests(epoch, step)) as results:
+                for result in self._transfer(results) if self._transfer else results:
+                    yield result
+                    step += 1
+                    changes = self._tuner is not None and self._tuner.delivered(
+                        self.stats.batches, self.stats.wait_seconds, self.stats.total_seconds
+                    )
+                    if changes:
+                        break
+            if changes:
+                self._use_workers()
+
+    def _use_workers(self) -> None:
+        """Go on with as many workers as the tuner wants."""
+        assert self._tuner is not None
+        self._backend.close()
+        self._deaths += self._backend.deaths
+        self.options = replace(self.options, num_workers=self._tuner.workers)
+        self._backend = open_backend(self.fetch, self.options, self._pin)
 
     def _requests(self, epoch: int, start: int) -> Iterator[Request | StreamRequest]:
         limit = self.plan.limit(epoch)
@@ -137,9 +201,11 @@ class Loader:
     def _delivered(self, result: Batch | Failure) -> Batch:
         if isinstance(result, Failure):
             raise result.error
-        if self._pin and not self._backend.pins:
-            result = result.pin_memory()
-        return result if self.world.device == "cpu" else result.to(self.world.device)
+        if self.world.device != "cpu" and self._transfer is None:
+            began = time.perf_counter()
+            result = result.to(self.world.device)
+            result.timing["transfer"] = time.perf_counter() - began
+        return result if self.batch_transform is None else self.batch_transform(result)
 
     def state_dict(self) -> dict[str, Any]:
         """The address of the next batch to deliver, and what addresses depend on here."""

@@ -51,11 +51,14 @@ def parts(config: Config) -> list[Part]:
     """Every part of a configuration; those whose section is wrong are left out."""
     sections = vars(config)
     data = datasets(sections.get("dataset"))
-    found = [Part(key, node, ("split",), nested=True) for key, node in data]
+    found = [Part(key, node, ("split", "lazy"), nested=True) for key, node in data]
     for split in ("train", "val"):
         steps = getattr(sections.get("transform"), split, None)
         if steps is not None:
             found.append(Part(f"transform.{split}", steps, is_map=True))
+        steps = getattr(sections.get("transform"), f"{split}_batch", None)
+        if steps is not None:
+            found.append(Part(f"transform.{split}_batch", steps, FACTS, nested=True, is_map=True))
     scheduler = sections.get("scheduler")
     if isinstance(scheduler, Mapping):
         scheduler = {name: v for name, v in scheduler.items() if name not in SCHEDULE_KEYS}
@@ -73,7 +76,12 @@ def parts(config: Config) -> list[Part]:
 
 
 def datasets(node: Any) -> list[tuple[str, Any]]:
-    """Key and node of each dataset: one for both splits, or one each under `train` and `val`."""
+    """Key and node of each dataset: one for both splits, or one each under `train` and `val`.
+
+    Without `packed`, which is no argument of theirs (`pipeline.packing`).
+    """
+    if isinstance(node, Mapping) and "packed" in node:
+        node = {name: value for name, value in node.items() if name != "packed"}
     if isinstance(node, Mapping) and "_target_" not in node and ("train" in node or "val" in node):
         return [(f"dataset.{name}", node[name]) for name in node]
     return [] if node is None else [("dataset", node)]

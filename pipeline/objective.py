@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError, Problem
 from pipeline.fetch import Batch
+from pipeline.group import Group
+from pipeline.metric_states import merge
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -63,7 +66,9 @@ class Objective(ABC):
         """
         outputs = model(*(self._field(batch, name) for name in self.inputs)).float()
         # Also under autocast: the loss is cheap, and a sum in 16 bits is not worth having.
-        with torch.autocast(outputs.device.type, enabled=False):
+        device = outputs.device.type
+        mixed = torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=False) if mixed else nullcontext():
             losses = self._losses(outputs, batch)
         return _valid(losses, batch), outputs
 
@@ -76,12 +81,19 @@ class Objective(ABC):
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
         """Count the samples of a batch in every metric; `outputs` as the call gave them."""
-        predicted, target = self.predictions(outputs, batch), self.targets(batch)
-        for metric in self.metrics.values():
-            metric.update(_valid(predicted, batch), _valid(target, batch))
+        predicted = _valid(self.predictions(outputs, batch), batch)
+        target = _valid(self.targets(batch), batch)
+        if len(predicted):  # a rank whose share is all padding has nothing to say
+            for metric in self.metrics.values():
+                metric.update(predicted, target)
 
-    def compute(self) -> dict[str, float]:
-        """Every metric by name; one of several values as `name/<class>`. Waits for the device."""
+    def compute(self, group: Group | None = None) -> dict[str, float]:
+        """Every metric by name; one of several values as `name/<class>`. Waits for the device.
+
+        Args:
+            group: the ranks that have counted a share each; all of them have to call this.
+        """
+        merge(self.metrics, group or Group())
         values: dict[str, float] = {}
         for name, metric in self.metrics.items():
             result = metric.compute()
@@ -199,6 +211,9 @@ class LandmarkRegression(Regression):
 class Classification(Objective):
     """One class of several: the model gives logits [B, C], targets are int64[B].
 
+    Where a batch has soft targets besides (`label_soft`, float32[B, C], for the target `label`), as
+    mixing makes them, the loss takes those; metrics keep to the classes.
+
     Args:
         classes: their names, for metrics that have a value a class.
         num_classes: how many there are; a fact of the dataset.
@@ -227,7 +242,9 @@ class Classification(Objective):
         if outputs.ndim != 2 or outputs.shape[1] != self.num_classes:
             raise ConfigError(f"the model gives {list(outputs.shape[1:])} a sample; "
                               f"{self.num_classes} classes need as many logits")  # fmt: skip
-        losses: Tensor = self.loss(outputs, self.targets(batch))
+        soft = f"{self.target}_soft" in batch
+        goals = self._field(batch, f"{self.target}_soft") if soft else self.targets(batch)
+        losses: Tensor = self.loss(outputs, goals)
         return losses
 
     def _statistics(self, batch: Batch) -> Tensor:

@@ -28,6 +28,7 @@ class Request:
             are the samples' only source of randomness.
         indices: rows of the dataset, int64[n].
         valid: rows from this one on are padding: copies of earlier rows that count nowhere.
+        total: rows of the whole global batch, padding included; None: this is all of it.
     """
 
     epoch: int
@@ -35,6 +36,7 @@ class Request:
     positions: IntArray
     indices: IntArray
     valid: int
+    total: int | None = None
 
     @property
     def address(self) -> tuple[int, int]:
@@ -44,18 +46,20 @@ class Request:
         return len(self.indices)
 
 
-def deal(batch: Request, size: int, rank: int, world: int) -> Request:
+def deal(batch: Request, size: int, rank: int, world: int, together: int = 1) -> Request:
     """The share of `rank` in a global batch, cut contiguously.
 
     Args:
         batch: the whole batch.
         size: rows to pad it to beforehand, with copies of its own rows; at least its length.
+        together: rows that go to one rank, counted from the first; the last ones may be fewer.
     """
     rows = np.arange(size) % len(batch)
-    start, stop = size * rank // world, size * (rank + 1) // world
+    groups = -(-size // together)
+    start, stop = (min(groups * one // world * together, size) for one in (rank, rank + 1))
     valid = min(max(batch.valid - start, 0), stop - start)
     mine = rows[start:stop] if start < stop else rows[:1]
-    return Request(*batch.address, batch.positions[mine], batch.indices[mine], valid)
+    return Request(*batch.address, batch.positions[mine], batch.indices[mine], valid, size)
 
 
 class Plan:
@@ -66,16 +70,23 @@ class Plan:
         batch_size: rows in a global batch.
         tail: what becomes of an order's last, smaller batch: "keep" it, "drop" it, or "pad" it
             to full size with copies of its own rows, marked as such.
+        together: rows of a global batch, counted from its first, that one rank gets together; 2
+            keeps the pairs that mixing needs.
     """
 
     def __init__(
-        self, sampler: Order | BatchStrategy, batch_size: int, tail: Tail = "keep"
+        self,
+        sampler: Order | BatchStrategy,
+        batch_size: int,
+        tail: Tail = "keep",
+        together: int = 1,
     ) -> None:
         if batch_size < 1:
             raise ConfigError(Problem("batch.size", f"{batch_size} is below 1"))
         self.sampler = sampler
         self.batch_size = batch_size
         self.tail = tail
+        self.together = together
 
     def steps(self, epoch: int) -> int:
         """Number of global batches in `epoch`, the same on every rank."""
@@ -102,7 +113,8 @@ class Plan:
         positions, indices = self._global_batch(epoch, step)
         batch = Request(epoch, step, positions, indices, len(indices))
         padded = self.tail == "pad" and len(batch) < self.batch_size
-        return deal(batch, self.batch_size if padded else len(batch), rank, world)
+        size = self.batch_size if padded else len(batch)
+        return deal(batch, size, rank, world, self.together)
 
     def _global_batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
         if isinstance(self.sampler, BatchStrategy):

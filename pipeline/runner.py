@@ -3,45 +3,45 @@
     fit             epochs until the number, the optimizer steps or the patience is used up
       train_epoch   batches of one epoch; every `accumulate` of them make an optimizer step
         Learner     one batch, one optimizer step (pipeline/learner.py)
-      validate      loss and metrics over a whole split
+      validate      loss and metrics over a whole split (pipeline/validation.py)
 
 Everything arrives as plain values and finished parts; what is shown and written while it runs is up
-to observers.
+to observers. A fit can be left at any optimizer step and gone on with from its checkpoint, by any
+number of ranks: what it needs beside weights and an address is in `Progress`.
 
 Cost beside the model's own: about 0.1 ms a batch. A GPU is waited for only when something is
-logged, every `log_every` optimizer steps; so that is also when a loss that is not finite is found,
-with the address of the batch that had it.
+logged, every `log_every` optimizer steps, or saved; so that is also when a loss that is not finite
+is found, with the address of the batch that had it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pipeline.checkpoint import Checkpoints, State
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.fetch import Batch
-from pipeline.learner import Learner, Options, Precision, autocast
+from pipeline.group import Group
+from pipeline.learner import Learner, Options
 from pipeline.loader import Loader
+from pipeline.meter import Meter, NonFiniteLossError, Step, order_hash
 from pipeline.objective import Objective
+from pipeline.parallel import Parallel, same_buffers
+from pipeline.preemption import Preempted, Preemption
+from pipeline.validation import validate
+
+__all__ = ["NonFiniteLossError", "Observer", "Result", "fit", "train_epoch", "validate"]
 
 Record = dict[str, float]
-
-
-class NonFiniteLossError(PenstockError):
-    """A batch's loss is NaN or infinite; `epoch` and `step` are its address."""
-
-    def __init__(self, loss: float, epoch: int, step: int) -> None:
-        super().__init__(f"the loss is {loss} at epoch {epoch}, step {step}")
-        self.loss, self.epoch, self.step = loss, epoch, step
 
 
 class Observer:
@@ -50,11 +50,20 @@ class Observer:
     Records have "epoch" and "step" (optimizer steps so far), and numbers such as "train/loss".
     """
 
-    def on_epoch_start(self, epoch: int, steps: int | None) -> None:
-        """Training on the `steps` batches of `epoch` begins; a stream may not know how many."""
+    def on_epoch_start(self, epoch: int, steps: int | None, done: int) -> None:
+        """Training on the `steps` batches of `epoch` begins; a stream may not know how many.
+
+        `done` of them were trained on before the run was resumed.
+        """
 
     def on_batch(self, batch: Batch) -> None:
-        """`batch` was trained on. Its tensors may be on a GPU that has not come to it yet."""
+        """This rank's share was trained on; a GPU may not have come to it yet."""
+
+    def on_steps(self, steps: Sequence[Step]) -> None:
+        """What became of the global batches since the last time, before anything is saved."""
+
+    def on_validated(self, left_out: Sequence[Any]) -> None:
+        """The validation split was measured, without what could not be read."""
 
     def on_log(self, record: Record) -> None:
         """Numbers since the last log: train/loss, lr, samples_per_second, wait_share."""
@@ -68,14 +77,18 @@ class Result:
     """How a fit went.
 
     Attributes:
-        history: a record an epoch.
+        history: a record an epoch, those before a resumption included.
         best: the record with the best monitored metric; None if there never was a finite one.
         reason: why it ended: "max_epochs", "max_steps" or "patience".
+        stale: validations since the best one.
+        order: hash over which samples were trained on at which addresses, by all ranks together.
     """
 
     history: list[Record] = field(default_factory=list)
     best: Record | None = None
     reason: str = "max_epochs"
+    stale: int = 0
+    order: str = ""
 
 
 def fit(
@@ -90,6 +103,11 @@ def fit(
     checkpoints: Checkpoints | None = None,
     observers: Sequence[Observer] = (),
     seed: int = 0,
+    group: Group | None = None,
+    parallel: Parallel | None = None,
+    preemption: Preemption | None = None,
+    resume: State | None = None,
+    fingerprint: Mapping[str, Any] | None = None,
 ) -> Result:
     """Train `model` in place, on the device that `train` delivers to.
 
@@ -97,140 +115,251 @@ def fit(
         model: its parameters are those that `optimizer` was made with.
         val: validated on after epochs; without it nothing is ever the best.
         checkpoints: where to save; None saves nothing.
+        observers: of this rank.
         seed: of the model's randomness in training.
+        group: the ranks that train together; all of them call this alike.
+        parallel: how they share the model.
+        preemption: asked at every optimizer step whether to stop.
+        resume: what a checkpoint of such a fit held; goes on from there.
+        fingerprint: plain values to be saved, by which a later run knows that it is the same.
 
     Raises:
         NonFiniteLossError: at the next log after a batch had one.
+        Preempted: asked to stop; a checkpoint has been saved.
     """
-    learner = Learner(model, objective, optimizer, scheduler, options, train.world, seed)
-    result = Result()
-    stale = 0
-    for epoch in range(options.max_epochs):
-        record = train_epoch(learner, train, epoch, observers)
-        result.history.append(record)
-        if learner.finished:
+    group = group or Group(train.world)
+    learner = Learner(model, objective, optimizer, scheduler, options, group, seed, parallel)
+    run = _Fit(learner, train, val, checkpoints, observers, preemption, dict(fingerprint or {}))
+    if resume is not None:
+        run.restore(resume)
+    try:
+        return run.go()
+    finally:
+        run.agreement.close()
+
+
+class _Fit(Observer):
+    """A fit under way: where it is, and everything that it saves."""
+
+    def __init__(
+        self, learner: Learner, train: Loader, val: Loader | None, checkpoints: Checkpoints | None,
+        observers: Sequence[Observer], preemption: Preemption | None, fingerprint: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.learner, self.train, self.val = learner, train, val
+        self.checkpoints, self.observers = checkpoints, (self, *observers)
+        self.preemption, self.fingerprint = preemption, fingerprint
+        self.options, self.group = learner.options, learner.group
+        self.agreement = self.group.agreement()
+        self.result = Result()
+        self.meter = Meter(self.group)
+        self.address = (0, 0)  # of the next batch
+        self.begun = False  # whether the epoch at that address has begun, and has no record yet
+        self.metrics: Record = {}  # of the last validation
+        self.saved_at = time.monotonic()
+
+    def restore(self, state: State) -> None:
+        """Go on from what `_state` gave."""
+        self.learner.load_state_dict(state)
+        self.address = (int(state["loader"]["epoch"]), int(state["loader"]["step"]))
+        progress = state["progress"]
+        self.begun = bool(progress["begun"])
+        self.result = result = Result(**progress["result"])
+        result.best = next((one for one in result.history if one == result.best), result.best)
+        self.meter = Meter(self.group, progress["meter"])
+        self.metrics = dict(state["metrics"])
+
+    def on_steps(self, steps: Sequence[Step]) -> None:
+        self.result.order = order_hash(self.result.order, steps)
+
+    def go(self) -> Result:
+        """Train until there is a reason to stop."""
+        while not self._ended():
+            self._epoch(*self.address)
+        return self.result
+
+    def _ended(self) -> bool:
+        options, result = self.options, self.result
+        if self.begun or not result.history:
+            return False
+        if self.learner.finished:
             result.reason = "max_steps"
-        last = epoch + 1 == options.max_epochs or learner.finished
+        elif options.patience is not None and result.stale >= options.patience:
+            result.reason = "patience"
+        else:
+            result.reason = "max_epochs"
+            return self.address[0] >= options.max_epochs
+        return True
+
+    def _epoch(self, epoch: int, start: int) -> None:
+        options, result = self.options, self.result
+        self.begun = True
+        record = train_epoch(
+            self.learner, self.train, epoch, self.observers, start, self.meter, self._after_step
+        )
+        last = epoch + 1 == options.max_epochs or self.learner.finished
         improved = False
-        if val is not None and (last or (epoch + 1) % options.val_every == 0):
-            measured = validate(model, objective, val, options.precision)
-            record |= {f"val/{name}": value for name, value in measured.items()}
+        if self.val is not None and (last or (epoch + 1) % options.val_every == 0):
+            self._validate(record)
             improved = _is_best(record, result.best, options)
-            stale = 0 if improved else stale + 1
+            result.stale = 0 if improved else result.stale + 1
         if improved:
             result.best = record
-        learner.end_epoch(record.get(f"val/{options.monitor}"))
-        if options.patience is not None and stale >= options.patience and not last:
-            result.reason, last = "patience", True
-        for observer in observers:
+        if result.history and result.history[-1]["epoch"] == epoch:  # max_steps was raised
+            result.history.pop()
+        result.history.append(record)
+        self.learner.end_epoch(record.get(f"val/{options.monitor}"))
+        if not self.learner.finished or self.address[1] == self.train.plan.steps(epoch):
+            self.address, self.meter = (epoch + 1, 0), Meter(self.group)
+        self.begun = False
+        for observer in self.observers:
             observer.on_epoch_end(record)
-        if checkpoints and (last or improved or (epoch + 1) % options.save_every == 0):
-            checkpoints.save(_state(learner, train, record), learner.updates, improved)
-        if last:
-            break
-    return result
+        if last or improved or self._ended() or (epoch + 1) % options.save_every == 0:
+            self._save(improved)
+
+    def _validate(self, record: Record) -> None:
+        assert self.val is not None
+        same_buffers(self.learner.model, self.group)
+        measured = validate(
+            self.learner.model, self.learner.objective, self.val, self.options.precision,
+            self.group, self._on_val_batch, self._on_left_out,
+        )  # fmt: skip
+        self.metrics = measured
+        record |= {f"val/{name}": value for name, value in measured.items()}
+
+    def _after_step(self, batch: Batch) -> None:
+        """Between two optimizer steps: save and stop, if it is time to."""
+        self.address = (batch.request.epoch, batch.request.step + 1)
+        every, minutes = self.options.save_every_steps, self.options.save_every_minutes
+        late = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
+        stop, due = self.agreement.ask(self._asked(), late)
+        if stop:
+            self._stop()
+        if due or (every is not None and self.learner.updates % every == 0):
+            self._save()
+
+    def _on_val_batch(self, batch: Batch) -> None:
+        if self.agreement.ask(self._asked(), False)[0]:
+            self._stop()  # before this validation, which the next run has all of
+
+    def _on_left_out(self, left_out: list[Any]) -> None:
+        for observer in self.observers:
+            observer.on_validated(left_out)
+
+    def _asked(self) -> bool:
+        return self.preemption is not None and self.preemption.asked is not None
+
+    def _stop(self) -> None:
+        epoch, step = self.address
+        self._save()
+        if self.checkpoints:
+            self.checkpoints.close()
+        raise Preempted(f"stopped before epoch {epoch}, step {step}")
+
+    def _save(self, improved: bool = False) -> None:
+        self.saved_at = time.monotonic()
+        if self.checkpoints is None:
+            return
+        self._read()
+        same_buffers(self.learner.model, self.group)
+        self.checkpoints.save(self._state(), self.learner.updates, improved)
+
+    def _read(self) -> None:
+        _tell(self.observers, self.meter.read())
+
+    def _state(self) -> State:
+        """A checkpoint's contents: see Learner.state_dict; address, progress and metrics."""
+        epoch, step = self.address
+        result = self.result
+        kept = {"history": result.history, "best": result.best, "reason": result.reason,
+                "stale": result.stale, "order": result.order}  # fmt: skip
+        return {
+            **self.learner.state_dict(),
+            "loader": {**self.train.state_dict(), "epoch": epoch, "step": step},
+            "metrics": self.metrics,
+            "progress": {
+                "result": kept, "begun": self.begun,
+                "meter": self.meter.state_dict(self.train.stats.wait_seconds),
+            },
+            "fingerprint": self.fingerprint,
+        }  # fmt: skip
 
 
 def train_epoch(
-    learner: Learner, loader: Loader, epoch: int, observers: Sequence[Observer] = ()
+    learner: Learner,
+    loader: Loader,
+    epoch: int,
+    observers: Sequence[Observer] = (),
+    start: int = 0,
+    meter: Meter | None = None,
+    after_step: Callable[[Batch], None] | None = None,
 ) -> Record:
-    """Train on one epoch, or on what is left of it until `max_steps`; returns its record."""
-    steps = loader.plan.steps(epoch)
+    """Train on one epoch, or on what is left of it until `max_steps`; returns its record.
+
+    Args:
+        start: the step to begin at.
+        meter: what the steps before that came to.
+        after_step: called after each optimizer step with its last batch.
+    """
+    meter = Meter(learner.group) if meter is None else meter
     for observer in observers:
-        observer.on_epoch_start(epoch, steps)
+        observer.on_epoch_start(epoch, loader.plan.steps(epoch), start)
     learner.model.train()
-    meter = _Meter()
-    for batch in loader.epoch(epoch):
-        meter.add(batch, learner.learn(batch))
-        stepped = (batch.request.step + 1) % learner.options.accumulate == 0
-        if stepped:
-            learner.update()
-        for observer in observers:
-            observer.on_batch(batch)
-        if stepped and learner.updates % learner.options.log_every == 0:
-            record = {"epoch": epoch, "step": learner.updates, "train/loss": meter.read(),
-                      "lr": learner.lr, **meter.speed(loader)}  # fmt: skip
+    batch = None
+    with closing(loader.epoch(epoch, start)) as batches:
+        # Nothing is left to do where a run was stopped in the validation after its last step.
+        for batch in () if learner.finished else batches:
+            meter.add(batch, learner.learn(batch))
             for observer in observers:
-                observer.on_log(record)
-        if learner.finished:
-            break
+                observer.on_batch(batch)
+            if (batch.request.step + 1) % learner.options.accumulate == 0:
+                _step(learner, loader, epoch, observers, meter)
+                if after_step is not None:
+                    after_step(batch)
+            if learner.finished:
+                break
     if learner.pending:  # the epoch's last batches were less than `accumulate`
         learner.update()
-    meter.read()
-    if not meter.samples:
+        if after_step is not None and batch is not None:
+            after_step(batch)
+    _tell(observers, meter.read())
+    if not meter.samples and not start:
         reason = f"epoch {epoch} of the training split has no sample to train on"
         raise ConfigError(Problem("batch", f"{reason}; batch.tail=drop leaves out what is less "
                                   "than one batch"))  # fmt: skip
     return {"epoch": epoch, "step": learner.updates, "train/loss": meter.mean, "lr": learner.lr,
-            "seconds": meter.seconds, **meter.speed(loader)}  # fmt: skip
+            "seconds": meter.seconds, **_speed(learner, loader, meter)}  # fmt: skip
 
 
-@torch.no_grad()
-def validate(
-    model: nn.Module, objective: Objective, loader: Loader, precision: Precision = "fp32"
-) -> Record:
-    """The mean "loss" and every metric of the objective over one pass of `loader`.
-
-    The pass is always that of epoch 0, so that random transforms would draw the same each time.
-    """
-    was_training = model.training
-    device = torch.device(loader.world.device)
-    model.to(device).eval()
-    objective.to(device).reset()
-    total, count = torch.zeros((), dtype=torch.float64, device=device), 0
-    for batch in loader.epoch(0):
-        with autocast(device, precision):
-            losses, outputs = objective(model, batch)
-        objective.update(outputs, batch)
-        total += losses.double().sum()
-        count += len(losses)
-    model.train(was_training)
-    return {"loss": float(total) / count if count else math.nan, **objective.compute()}
+def _step(
+    learner: Learner, loader: Loader, epoch: int, observers: Sequence[Observer], meter: Meter
+) -> None:
+    """Take an optimizer step, and log if it is time to."""
+    learner.update()
+    if learner.updates % learner.options.log_every:
+        return
+    _tell(observers, meter.read())
+    record = {"epoch": epoch, "step": learner.updates, "train/loss": meter.window,
+              "lr": learner.lr, **_speed(learner, loader, meter)}  # fmt: skip
+    meter.begin_window()
+    for observer in observers:
+        observer.on_log(record)
 
 
-class _Meter:
-    """Losses, kept on the device until they are read, and speed.
+def _tell(observers: Sequence[Observer], steps: Sequence[Step]) -> None:
+    if steps:
+        for observer in observers:
+            observer.on_steps(steps)
 
-    Attributes:
-        samples: how many have been read.
-    """
 
-    def __init__(self) -> None:
-        self._pending: list[tuple[tuple[int, int], Tensor, int]] = []
-        self._total, self.samples = 0.0, 0
-        self._began = time.perf_counter()
-
-    def add(self, batch: Batch, losses: Tensor) -> None:
-        self._pending.append((batch.request.address, losses.sum(), len(losses)))
-
-    def read(self) -> float:
-        """The mean loss since the last reading; waits for the device."""
-        if not self._pending:
-            return math.nan
-        addresses, sums, counts = zip(*self._pending, strict=True)
-        self._pending.clear()
-        values = torch.stack(sums).tolist()
-        for address, value, count in zip(addresses, values, counts, strict=True):
-            if not math.isfinite(value):
-                raise NonFiniteLossError(value / count, *address)
-        self._total += math.fsum(values)
-        self.samples += sum(counts)
-        return math.fsum(values) / max(sum(counts), 1)
-
-    @property
-    def mean(self) -> float:
-        """The mean loss of all that was read."""
-        return self._total / self.samples
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._began
-
-    def speed(self, loader: Loader) -> Record:
-        return {
-            "samples_per_second": self.samples / self.seconds,
-            "wait_share": loader.stats.wait_share,
-        }
+def _speed(learner: Learner, loader: Loader, meter: Meter) -> Record:
+    """Samples a second and lost workers over all ranks; waiting and milliseconds of this one."""
+    stats = loader.stats
+    return {
+        **meter.speed(stats.wait_seconds),
+        **{f"ms/{stage}": 1000 * seconds / max(stats.samples, 1)
+           for stage, seconds in stats.stages.items()},
+        "worker_deaths": sum(learner.group.gather(stats.deaths)),
+    }  # fmt: skip
 
 
 def _is_best(record: Record, best: Record | None, options: Options) -> bool:
@@ -244,9 +373,3 @@ def _is_best(record: Record, best: Record | None, options: Options) -> bool:
     if best is None:
         return True
     return record[name] < best[name] if options.mode == "min" else record[name] > best[name]
-
-
-def _state(learner: Learner, loader: Loader, record: Mapping[str, Any]) -> State:
-    """A checkpoint's contents: see Learner.state_dict; the address of the next batch; metrics."""
-    metrics = {key[4:]: value for key, value in record.items() if key.startswith("val/")}
-    return {**learner.state_dict(), "loader": loader.state_dict(), "metrics": metrics}

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.columns import column_of
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.randomness import IntArray, Permutation, hash64, uniform
 
@@ -47,9 +48,14 @@ class Order(ABC):
 
 
 class BatchStrategy(ABC):
-    """Which positions of an epoch stand together in a global batch."""
+    """Which positions of an epoch stand together in a global batch.
+
+    Attributes:
+        group: so many rows in a row belong together, as those of one identity; 0: none do.
+    """
 
     column_arguments: ClassVar[tuple[str, ...]] = ()
+    group: int = 0
 
     @abstractmethod
     def size(self, epoch: int) -> int:
@@ -79,19 +85,30 @@ class Sequential(Order):
 class Random(Order):
     """Every row once, in another random order each epoch."""
 
+    AHEAD = 1024  # positions evaluated at once
+
     def __init__(self, length: int, seed: int) -> None:
         self.length = length
         self.seed = seed
         self._order = (-1, Permutation(1, 0))  # of the epoch at hand
+        self._block = (-1, 0, np.empty(0, dtype=np.int64))  # epoch, first position, rows
 
     def size(self, epoch: int) -> int:
         return self.length
 
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
+        of, first, rows = self._block
+        if of != epoch or start < first or stop > first + len(rows):
+            # A thousand positions cost hardly more than one, and the next ones are asked for next.
+            first, rows = start, self._evaluated(epoch, start, max(stop, start + self.AHEAD))
+            self._block = (epoch, first, rows)
+        return rows[start - first : stop - first].copy()
+
+    def _evaluated(self, epoch: int, start: int, stop: int) -> IntArray:
         if self._order[0] != epoch:
             key = hash64(self.seed, "order", epoch)
             self._order = (epoch, Permutation(self.length, key))
-        return self._order[1](np.arange(start, stop))
+        return self._order[1](np.arange(start, min(stop, self.length)))
 
 
 class Subset(Order):
@@ -352,6 +369,7 @@ class Identity(BatchStrategy):
             )  # fmt: skip
         self.seed = seed
         self.identities, self.samples = identities, samples
+        self.group = samples
         self._rows = np.argsort(codes, kind="stable").astype(np.int64)
         self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self._round = len(values) // identities  # batches in a round
@@ -372,17 +390,3 @@ class Identity(BatchStrategy):
         order = Permutation(last - first, hash64(self.seed, "identity", epoch, identity))
         places = (turn * self.samples + np.arange(self.samples)) % (last - first)
         return self._rows[first + order(places)]
-
-
-def column_of(metadata: Any, name: str, argument: str) -> npt.NDArray[Any]:
-    """A column of the dataset's table as an array, checked to exist and to have no gaps."""
-    if metadata is None or name not in metadata.columns:
-        known = "no metadata" if metadata is None else "columns " + ", ".join(metadata.columns)
-        raise ConfigError(
-            Problem(f"sampler.{argument}", f"the dataset has no column {name!r}; it has {known}")
-        )
-    column = metadata[name]
-    gaps = np.flatnonzero(column.isna().to_numpy())
-    if gaps.size:
-        raise DataError(f"column {name!r} has no value in row {gaps[0]}; sampling needs one a row")
-    return np.asarray(column.to_numpy())

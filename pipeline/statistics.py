@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torchvision import tv_tensors
 
+from pipeline.encoded import EncodedImage
 from pipeline.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,9 @@ def _sums(dataset: Any) -> Iterator[Sums]:
 
 
 def _image_sums(dataset: Any, row: int) -> Sums:
-    images = [v for v in dataset[row].values() if isinstance(v, tv_tensors.Image)]
+    fields = dataset[row].values()
+    decoded = (v.decode() if isinstance(v, EncodedImage) else v for v in fields)
+    images = [v for v in decoded if isinstance(v, tv_tensors.Image)]
     if not images:
         raise DataError(f"sample {row} has no image to normalise by statistics of the dataset")
     values = images[0].as_subclass(torch.Tensor).flatten(1).double()

@@ -9,19 +9,22 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from torch.utils.data._utils import worker as torch_worker
 
+from pipeline.bad_samples import ATTEMPTS, RAISE, BadSamples
+from pipeline.clock import Clock
 from pipeline.errors import DataError, PenstockError
 from pipeline.fetch import Batch, Fetch
 from pipeline.plan import Request, deal
-from pipeline.randomness import GLOBAL, Draws, IntArray, hash64
+from pipeline.randomness import GLOBAL, Draws, IntArray, Permutation, hash64
 from pipeline.samplers import Tail
 from pipeline.streams import End, StreamOrder, StreamRequest, length_of
 
@@ -163,7 +166,9 @@ class StreamFetch(Fetch):
         order: the sampler.
         batch_size: records in a global batch; None hands records through one by one.
         tail: what becomes of the last, smaller batch.
-        transform, collate, seed, hashed: as in `Fetch`.
+        together: rows of a batch that stay on one rank.
+        transform, collate, seed, hashed, batch_transform, bad: as in `Fetch`; what stands in for a
+            bad record is another one of the same global batch, or else one of the epoch's first.
     """
 
     def __init__(
@@ -173,15 +178,19 @@ class StreamFetch(Fetch):
         collate: Any,
         seed: int,
         hashed: bool = False,
+        batch_transform: Any = None,
+        bad: BadSamples = RAISE,
         *,
         order: StreamOrder,
         batch_size: int,
         tail: Tail = "keep",
+        together: int = 1,
     ) -> None:
-        super().__init__(dataset, transform, collate, seed, hashed)
+        super().__init__(dataset, transform, collate, seed, hashed, batch_transform, bad)
         self.order = order
         self.batch_size = batch_size
         self.tail = tail
+        self.together = together
         self._local = _Local()
 
     def dataset_of_worker(self) -> Any:
@@ -191,10 +200,33 @@ class StreamFetch(Fetch):
 
     def __call__(self, request: StreamRequest, draws: Draws = GLOBAL) -> Batch | End:  # type: ignore[override]
         """The batch of `request`, or End."""
+        self._local.clock = Clock(self.traced)  # raw records are read before there are samples
         start = request.step * self.batch_size
+        found = self._records(request, start, start + self.batch_size, draws)
+        full = len(found) == self.batch_size
+        if not found or (self.tail == "drop" and not full):
+            return End(request)
+        positions = start + np.arange(len(found), dtype=np.int64)
+        numbers = np.array([number for number, _ in found], dtype=np.int64)
+        size = self.batch_size if self.tail == "pad" else len(found)
+        share = deal(
+            Request(*request.address, positions, numbers, len(found)),
+            size, request.rank, request.world, self.together,
+        )  # fmt: skip
+        first = partial(self._records, request, 0, ATTEMPTS, draws)
+        records = _Decoded(self.dataset, found, first, self.seed)
+        return self.work(share, records, draws, records)
+
+    def _clock(self) -> Clock:
+        return self._local.clock
+
+    def _records(
+        self, request: StreamRequest, start: int, stop: int, draws: Draws
+    ) -> list[tuple[int, Any]]:
+        """(number, raw record) at positions of the request's epoch."""
         try:
             reader = self._local.reader(self.dataset, self.order)
-            found = reader.read(request.epoch, start, start + self.batch_size, draws)
+            return reader.read(request.epoch, start, stop, draws)
         except PenstockError:
             self._local.forget()
             raise
@@ -204,29 +236,43 @@ class StreamFetch(Fetch):
                 f"{type(self.dataset).__name__} cannot be read for epoch {request.epoch}, step "
                 f"{request.step}: {type(error).__name__}: {error}"
             ) from error
-        full = len(found) == self.batch_size
-        if not found or (self.tail == "drop" and not full):
-            return End(request)
-        positions = start + np.arange(len(found), dtype=np.int64)
-        numbers = np.array([number for number, _ in found], dtype=np.int64)
-        size = self.batch_size if self.tail == "pad" else len(found)
-        share = deal(
-            Request(*request.address, positions, numbers, len(found)),
-            size, request.rank, request.world,
-        )  # fmt: skip
-        return self.work(share, _Decoded(self.dataset, dict(found)), draws)
 
 
 class _Decoded:
-    """The records of one batch as rows of a map-style dataset, decoded when they are asked for."""
+    """The records of one batch as rows of a map-style dataset, decoded when they are asked for.
 
-    def __init__(self, stream: Any, records: dict[int, Any]) -> None:
+    Args:
+        found: (number, raw record) of the whole global batch.
+        first: gives the epoch's first records; reading them may mean to read all again.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        found: list[tuple[int, Any]],
+        first: Callable[[], list[tuple[int, Any]]],
+        seed: int,
+    ) -> None:
         self._decode = getattr(stream, "decode", None)
-        self._records = records
+        self._records = dict(found)
+        self._numbers = [number for number, _ in found]
+        self._first = first
+        self._seed = seed
 
     def __getitem__(self, number: int) -> Any:
         record = self._records[number]
         return record if self._decode is None else self._decode(record)
+
+    def rows(self, request: Request, place: int) -> Iterator[int]:
+        """Numbers of records to try in the place of a bad one (`bad_samples.StandIns`)."""
+        key = hash64(self._seed, "substitute", request.epoch, int(request.positions[place]))
+        own = int(request.indices[place])
+        order = Permutation(len(self._numbers), key)(np.arange(len(self._numbers)))
+        others = [number for number in (self._numbers[n] for n in order) if number != own]
+        yield from others
+        more = dict(self._first())
+        self._records |= more
+        yield from (number for number in more if number not in (own, *others))
 
 
 class _Local(threading.local):
@@ -235,6 +281,7 @@ class _Local(threading.local):
     def __init__(self) -> None:
         self._reader: StreamReader | None = None
         self._process = -1
+        self.clock = Clock()
 
     def reader(self, dataset: Any, order: StreamOrder) -> StreamReader:
         if self._reader is None or self._process != os.getpid():

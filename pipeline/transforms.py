@@ -37,10 +37,15 @@ _IBUG68_PAIRS = (
 
 
 class Compose:
-    """Transforms by name, applied in the order of the map; None leaves a step out."""
+    """Transforms by name, applied in the order of the map; None leaves a step out.
+
+    Attributes:
+        keyed: whether no step draws from a generator: each says of itself that it is `keyed`.
+    """
 
     def __init__(self, steps: Mapping[str, Callable[[Any], Any] | None]) -> None:
         self.steps = {name: step for name, step in steps.items() if step is not None}
+        self.keyed = all(getattr(step, "keyed", False) for step in self.steps.values())
 
     def __call__(self, sample: Any) -> Any:
         for name, step in self.steps.items():

@@ -1,13 +1,16 @@
 """Where this process stands among the others: rank, world size, device.
 
-The only file that reads the launcher's environment variables and asks torch for accelerators.
+The only file that reads the launcher's environment variables and asks torch for accelerators. What
+the processes say to each other goes through `pipeline.group`.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -22,6 +25,7 @@ class World:
         rank: number of this process among all, 0 <= rank < size.
         size: number of processes that share a global batch.
         local_rank: number of this process on its machine.
+        local_size: number of processes on this machine.
         device: where the model and the delivered batches live, e.g. "cpu" or "cuda:0".
     """
 
@@ -29,10 +33,26 @@ class World:
     size: int = 1
     local_rank: int = 0
     device: str = "cpu"
+    local_size: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ConfigError(f"rank {self.rank} is not in a world of {self.size} processes")
+
+
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher such as torchrun started this process."""
+    return bool(environment.get("WORLD_SIZE"))
+
+
+def launched_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Rank among all processes, and on this machine, as the launcher says; 0 without one."""
+    return _number(environment, "RANK", 0), _number(environment, "LOCAL_RANK", 0)
+
+
+def restarts(environment: Mapping[str, str] = os.environ) -> int:
+    """How often torch's launcher has started all ranks again."""
+    return _number(environment, "TORCHELASTIC_RESTART_COUNT", 0)
 
 
 def launched_size(environment: Mapping[str, str] = os.environ) -> int:
@@ -48,6 +68,7 @@ def from_environment(device: str = "auto", environment: Mapping[str, str] = os.e
         size=launched_size(environment),
         local_rank=local_rank,
         device=resolve_device(device, local_rank),
+        local_size=_number(environment, "LOCAL_WORLD_SIZE", 1),
     )
 
 
@@ -63,6 +84,28 @@ def resolve_device(device: str, local_rank: int = 0) -> str:
                     "use trainer.device=auto or trainer.device=cpu")
         )  # fmt: skip
     return "cpu"
+
+
+def default_processes() -> int:
+    """Ranks that fill this machine, as with torchrun: one a GPU, or one a core without any."""
+    return torch.cuda.device_count() or usable_cpus()
+
+
+def usable_cpus() -> int:
+    """Cores that this process may use: of its affinity, and of its container's quota."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, _quota(Path("/sys/fs/cgroup/cpu.max"))))
+
+
+def _quota(path: Path) -> int:
+    """Whole cores that a cgroup's file (`quota period`, in microseconds) allows."""
+    try:
+        quota, period = path.read_text().split()
+        return max(1, round(int(quota) / int(period)))
+    except (OSError, ValueError):  # no such file, or "max"
+        return sys.maxsize
 
 
 def has_accelerator() -> bool:

@@ -8,8 +8,9 @@ import torch
 from torchvision.transforms import v2
 
 import pipeline
-from pipeline.build import Lazy, Parts, make
+from pipeline.build import Parts
 from pipeline.errors import ConfigError
+from pipeline.making import Lazy, make
 from pipeline.samplers import Bucket, Random, Sequential, Weighted
 from pipeline.schedules import warmup_steps, with_warmup
 from pipeline.torch_samplers import TorchBatches, TorchOrder
@@ -85,15 +86,15 @@ def test_the_gate_stands_here_too(name):
 
 
 def test_hydras_own_gate_is_a_second_one(monkeypatch):
-    from pipeline import build
+    from pipeline import making
 
     def refuse(name):
         raise ValueError("on hydra's blocklist")
 
-    monkeypatch.setattr(build, "_passed_by_hydra", refuse)
+    monkeypatch.setattr(making, "_passed_by_hydra", refuse)
     with pytest.raises(ConfigError, match=rf"hydra refuses {HOLDER}: on hydra's blocklist"):
         make({"_target_": HOLDER}, "model")
-    monkeypatch.setattr(build, "_passed_by_hydra", lambda name: print)
+    monkeypatch.setattr(making, "_passed_by_hydra", lambda name: print)
     with pytest.raises(ConfigError, match="changed between its check and its call"):
         make({"_target_": HOLDER}, "model")
 
@@ -232,13 +233,13 @@ def test_loaders_for_a_notebook():
 
 
 def test_loader_options(monkeypatch):
-    assert parts("loader=fast")._options().num_workers >= 1
-    options = parts("loader.num_workers=0", "loader.pin_memory=false")._options()
+    assert parts("loader=fast")._options("train").num_workers >= 1
+    options = parts("loader.num_workers=0", "loader.pin_memory=false")._options("train")
     assert (options.persistent_workers, options.pin_memory) == (False, False)
-    assert parts("loader.num_workers=1")._options().persistent_workers
-    assert not parts("loader.persistent_workers=false")._options().persistent_workers
+    assert parts("loader.num_workers=1")._options("train").persistent_workers
+    assert not parts("loader.persistent_workers=false")._options("train").persistent_workers
     function = "loader.worker_init_fn=tests.own_parts.start_worker"
-    assert parts(function)._options().worker_init_fn is own_parts.start_worker
+    assert parts(function)._options("train").worker_init_fn is own_parts.start_worker
 
 
 def test_a_fingerprint_tells_what_addresses_depend_on():

@@ -3,17 +3,20 @@ from __future__ import annotations
 import collections
 import json
 import math
+import os
 import pickle
+import shutil
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from pipeline import checkpoint
+from pipeline import checkpoint, checkpoint_file
 from pipeline.checkpoint import CheckpointError, Checkpoints
 from pipeline.errors import PenstockError
 
@@ -207,22 +210,6 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         checkpoint.load(tmp_path)
 
 
-def test_a_failed_write_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a"
-    checkpoint.save(path, {"x": 1})
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        checkpoint.save(path, {"x": 2})
-    assert checkpoint.load(path) == {"x": 1}
-    assert [p.name for p in tmp_path.iterdir()] == ["a"]
-
-
 def test_best_and_last_are_kept(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path / "c", keep_last=2)
     for step in range(5):
@@ -265,3 +252,213 @@ def test_mappings_come_back_as_dicts(tmp_path: Path) -> None:
     back = checkpoint.load(tmp_path / "a")
     assert back == {"counter": {3: 1}, "ordered": {"b": 1, "a": 2}}
     assert list(back["ordered"]) == ["b", "a"]
+
+
+def test_pickles_under_other_names_are_refused_unread(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    torch.save({"x": Bomb()}, folder / "step-00000002.safetensors")
+    (folder / "step-00000003.safetensors").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(CheckpointError, match=r"none of its checkpoints(.|\n)*pickle(.|\n)*pickle"):
+        checkpoint.find_newest(tmp_path)
+    Checkpoints(folder, keep_last=9).save({"x": 1}, 1)
+    assert checkpoint.find_newest(tmp_path).state == {"x": 1}
+    assert not Bomb.exploded
+
+
+def forged(path: Path, state: str) -> None:
+    """A file with a valid checksum over a state's text of somebody's own."""
+    checkpoint_file.write_file(path, state, {"bomb": torch.frombuffer(
+        bytearray(pickle.dumps(Bomb())), dtype=torch.uint8)})  # fmt: skip
+
+
+def test_nothing_in_a_forged_state_is_called(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    call = {"$call": "os.system", "_target_": "os.system", "__reduce__": ["os.system", ["true"]]}
+    forged(path, json.dumps({"x": call, "y": {"$tensor": "bomb"}}))
+    back = checkpoint.load(path)
+    assert back["x"] == call
+    assert back["y"].dtype == torch.uint8
+    assert not Bomb.exploded
+
+
+@pytest.mark.parametrize(
+    "state",
+    ['{"x": {"$tensor": "os.system"}}', '{"x": {"$float": "os"}}', '{"x": {"$dict": 3}}', "{",
+     '{"x": {"$tuple": 3}}', '{"x": {"$dict": [[[], 1]]}}', "[" * 100_000],
+)  # fmt: skip
+def test_a_forged_state_that_means_nothing_is_damaged(tmp_path: Path, state: str) -> None:
+    forged(tmp_path / "a", state)
+    with pytest.raises(CheckpointError, match="damaged: its state cannot be read"):
+        checkpoint.load(tmp_path / "a")
+
+
+def test_types_that_no_file_can_hold_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"model/w is a tensor of torch.complex128"):
+        checkpoint.save(tmp_path / "a", {"model": {"w": torch.zeros(2, dtype=torch.complex128)}})
+
+
+def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
+    state = {"a": torch.arange(3, dtype=torch.uint8), "b": torch.randn(5, 2), "c": torch.zeros(0)}
+    checkpoint.save(tmp_path / "a", state)
+    for name, tensor in load_file(tmp_path / "a").items():
+        assert torch.equal(tensor, state[name])
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_state_may_change_as_soon_as_it_was_saved(tmp_path: Path, background: bool) -> None:
+    weights = torch.zeros(1_000_000)
+    state = {"w": weights, "history": [1]}
+    with Checkpoints(tmp_path, 3, background) as kept:
+        for step in range(3):
+            kept.save(state, step)
+            weights += 1
+            state["history"].append(step)  # type: ignore[union-attr]
+    for step, path in enumerate(kept.saved()):
+        back = checkpoint.load(path)
+        assert back["w"].unique().tolist() == [step]
+        assert len(back["history"]) == step + 1
+
+
+def test_a_save_in_the_background_waits_for_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, begun, running = checkpoint_file.write_file, threading.Event(), []
+
+    def slow(path: Path, *what: Any) -> None:
+        running.append(path)
+        assert len(running) == 1
+        begun.wait(10)
+        write(path, *what)
+        running.remove(path)
+
+    monkeypatch.setattr(checkpoint_file, "write_file", slow)
+    kept = Checkpoints(tmp_path, 5, background=True)
+    kept.save({}, 1)
+    assert not list(tmp_path.glob("step-*"))  # this thread went on
+    begun.set()
+    kept.save({}, 2)
+    assert (tmp_path / "step-00000001.safetensors").exists()
+    assert [path.name for path in kept.saved()] == [f"step-0000000{n}.safetensors" for n in (1, 2)]
+
+
+def failing(tmp_path: Path) -> Checkpoints:
+    """Checkpoints in the background, with a save under way that will fail."""
+    kept = Checkpoints(tmp_path / "c", background=True)
+    kept.save({"step": 1}, 1)
+    kept.flush()
+    (tmp_path / "c" / "step-00000002.safetensors").mkdir()
+    (tmp_path / "c" / "step-00000002.safetensors" / "in the way").touch()
+    kept.save({"step": 2}, 2)
+    return kept
+
+
+def test_an_error_in_the_background_is_that_of_the_next_save(tmp_path: Path) -> None:
+    kept = failing(tmp_path)
+    with pytest.raises(CheckpointError, match=r"step-00000002.* cannot be written"):
+        kept.save({"step": 3}, 3)
+    kept.close()  # it has been told
+    assert checkpoint.load(tmp_path / "c" / "step-00000001.safetensors") == {"step": 1}
+    assert [path.name for path in (tmp_path / "c").iterdir() if path.name.startswith(".")] == []
+
+
+def test_an_error_in_the_background_is_that_of_closing(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"step-00000002.* cannot be written"):
+        failing(tmp_path).close()
+
+
+def test_an_error_while_closing_does_not_hide_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ZeroDivisionError), failing(tmp_path):
+        _ = 1 / 0
+    assert "step-00000002" in caplog.text
+
+
+def test_old_ones_go_only_when_the_new_one_is_there(tmp_path: Path) -> None:
+    kept = failing(tmp_path)
+    with pytest.raises(CheckpointError):
+        kept.close()
+    shutil.rmtree(tmp_path / "c" / "step-00000002.safetensors")
+    kept.save({"step": 3}, 3)
+    kept.close()
+    assert [path.name for path in kept.saved()] == ["step-00000003.safetensors"]
+
+
+def test_several_in_an_epoch_are_ordered_by_step(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, keep_last=3)
+    for step in (5, 10, 15, 15, 20):
+        kept.save({"step": step}, step)
+    assert [checkpoint.load(path)["step"] for path in kept.saved()] == [10, 15, 20]
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 4
+    path.write_bytes(data)
+
+
+def test_the_newest_good_one_is_found(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path / "checkpoints", keep_last=4)
+    for step in (1, 2, 3, 4):
+        kept.save({"updates": step, "w": torch.ones(9)}, step)
+    assert checkpoint.find_newest(tmp_path).state["updates"] == 4
+    paths = kept.saved()
+    damage(paths[3])
+    os.truncate(paths[2], 40)
+    found = checkpoint.find_newest(tmp_path)
+    assert found.path == paths[1]
+    assert found.state["updates"] == 2
+    assert [path for path, _ in found.skipped] == [paths[3], paths[2]]
+    assert "checksum" in found.skipped[0][1]
+    assert "cut off" in found.skipped[1][1]
+    os.truncate(paths[1], 0)
+    paths[0].write_bytes(with_format(paths[0].read_bytes(), "9"))
+    with pytest.raises(
+        CheckpointError, match=r"none of its checkpoints(.|\n)*step-00000001.*newer"
+    ):
+        checkpoint.find_newest(tmp_path / "checkpoints")
+    with pytest.raises(CheckpointError, match="cut off"):  # and one that is named is an error
+        checkpoint.load(paths[1])
+
+
+def test_the_best_is_gone_on_from_where_no_other_is_good(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, keep_last=1)
+    kept.save({"updates": 1}, 1, best=True)
+    kept.save({"updates": 2}, 2)
+    os.truncate(kept.saved()[0], 0)
+    found = checkpoint.find_newest(tmp_path)
+    assert (found.path.name, found.state["updates"]) == (checkpoint.BEST, 1)
+
+
+def test_there_may_be_none(tmp_path: Path) -> None:
+    assert not checkpoint.has_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="no checkpoint in it"):
+        checkpoint.find_newest(tmp_path)
+    Checkpoints(tmp_path / "checkpoints").save({}, 1)
+    assert checkpoint.has_checkpoint(tmp_path)
+    assert checkpoint.has_checkpoint(tmp_path / "checkpoints")
+
+
+def test_damaged_ones_are_set_aside_and_not_deleted(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, keep_last=2)
+    for step in (1, 2):
+        kept.save({"updates": step, "w": torch.ones(9)}, step, best=True)
+    damage(kept.saved()[1])
+    newest = checkpoint.find_newest(tmp_path)
+    assert newest.state["updates"] == 1
+    (aside,) = kept.set_aside_after(1)
+    assert aside.exists()
+    assert not (tmp_path / checkpoint.BEST).exists()  # the very same damaged file
+    for step in (2, 3, 4):
+        kept.save({"updates": step, "w": torch.ones(9)}, step)
+    assert aside.exists()
+    assert kept.set_aside_after(3)
+    assert checkpoint.find_newest(tmp_path).skipped == []
+
+
+def test_going_on_from_an_old_one_keeps_what_it_saves(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, keep_last=1)
+    kept.save({"updates": 20}, 20)
+    kept.save({"updates": 12}, 12)
+    assert [checkpoint.load(path)["updates"] for path in kept.saved()] == [12, 20]

@@ -21,6 +21,7 @@ NEEDS = {
     "dataset/delimited_text": ["dataset.root=x"],
     "dataset/face_landmarks": ["dataset.root=x"],
     "dataset/image_folder": ["dataset.root=x"],
+    "dataset/packed": ["dataset.folder=x"],
     "dataset/mds": ["dataset.root=x", "dataset.classes=[a,b]"],
     "dataset/parquet": ["dataset.root=x"],
     "dataset/parquet_stream": ["dataset.root=x"],
@@ -34,7 +35,9 @@ NEEDS = {
     "dataset/mixture": ["dataset.sources.photographs.root=x"],
     "sampler/stream": ["dataset=mixture", "dataset.sources.photographs.root=x"],
     "sampler/weighted": ["dataset=sequences"],
+    "transform/images_batch": ["dataset=image_folder", "dataset.root=x"],
     "task/validate": ["checkpoint=x"],
+    "task/verify": ["runs=[a,b]"],
     "dataset/audio_pairs": ["dataset.root=x"],
     "model/audio_net": ["transform=audio"],
 }

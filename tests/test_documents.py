@@ -66,6 +66,23 @@ def test_the_own_dataset_page(birds):
     assert outputs[3].splitlines()[-1].startswith("(0, 2) ")
 
 
+def test_the_transforms_page(tmp_path):
+    write_files("transforms.md", tmp_path)
+    shown, _ = blocks("transforms.md", "python")
+    (command,) = blocks("transforms.md", "sh")
+    program = shlex.split(command.replace("python run.py", f"{sys.executable} {ROOT / 'run.py'}"))
+    outputs = []
+    for words in ([sys.executable, "-c", shown], [*program, "dataset.count=80"]):
+        done = subprocess.run(
+            words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": f".:{ROOT}"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout.splitlines())
+    assert outputs[0][0] == "torch.Size([3]) torch.Size([3, 4])"
+    assert len(outputs[1]) == 3
+
+
 def test_the_table_of_streams():
     (shown,) = blocks("streams.md", "text")
     command, _, expected = shown.partition("\n")

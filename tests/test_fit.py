@@ -14,6 +14,7 @@ from pipeline.learner import Options
 from pipeline.runner import Result
 from pipeline.tasks import fit
 from pipeline.tasks.fit import print_report, scheduler_moves, spare_cores
+from pipeline.world import World
 from tests.program import run
 
 QUICK = ["loader=debug", "trainer.max_epochs=2", "run_dir=run", "tracker=none"]
@@ -125,7 +126,6 @@ def test_an_interrupted_run_says_so_and_keeps_its_checkpoint(faces, tmp_path, ca
     assert "what there is of the run is in run" in done.err
     said = manifest(tmp_path / "run")
     assert said["status"] == "interrupted"
-    assert said["order"]
     assert checkpoint.load(checkpoint.find(tmp_path / "run"))["updates"] == 6
 
 
@@ -191,18 +191,20 @@ def test_cores_are_left_to_those_that_make_batches(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads[0])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: threads.append(count))
     monkeypatch.setattr(fit, "usable_cpus", lambda: 8)
-    spare_cores("cuda:0")
+    spare_cores(World(device="cuda:0"))
     assert threads == [8]
-    spare_cores("cpu")
+    spare_cores(World())
     assert threads[-1] == 4
+    spare_cores(World(0, 4, local_size=4))
+    assert threads[-1] == 1
     monkeypatch.setattr(fit, "usable_cpus", lambda: 1)
-    spare_cores("cpu")
+    spare_cores(World())
     assert threads[-1] == 1
 
 
 def test_trust_and_folders_are_part_of_the_command_to_paste(monkeypatch):
     monkeypatch.setenv("PENSTOCK_TRUST", "mine")
-    monkeypatch.setattr(fit, "_overrides", lambda: ["task=fit", "model.name=a b", "epoch=3"])
+    monkeypatch.setattr(fit, "overrides", lambda: ["task=fit", "model.name=a b", "epoch=3"])
     assert fit.command_line("task=replay") == (
         "python run.py --trust mine 'model.name=a b' task=replay"
     )

@@ -40,7 +40,7 @@ def batch(step):
 
 def test_a_line_an_epoch_where_there_is_no_terminal(capsys):
     display = progress.make("auto", loader(), 12)
-    display.on_epoch_start(3, 10)
+    display.on_epoch_start(3, 10, 0)
     display.on_batch(batch(0))
     display.on_log(RECORD)
     display.on_epoch_end(RECORD)
@@ -55,7 +55,7 @@ def test_a_line_an_epoch_where_there_is_no_terminal(capsys):
 
 def test_none_is_silent(capsys):
     display = progress.make("none", loader(), 12)
-    display.on_epoch_start(0, 10)
+    display.on_epoch_start(0, 10, 0)
     display.on_epoch_end(RECORD)
     display.close()
     assert capsys.readouterr() == ("", "")
@@ -66,7 +66,7 @@ def test_a_bar_on_a_terminal(terminal, monkeypatch, steps):
     monkeypatch.setattr(progress, "_REFRESH_SECONDS", 0.0)
     display = progress.make("auto", loader(), 12)
     assert isinstance(display, progress.Bar)
-    display.on_epoch_start(3, steps)
+    display.on_epoch_start(3, steps, 0)
     display.on_log(RECORD)
     display.on_batch(batch(3))
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
@@ -80,7 +80,7 @@ def test_a_bar_on_a_terminal(terminal, monkeypatch, steps):
 
 def test_the_bar_is_not_drawn_at_every_batch(terminal):
     display = progress.Bar(loader(), 12)
-    display.on_epoch_start(0, 1000)
+    display.on_epoch_start(0, 1000, 0)
     for step in range(1000):
         display.on_batch(batch(step))
     assert terminal.getvalue().count("epoch") < 50
@@ -89,7 +89,7 @@ def test_the_bar_is_not_drawn_at_every_batch(terminal):
 
 def test_closing_in_the_middle_gives_the_cursor_back(terminal):
     display = progress.Bar(loader(), 12)
-    display.on_epoch_start(0, 10)
+    display.on_epoch_start(0, 10, 0)
     display.close()
     display.close()
     assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l")

@@ -15,6 +15,7 @@ from pipeline.randomness import (
     Permutation,
     hash64,
     hash64_array,
+    hash64_each,
     moved,
     sample_keys,
     scope,
@@ -138,3 +139,10 @@ def test_importing_the_package_is_silent_and_starts_nothing():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_key_for_each_counter_gives_what_each_key_gives():
+    keys = np.array([0, 1, 2**63 + 5, 2**64 - 2], dtype=np.uint64)
+    counters = [7, 0, 3, 2**40]
+    each = [int(hash64_array(int(k), [c])[0]) for k, c in zip(keys, counters, strict=True)]
+    assert hash64_each(keys, counters).tolist() == each

@@ -1,11 +1,10 @@
 import json
 
-import numpy as np
-
 from pipeline.fetch import batch_hash
+from pipeline.group import Group
+from pipeline.meter import Meter
 from pipeline.run_folder import RunFolder
-from pipeline.samplers import Random
-from pipeline.tasks.recording import Digests, Metrics, Order
+from pipeline.tasks.recording import Digests, Metrics
 from tests.toy import loader
 
 
@@ -17,41 +16,12 @@ class Recorder:
         self.logged.append((step, dict(metrics)))
 
 
-def order_of(batches):
-    order = Order()
-    for batch in batches:
-        order.on_batch(batch)
-    return order.digest()
-
-
-def test_the_order_covers_addresses_and_indices():
-    first = order_of(loader().epoch(0))
-    assert first == order_of(loader().epoch(0))
-    assert first != order_of(loader().epoch(1))
-    assert first != order_of(list(loader().epoch(0))[:-1])
-    assert first != order_of(loader(sampler=Random(40, 1)).epoch(0))
-
-
-def test_padding_is_no_part_of_the_order():
-    batch = next(loader().epoch(0))
-    padded = next(loader().epoch(0))
-    request = padded.request
-    padded.request = type(request)(
-        request.epoch, request.step, np.append(request.positions, 0),
-        np.append(request.indices, 0), request.valid,
-    )  # fmt: skip
-    assert order_of([padded]) == order_of([batch])
-
-
-def test_the_order_is_pinned():
-    assert order_of(loader().epoch(0)) == "b8929e9f1f4d8c1b3ed0d4f9d9125027"
-
-
 def test_digests_are_a_line_a_batch(tmp_path):
-    digests = Digests(tmp_path / "digests.jsonl")
+    digests, meter = Digests(tmp_path / "digests.jsonl"), Meter(Group())
     batches = list(loader().epoch(1))
     for batch in batches:
-        digests.on_batch(batch)
+        meter.add(batch, batch["label"].float())
+    digests.on_steps(meter.read())
     lines = [json.loads(line) for line in digests.path.read_text().splitlines()]
     assert [(line["epoch"], line["step"]) for line in lines] == [(1, step) for step in range(5)]
     assert [line["hash"] for line in lines] == [batch_hash([batch]) for batch in batches]

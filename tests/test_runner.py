@@ -15,6 +15,7 @@ from pipeline.checkpoint import Checkpoints
 from pipeline.collate import Stack
 from pipeline.errors import ConfigError, PenstockError
 from pipeline.fetch import Fetch
+from pipeline.group import Group
 from pipeline.learner import Learner, Options
 from pipeline.loader import Loader
 from pipeline.objective import Regression
@@ -89,7 +90,7 @@ class Seen(Observer):
     def __init__(self):
         self.events, self.records = [], []
 
-    def on_epoch_start(self, epoch, steps):
+    def on_epoch_start(self, epoch, steps, done):
         self.events.append(("start", epoch, steps))
 
     def on_batch(self, batch):
@@ -257,7 +258,7 @@ def test_the_best_is_saved_between_two_saves(tmp_path):
     values = iter([3.0, 1.0, 2.0, 2.5])
 
     class Scripted(Regression):
-        def compute(self):
+        def compute(self, group=None):
             return {"mse": next(values)}
 
     scripted = Scripted(nn.MSELoss(reduction="none"), {}, ["x"], "y")
@@ -304,7 +305,7 @@ def test_layout_and_compilation_are_asked_for(monkeypatch):
     model = nn.Sequential(nn.Conv2d(3, 4, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     learner = Learner(model, objective(), optimizer, None,
-                      Options(channels_last=True, compile=True), World(), 0)  # fmt: skip
+                      Options(channels_last=True, compile=True), Group(), 0)  # fmt: skip
     assert compiled == [model]
     assert learner.model[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert optimizer.param_groups[0]["params"][0] is learner.model[0].weight
@@ -345,7 +346,7 @@ def test_an_epoch_without_a_batch_is_refused():
 def test_train_epoch_alone():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    learner = Learner(model, objective(), optimizer, None, Options(), World(), 0)
+    learner = Learner(model, objective(), optimizer, None, Options(), Group(), 0)
     first = train_epoch(learner, loader(), 0)
     second = train_epoch(learner, loader(), 1)
     assert (first["step"], second["step"]) == (6, 12)

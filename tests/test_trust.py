@@ -60,7 +60,7 @@ REFUSED = [
     "torchvision.transforms.v2.functional.register_kernel", "torchvision.transforms.Resize",
     "torchmetrics.text.bert.BERTScore", "torchmetrics.image.fid.FrechetInceptionDistance",
     "torchmetrics.functional.accuracy", "pipeline.checkpoint.load", "pipeline.samplers.hash64",
-    "pipeline.trust.resolve", "pipeline.build.make", "pipeline.command.main",
+    "pipeline.trust.resolve", "pipeline.making.make", "pipeline.command.main",
     "datasets.reading.split.split_rows", "datasets.face_landmarks.read_image",
     # ways around
     "torch.nn.functional.torch.hub.load", "torch.nn.modules.module.torch.load",

@@ -16,6 +16,8 @@ def stranger(start: bytes) -> str | None:
     text = start.lstrip().lower()
     if not start:
         return "it is empty"
+    if not start.strip(b"\0"):
+        return "it begins with nothing but zeros, as files do that never reached the disk"
     if start.startswith(b"version https://git-lfs"):
         return "it is a Git LFS pointer (run `git lfs pull`)"
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):

@@ -21,6 +21,7 @@ import io
 import re
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -30,6 +31,7 @@ import torchvision.io  # noqa: F401  (registers torch.ops.image)
 from torchvision import tv_tensors
 
 from datasets.reading.file_kind import stranger
+from pipeline.encoded import EncodedImage
 from pipeline.errors import ConfigError, DataError, Problem
 
 if TYPE_CHECKING:
@@ -56,6 +58,12 @@ def read_image(path: str, reader: str = "torchvision", name: str = "") -> tv_ten
         ConfigError: there is no such reader.
     """
     return decode_image(_content(path), name or path, reader)
+
+
+def encoded_image(path: str, reader: str = "torchvision", name: str = "") -> EncodedImage:
+    """The image file `path`, undecoded; arguments and errors as for `read_image`."""
+    name = name or path
+    return EncodedImage(_content(path), name, partial(decode_image, reader=reader))
 
 
 def decode_image(content: bytes, name: str, reader: str = "torchvision") -> tv_tensors.Image:
@@ -146,7 +154,7 @@ _READERS: dict[str, Callable[[bytes], torch.Tensor]] = {
 
 def _content(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", buffering=0) as file:  # all at once, so a buffer would only be copied
             return file.read()
     except OSError as error:
         raise DataError(

@@ -18,7 +18,13 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import TypeVar
 
-from pipeline.errors import ConfigError, DataError, PenstockError, Problem
+from pipeline.errors import (
+    ConfigError,
+    DataError,
+    PenstockError,
+    Problem,
+    UnreachableError,
+)
 
 T = TypeVar("T")
 
@@ -79,7 +85,9 @@ class Patience:
                     raise DataError(_final(address, error)) from error
                 if attempt == self.retries:
                     seconds = time.monotonic() - began
-                    raise DataError(_given_up(address, error, attempt + 1, seconds)) from error
+                    raise UnreachableError(
+                        _given_up(address, error, attempt + 1, seconds)
+                    ) from error
             time.sleep(min(self.first_wait * 2**attempt, _LONGEST) * _draws.uniform(0.5, 1.0))
         raise AssertionError("unreachable")
 

@@ -12,7 +12,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -20,63 +20,105 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from torch import nn
 
-from pipeline import trust
+from pipeline import quarantine, trust
 from pipeline.build import Parts
-from pipeline.checkpoint import Checkpoints
 from pipeline.config import TASK_KEYS, Config
 from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.group import Group, join
 from pipeline.learner import Options
 from pipeline.loader import Loader
+from pipeline.meter import NonFiniteLossError
 from pipeline.objective import Objective
+from pipeline.parallel import Parallel, prepare
 from pipeline.pictures import learning_curves
 from pipeline.plan import Plan
-from pipeline.run_folder import RunFolder, Status, usable_cpus
-from pipeline.runner import NonFiniteLossError, Observer, Record, Result, fit
+from pipeline.preemption import Preempted, Preemption
+from pipeline.resumption import fingerprint
+from pipeline.run_folder import RunFolder, Status
+from pipeline.runner import Observer, Record, Result, fit
 from pipeline.streams import StreamPlan
 from pipeline.tasks import predictions, progress
-from pipeline.tasks.recording import Digests, Metrics, Order
+from pipeline.tasks.opening import Opened, open_run
+from pipeline.tasks.recording import Digests, Ledger, Metrics, Quarantine
 from pipeline.tasks.validate import baseline, load_weights, monitored, print_table
-from pipeline.tracker import Tracker
+from pipeline.tracker import Nothing, Tracker
+from pipeline.world import World, usable_cpus
+
+# Signals that come within these seconds of the first are its echo: a terminal sends Ctrl-C to all
+# processes, and the launcher hands it on to its ranks.
+_REPEATS_AFTER = 2.0
 
 
 def run(config: Config) -> float | None:
     """Train; returns the best value of the monitored metric, None if it never was finite."""
     parts = Parts(config)
-    spare_cores(parts.world.device)
+    spare_cores(parts.world)
+    wanted = config.distributed
+    together = wanted.strategy != "none"
+    with join(parts.world, wanted.backend, wanted.timeout, together) as group:
+        return _run(config, parts, group)
+
+
+def _run(config: Config, parts: Parts, group: Group) -> float | None:
     with (
         parts.loader("train", hashed=config.trainer.digest) as train,
         parts.loader("val") as val,
     ):
-        objective, model = parts.objective(), parts.model()
+        objective = parts.objective()
         options = make_options(config, objective)
+        parallel = make_parallel(config)
+        model = prepare(parts.model(), parallel, group)
         optimizer = parts.optimizer(model)
         moves = scheduler_moves(options, train.plan) if config.scheduler else 0
         scheduler = parts.scheduler(optimizer, moves)
-        folder = RunFolder.claim(
-            Path(config.run_dir), config.plain(), seed=config.seed, overrides=_overrides(),
-            fingerprint=train.fingerprint, device=train.world.device, monitor=options.monitor,
+        own = fingerprint(config, train.fingerprint, moves)
+        opened = open_run(
+            config, group, own, overrides(), seed=config.seed, device=train.world.device,
+            monitor=options.monitor,
         )  # fmt: skip
-        checkpoints = make_checkpoints(config, folder.path)
-        with watched(config, parts, folder, train) as (tracker, observers):
-            constant = baseline(parts, objective, val) if config.trainer.baseline else {}
-            result = fit(
-                model, objective, optimizer, train, val, options, scheduler=scheduler,
-                checkpoints=checkpoints, observers=observers, seed=config.seed,
-            )  # fmt: skip
-            print_report(result, constant, options.monitor, objective.baseline_name)
-            best = checkpoints.best() if checkpoints else None
-            if best:
-                load_weights(model, best)
-            files = {"run": folder.path, "checkpoint": best}
-            if config.trainer.pictures:
-                files |= draw_pictures(parts, model, objective, result, constant, folder.path)
-            show_files(files, tracker, int(result.history[-1]["step"]))
-            folder.manifest |= {"reason": result.reason, "best": result.best,
-                                "last": result.history[-1], "baseline": constant}  # fmt: skip
+        with watched(config, parts, group, opened, train) as (tracker, observers):
+            constant = baseline(parts, objective, val, group) if config.trainer.baseline else {}
+            with Preemption(_REPEATS_AFTER if not group.alone else 0.0, _say(group)) as preemption:
+                result = fit(
+                    model, objective, optimizer, train, val, options, scheduler=scheduler,
+                    checkpoints=opened.checkpoints, observers=observers, seed=config.seed,
+                    group=group, parallel=parallel, preemption=preemption, resume=opened.state,
+                    fingerprint=own,
+                )  # fmt: skip
+            if opened.checkpoints:
+                opened.checkpoints.close()
+            if opened.folder:
+                report(config, parts, model, objective, result, constant, opened, tracker)
+        group.meet()
     return result.best[f"val/{options.monitor}"] if result.best else None
 
 
-def spare_cores(device: str) -> None:
+def report(
+    config: Config, parts: Parts, model: nn.Module, objective: Objective, result: Result,
+    constant: Record, opened: Opened, tracker: Tracker,
+) -> None:  # fmt: skip
+    """Say how it went, with the best weights, and where to look."""
+    assert opened.folder is not None
+    folder, last = opened.folder, result.history[-1]
+    print_report(result, constant, folder.manifest["monitor"], objective.baseline_name)
+    best = opened.checkpoints.best() if opened.checkpoints else None
+    files = {"run": folder.path, "checkpoint": best}
+    if config.trainer.pictures:
+        if best:  # into a model of its own, as the trained one may be spread over ranks
+            model = parts.model().to(parts.world.device)
+            load_weights(model, best)
+        files |= draw_pictures(parts, model, objective, result, constant, folder.path)
+    show_files(files, tracker, int(last["step"]))
+    folder.manifest |= {"reason": result.reason, "best": result.best, "order": result.order,
+                        "last": last, "baseline": constant}  # fmt: skip
+
+
+def _say(group: Group) -> Callable[[str], None]:
+    """Tell a person, once for all ranks."""
+    return (lambda text: print(text, file=sys.stderr)) if group.is_first else (lambda text: None)
+
+
+def spare_cores(world: World) -> None:
     """On a CPU, keep torch to half of the cores; the others make batches.
 
     With all of them, its threads and the loader's workers take turns, and threads that wait for
@@ -84,13 +126,14 @@ def spare_cores(device: str) -> None:
     else ran. The number does not go by the workers, because sums in another number of threads
     round differently: it would make the weights depend on who loads the data.
     """
-    if device == "cpu":
-        torch.set_num_threads(min(torch.get_num_threads(), max(1, usable_cpus() // 2)))
+    if world.device == "cpu":
+        share = usable_cpus() // (2 * world.local_size)
+        torch.set_num_threads(min(torch.get_num_threads(), max(1, share)))
 
 
 def make_options(config: Config, objective: Objective) -> Options:
     """What the configuration says about the loop, as plain values."""
-    trainer = config.trainer
+    trainer, kept = config.trainer, config.trainer.checkpoint
     monitor, mode = monitored(config, objective)
     return Options(
         max_epochs=trainer.max_epochs,
@@ -106,14 +149,16 @@ def make_options(config: Config, objective: Objective) -> Options:
         monitor=monitor,
         mode=mode,
         patience=trainer.patience,
-        save_every=trainer.checkpoint.every_epochs if trainer.checkpoint else 1,
+        save_every=kept.every_epochs if kept else 1,
+        save_every_steps=kept.every_steps if kept else None,
+        save_every_minutes=kept.every_minutes if kept else None,
     )
 
 
-def make_checkpoints(config: Config, folder: Path) -> Checkpoints | None:
-    """The run's checkpoints, unless it is to have none."""
-    kept = config.trainer.checkpoint
-    return Checkpoints(folder / "checkpoints", kept.keep_last) if kept else None
+def make_parallel(config: Config) -> Parallel:
+    """How the model is spread over the ranks."""
+    wanted = config.distributed
+    return Parallel(wanted.strategy, wanted.find_unused_parameters, wanted.sync_batchnorm)
 
 
 def scheduler_moves(options: Options, plan: Plan | StreamPlan) -> int:
@@ -139,19 +184,24 @@ def scheduler_moves(options: Options, plan: Plan | StreamPlan) -> int:
 
 @contextmanager
 def watched(
-    config: Config, parts: Parts, folder: RunFolder, train: Loader
+    config: Config, parts: Parts, group: Group, opened: Opened, train: Loader
 ) -> Iterator[tuple[Tracker, list[Observer]]]:
     """The tracker and the observers of a fit, and a manifest that says how it ended.
 
+    Ranks other than the first write and show nothing.
+
     Raises:
         PenstockError: in the place of NonFiniteLossError, with the command that shows the batch.
+        Preempted: with the command that goes on.
     """
+    folder = opened.folder
+    if folder is None:
+        yield Nothing(), []
+        return
     tracker: Tracker = parts.tracker(folder.path / "tracker")
     display = progress.make(config.trainer.progress, train, config.trainer.max_epochs)
-    order = Order()
-    observers: list[Observer] = [order, Metrics(folder, tracker), display]
-    if config.trainer.digest:
-        observers.append(Digests(folder.path / "digests.jsonl"))
+    observers: list[Observer] = [Metrics(folder, tracker), display]
+    observers += recorders(config, parts, folder)
     status: Status = "failed"
     try:
         with closing(tracker), closing(display):
@@ -160,16 +210,34 @@ def watched(
     except NonFiniteLossError as error:
         again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
         raise PenstockError(f"{error}. To see that batch:\n  {again}") from error
+    except Preempted as error:
+        status = "preempted"
+        if opened.checkpoints is None:
+            raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error
+        again = shlex.join(["python", "run.py", f"resume={folder.path}"])
+        raise Preempted(f"{error}. To go on:\n  {again}") from error
     except KeyboardInterrupt:
         status = "interrupted"
         print(f"stopped; what there is of the run is in {folder.path}", file=sys.stderr)
         raise
     finally:
-        folder.finish(status, order=order.digest())
+        folder.finish(status)
 
 
-def command_line(*overrides: str) -> str:
-    """This job's command with its task's overrides replaced by `overrides`; to be pasted."""
+def recorders(config: Config, parts: Parts, folder: RunFolder) -> list[Observer]:
+    """What writes down which batches were trained on, and what was left out of them."""
+    datasets = {split: parts.fingerprint(split)["dataset"] for split in ("train", "val")}
+    budget = parts.budget("train")
+    found: list[Observer] = [Quarantine(folder.path / quarantine.NAME, datasets, budget)]
+    if config.trainer.ledger:
+        found.append(Ledger(folder.path / "ledger.jsonl"))
+    if config.trainer.digest:
+        found.append(Digests(folder.path / "digests.jsonl"))
+    return found
+
+
+def command_line(*given: str) -> str:
+    """This job's command with its task's overrides replaced by `given`; to be pasted."""
     words = ["python", "run.py"]
     if os.environ.get(trust.VARIABLE):
         words += ["--trust", os.environ[trust.VARIABLE]]
@@ -178,11 +246,12 @@ def command_line(*overrides: str) -> str:
         for source in sources:
             if source.provider == "command-line":
                 words += ["--config-dir", source.path]
-    own = [word for word in _overrides() if word.split("=")[0] not in ("task", *TASK_KEYS)]
-    return shlex.join([*words, *own, *overrides])
+    mine = ("task", "run_dir", "resume", "resume_despite", *TASK_KEYS)
+    own = [word for word in overrides() if word.split("=")[0] not in mine]
+    return shlex.join([*words, *own, *given])
 
 
-def _overrides() -> list[str]:
+def overrides() -> list[str]:
     """The overrides of this job, also where a launcher started it."""
     return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pipeline.batch_transforms import BatchCompose
 from pipeline.build import Parts
 from pipeline.fetch import Batch
 from pipeline.objective import Classification, LandmarkRegression, Objective
@@ -37,7 +38,7 @@ def draw(
         return None
     with torch.no_grad():
         _, outputs = objective.to(device)(model.eval(), batch)
-    shown = denormalized(images, parts.transform(split))
+    shown = denormalized(images, parts.transform(split), parts.batch_transform(split))
     if isinstance(objective, LandmarkRegression):
         return contact_sheet(
             shown, path, objective.targets(batch), objective.predictions(outputs, batch),
@@ -48,11 +49,12 @@ def draw(
     return None
 
 
-def denormalized(images: Tensor, transform: Compose) -> Tensor:
+def denormalized(images: Tensor, *transforms: Compose | BatchCompose) -> Tensor:
     """Images as they were before `Normalize`, to be looked at."""
-    for step in transform.steps.values():
-        if isinstance(step, Normalize):
-            return step.inverse(images)
+    for transform in transforms:
+        for step in transform.steps.values():
+            if isinstance(step, Normalize):
+                return step.inverse(images)
     return images
 
 

@@ -72,9 +72,9 @@ class Bar(Lines):
         self._loss = ""
         self._shown = 0.0
 
-    def on_epoch_start(self, epoch: int, steps: int | None) -> None:
+    def on_epoch_start(self, epoch: int, steps: int | None, done: int) -> None:
         self._bar = self._make_bar()
-        self._task = self._bar.add_task(self._epoch(epoch), total=steps, numbers="")
+        self._task = self._bar.add_task(self._epoch(epoch), total=steps, completed=done, numbers="")
         self._bar.start()
 
     def on_batch(self, batch: Batch) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from pipeline.fetch import Batch, batch_hash
+from pipeline.bad_samples import LeftOut
+from pipeline.budget import Budget
+from pipeline.disk import append
+from pipeline.fetch import Batch
+from pipeline.meter import Step
+from pipeline.quarantine import QuarantineFile, entries, notes
 from pipeline.run_folder import RunFolder
 from pipeline.runner import Observer, Record
 from pipeline.tracker import Tracker
+
+_log = logging.getLogger(__name__)
 
 
 class Metrics(Observer):
@@ -35,26 +41,6 @@ class Metrics(Observer):
         self.tracker.log(metrics, int(record["step"]))
 
 
-class Order(Observer):
-    """One hash over which samples were trained on, in which order; about 1 us a batch.
-
-    Two runs with the same hash trained on the same samples at the same addresses.
-    """
-
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
-
-    def on_batch(self, batch: Batch) -> None:
-        request = batch.request
-        address = np.array(request.address, dtype="<i8")
-        indices = request.indices[: request.valid].astype("<i8", copy=False)
-        self._hash.update(address.tobytes() + indices.tobytes())
-
-    def digest(self) -> str:
-        """The hash over all batches so far."""
-        return self._hash.hexdigest()
-
-
 class Digests(Observer):
     """A line of {epoch, step, hash} for every batch trained on, as `task=digest` hashes them.
 
@@ -64,8 +50,69 @@ class Digests(Observer):
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def on_steps(self, steps: Sequence[Step]) -> None:
+        lines = [{"epoch": step.epoch, "step": step.step, "hash": step.digest} for step in steps]
+        append(self.path, map(json.dumps, lines))
+
+
+class Quarantine(Observer):
+    """Writes what was left out to a quarantine.csv, and tells of it on stderr.
+
+    Args:
+        path: of the file, made when there is something to write.
+        datasets: their fingerprints, by split.
+        budget: of training; here it is held against what all ranks left out, where each loader
+            knows of its own rank's.
+    """
+
+    def __init__(self, path: Path, datasets: Mapping[str, str], budget: Budget) -> None:
+        self.file = QuarantineFile(path)
+        self.datasets = datasets
+        self.budget = budget
+        self._count = 0  # in the epoch
+
     def on_batch(self, batch: Batch) -> None:
-        epoch, step = batch.request.address
-        line = json.dumps({"epoch": epoch, "step": step, "hash": batch_hash([batch])})
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        self._add("train", batch.left_out)
+
+    def on_epoch_start(self, epoch: int, steps: int | None, done: int) -> None:
+        self.budget.begin(epoch)
+
+    def on_steps(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            self._add("train", step.left_out)
+            self._count += len(step.left_out)
+            self.budget.add(step.samples, step.left_out)
+
+    def on_validated(self, left_out: Sequence[LeftOut]) -> None:
+        self._add("val", left_out)
+
+    def on_epoch_end(self, record: Record) -> None:
+        if self._count:
+            _log.warning("epoch %d: %d samples left out; %s has %d", record["epoch"], self._count,
+                         self.file.path, len(self.file))  # fmt: skip
+        self._count = 0
+
+    def _add(self, split: str, left_out: Sequence[LeftOut]) -> None:
+        if left_out:
+            before = len(self.file)
+            new = self.file.add(entries(left_out, split, self.datasets[split]))
+            for note in notes(new, before):
+                _log.warning(note)
+
+
+class Ledger(Observer):
+    """A line of {epoch, step, samples, order, loss} for every batch trained on.
+
+    `order` is the hash over the rows that the ranks together have trained on, and over their places
+    in the epoch; `loss` is their mean loss, as an exact hexadecimal float. `task=verify` compares
+    two of them. `path` is a .jsonl.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_steps(self, steps: Sequence[Step]) -> None:
+        append(self.path, (json.dumps(
+            {"epoch": step.epoch, "step": step.step, "samples": step.samples,
+             "order": f"{step.order:016x}", "loss": float(step.loss).hex()}
+        ) for step in steps))  # fmt: skip

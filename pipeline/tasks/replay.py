@@ -20,7 +20,6 @@ from pipeline.randomness import scope
 from pipeline.run_folder import RunFolder
 from pipeline.streams import End
 from pipeline.tasks.predictions import denormalized
-from pipeline.transforms import Compose
 from pipeline.world import World
 
 _SHOWN = 64  # images on a contact sheet
@@ -35,7 +34,8 @@ def run(config: Config) -> None:
     print(f"{config.epoch} {config.step} {batch.request.valid} {batch_hash([batch])}")
     folder = RunFolder.claim(Path(config.run_dir), config.plain())
     print(_write_tensors(batch, folder.path / "batch.safetensors"))
-    sheet = draw(batch, parts.transform(config.split), folder.path / "batch.png")
+    shown = shown_images(batch, parts, config.split)
+    sheet = None if shown is None else draw(batch, shown, folder.path / "batch.png")
     if sheet is not None:
         print(sheet)
     folder.finish("done")
@@ -90,14 +90,18 @@ def _write_tensors(batch: Batch, path: Path) -> Path:
     return path
 
 
-def draw(batch: Batch, transform: Compose, path: Path) -> Path | None:
-    """A contact sheet of the batch, or None if it has no images."""
+def shown_images(batch: Batch, parts: Parts, split: str) -> torch.Tensor | None:
+    """The batch's images to be looked at, or None if it has none."""
     images = batch.get("image")
     if not isinstance(images, torch.Tensor) or images.ndim != 4 or images.shape[1] not in (1, 3):
         return None
+    return denormalized(images, parts.transform(split), parts.batch_transform(split))
+
+
+def draw(batch: Batch, images: torch.Tensor, path: Path) -> Path:
+    """A contact sheet of the batch."""
     from pipeline.pictures import contact_sheet
 
-    images = denormalized(images, transform)
     labels = batch.get("label")
     captions = [f"{i}" for i in batch.indices.tolist()]
     if isinstance(labels, torch.Tensor):

@@ -2,7 +2,8 @@
 
 Results travel in files, so that they arrive alike from this process, from joblib's and from other
 machines. A job that fails is recorded and the others go on; the sweep's exit code is that of the
-first job that failed.
+first job that failed. A job that is asked to stop ends the sweep, unless `sweep.on_preempted` is
+continue; the same command with resume=auto and the same hydra.sweep.dir goes on with it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from pipeline.config import Config
+from pipeline.errors import PREEMPTED
 from pipeline.nodes import direction
 
 FILE = "result.json"
@@ -32,7 +34,7 @@ class Result:
 
     Attributes:
         overrides: of the job, as on a command line.
-        status: "done", "failed" or "interrupted".
+        status: "done", "failed", "preempted" or "interrupted".
         metric: what `value` is.
         mode: whether the metric should be "min" or "max".
         value: what the task returned; None if it failed or measures nothing.
@@ -100,7 +102,7 @@ def run_job(
     interrupted = isinstance(failure, KeyboardInterrupt)
     Result(
         overrides=list(overrides),
-        status="interrupted" if interrupted else "failed" if failure else "done",
+        status=_status(failure, code),
         metric=_metric(config),
         mode=_mode(config),
         value=value if value is not None and math.isfinite(value) else None,
@@ -112,7 +114,17 @@ def run_job(
     ).write(folder)
     if interrupted:
         raise KeyboardInterrupt
+    if code == PREEMPTED and config is not None and config.sweep.on_preempted == "stop":
+        raise SystemExit(PREEMPTED)
     return math.nan if failure else value
+
+
+def _status(failure: BaseException | None, code: int) -> str:
+    if failure is None:
+        return "done"
+    if isinstance(failure, KeyboardInterrupt):
+        return "interrupted"
+    return "preempted" if code == PREEMPTED else "failed"
 
 
 def _metric(config: Config | None) -> str | None:

@@ -21,6 +21,7 @@ from pipeline import checkpoint
 from pipeline.build import Parts
 from pipeline.config import Config
 from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.group import Group, join
 from pipeline.learner import Mode
 from pipeline.loader import Loader
 from pipeline.objective import Constant, Objective
@@ -38,15 +39,24 @@ def run(config: Config) -> float:
         raise ConfigError(Problem("checkpoint", "is missing: the folder of a run, or a file"))
     path = checkpoint.find(Path(config.checkpoint))
     parts = Parts(config)
+    wanted = config.distributed
+    with join(parts.world, wanted.backend, wanted.timeout) as group:
+        return _run(config, parts, group, path)
+
+
+def _run(config: Config, parts: Parts, group: Group, path: Path) -> float:
     model, objective = parts.model(), parts.objective()
     load_weights(model, path)
+    model.to(parts.world.device)
     name, _ = monitored(config, objective)
+    precision = config.trainer.precision
     with parts.loader(config.split) as loader:
-        columns = {str(config.split): validate(model, objective, loader, config.trainer.precision)}
+        columns = {str(config.split): validate(model, objective, loader, precision, group)}
         if config.trainer.baseline:
-            columns[objective.baseline_name] = baseline(parts, objective, loader)
-    print_table(columns, name)
-    print(f"checkpoint   {path}")
+            columns[objective.baseline_name] = baseline(parts, objective, loader, group)
+    if group.is_first:
+        print_table(columns, name)
+        print(f"checkpoint   {path}")
     value = next(iter(columns.values())).get(name)
     if value is None:
         raise PenstockError(f"trainer.monitor is {name!r}, which validation does not give")
@@ -79,8 +89,12 @@ def monitored(config: Config, objective: Objective) -> tuple[str, Mode]:
     return name, "max" if metric.higher_is_better else "min"
 
 
-def baseline(parts: Parts, objective: Objective, loader: Loader) -> Record:
+def baseline(
+    parts: Parts, objective: Objective, loader: Loader, group: Group | None = None
+) -> Record:
     """Loss and metrics, over `loader`, of the constant that is best on the training split.
+
+    All ranks of `group` find the same constant, and measure a share each.
 
     It is taken from about 1000 training samples, with the transforms of validation: rows spread
     over the split, or the first ones of a stream.
@@ -88,15 +102,18 @@ def baseline(parts: Parts, objective: Objective, loader: Loader) -> Record:
     dataset, plan = parts.dataset("train"), parts.plan("train")
     fetch = parts.fetch("train")
     fetch.transform = parts.transform("val")
+    fetch.batch_transform = parts.batch_transform("val") or None
     if not isinstance(plan, StreamPlan):  # not in the sampler's order, which may weigh samples
         count = min(len(dataset), BASELINE_SAMPLES)
         rows = np.linspace(0, len(dataset) - 1, count).round().astype(np.int64).tolist()
         plan = Plan(Subset(len(dataset), 0, indices=rows, shuffle=False), plan.batch_size)
     options = replace(loader.options, persistent_workers=False)
-    with Loader(plan, fetch, options, loader.world) as batches:
+    alone = replace(loader.world, rank=0, size=1)
+    with Loader(plan, fetch, options, alone) as batches:
         some = islice(batches.epoch(0), math.ceil(BASELINE_SAMPLES / plan.batch_size))
         constant = objective.constant(some)
-    return validate(Constant(constant), objective, loader)
+    constant_model = Constant(constant).to(loader.world.device)
+    return validate(constant_model, objective, loader, group=group)
 
 
 def print_table(columns: Mapping[str, Mapping[str, float]], monitor: str) -> None:

@@ -1,0 +1,199 @@
+"""How many workers a loader should have, found while it runs.
+
+1. Begin with few. After a window of batches, say how long they took and how long was waited.
+2. Where there was waiting, double the workers.
+3. Where that made batches come no faster, in two windows, step back and stay.
+4. Stay where nobody waits. Never grow past the memory budget, as far as the growth so far tells,
+   and step down where it is passed all the same.
+5. After a while look again whether more workers help by then, each time after twice as long.
+
+`Climb` is the decision alone: no clock, no process, nothing random. `Autotune` cuts a loader's
+statistics into its windows. That the number changes in mid-run changes nothing in the batches,
+which have addresses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+GAIN = 0.05  # of the time per batch, by which more workers have to help
+IDLE = 0.02  # share of the time waited below which nobody waits
+LOOK_EVERY = 30.0  # seconds between two looks at the memory while nothing changes
+
+
+@dataclass(frozen=True)
+class Auto:
+    """What bounds the search.
+
+    Attributes:
+        most: workers at most.
+        memory: bytes that the process and its workers may take together; None: any.
+    """
+
+    most: int
+    memory: int | None = None
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some batches in a row, all made by the same number of workers.
+
+    Attributes:
+        batches: how many.
+        waited, elapsed: seconds of the consumer's time.
+        memory: bytes of the process and its workers, 0 if that is not known.
+    """
+
+    batches: int
+    waited: float
+    elapsed: float
+    memory: int = 0
+
+    @property
+    def pace(self) -> float:
+        """Seconds per batch."""
+        return self.elapsed / self.batches
+
+
+class Climb:
+    """Climbs to a number of workers, a window at a time.
+
+    Args:
+        start: workers at first.
+        bounds: of the search.
+        base: bytes of the process without workers, 0 if that is not known.
+        patience: windows after which a settled search looks again for the first time.
+
+    Attributes:
+        workers: how many to use now.
+    """
+
+    def __init__(self, start: int, bounds: Auto, base: int = 0, patience: int = 30) -> None:
+        self.workers = max(1, min(start, bounds.most))
+        self._most = bounds.most
+        self._budget = bounds.memory
+        self._base = base
+        self._patience = patience
+        self._from: tuple[int, float] | None = None  # workers and pace before the climb under trial
+        self._tried: float | None = None  # the best pace of that trial so far
+        self._resting: int | None = None  # windows until it looks again; None: it is climbing
+        self._each = 0.0  # the most that a worker was seen to take
+
+    @property
+    def settled(self) -> bool:
+        """Whether it stays where it is for the time being."""
+        return self._resting is not None
+
+    def observe(self, window: Window) -> int:
+        """The number of workers to go on with, after a window with `workers` of them."""
+        if self._is_too_much(window.memory):
+            return self._shrink()
+        if self._resting is not None:
+            self._resting -= 1
+            if self._resting > 0:
+                return self.workers
+            self._resting = None
+        if self._from is not None and not self._helped(window.pace):
+            return self.workers
+        return self._grow(window)
+
+    def _is_too_much(self, memory: int) -> bool:
+        if memory and self._base:
+            self._each = max(self._each, (memory - self._base) / self.workers)
+        return self._budget is not None and memory > self._budget
+
+    def _shrink(self) -> int:
+        self._most = max(1, self.workers - 1)
+        fewer = self._from[0] if self._from else self.workers // 2
+        return self._settle(max(1, min(fewer, self._most)))
+
+    def _helped(self, pace: float) -> bool:
+        """Whether the climb under trial is to be kept; steps back where it is clear that not."""
+        assert self._from is not None
+        workers, before = self._from
+        if pace <= before * (1 - GAIN):
+            return True
+        if self._tried is None:  # a window may be slow for reasons of its own
+            self._tried = pace
+        else:
+            self._settle(workers)
+        return False
+
+    def _grow(self, window: Window) -> int:
+        self._from = self._tried = None
+        wanted = min(2 * self.workers, self._most)
+        if self._budget is not None and self._each > 0:
+            room = int((self._budget - window.memory) / self._each)
+            wanted = min(wanted, self.workers + max(room, 0))
+        if window.waited <= IDLE * window.elapsed or wanted <= self.workers:
+            return self._settle(self.workers)
+        self._from = self.workers, window.pace
+        self.workers = wanted
+        return wanted
+
+    def _settle(self, workers: int) -> int:
+        self.workers = workers
+        self._from = self._tried = None
+        self._resting, self._patience = self._patience, 2 * self._patience
+        return workers
+
+
+class Autotune:
+    """Cuts a loader's statistics into windows and asks the climb after each.
+
+    Args:
+        memory: gives the bytes that the process and its workers take now.
+    """
+
+    def __init__(self, start: int, bounds: Auto, memory: Callable[[], int]) -> None:
+        self._memory = memory
+        self._climb = Climb(start, bounds, memory())
+        self._looked = time.monotonic()
+        self._seen = 0, 0.0, 0.0
+        self._skip = 0
+        self._begin(self.workers)
+
+    @property
+    def workers(self) -> int:
+        """How many the loader should have now."""
+        return self._climb.workers
+
+    def begin_epoch(self) -> None:
+        """The loader's statistics begin anew; the window goes on."""
+        self._skip, self._seen = max(self._skip, 1), (0, 0.0, 0.0)
+
+    def _begin(self, skip: int) -> None:
+        """Begin a window after `skip` batches."""
+        self._skip = skip
+        self._sums = [0, 0.0, 0.0]
+
+    def delivered(self, batches: int, waited: float, elapsed: float) -> bool:
+        """Whether the number of workers changes before the next batch.
+
+        Args:
+            batches: delivered since the epoch began.
+            waited, elapsed: seconds since then.
+        """
+        before, self._seen = self._seen, (batches, waited, elapsed)
+        if self._skip > 0:
+            self._skip -= 1
+            return False
+        for place in range(3):
+            self._sums[place] += self._seen[place] - before[place]
+        if self._sums[0] < max(6, 2 * self.workers):
+            return False
+        workers, (count, waiting, seconds) = self.workers, self._sums
+        changes = self._climb.observe(Window(int(count), waiting, seconds, self._look())) != workers
+        # The first batches of new workers come late and all at once.
+        self._begin(self.workers if changes else 1)
+        return changes
+
+    def _look(self) -> int:
+        """Bytes taken now; 0 while the search rests and the last look is not long ago."""
+        now = time.monotonic()
+        if self._climb.settled and now - self._looked < LOOK_EVERY:
+            return 0
+        self._looked = now
+        return self._memory()

@@ -1,0 +1,150 @@
+"""What is said of a worker that died or hangs: how, where it stood, and what it held."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import board
+from pipeline.bad_samples import path_of
+from pipeline.board import Sight
+from pipeline.plan import Request
+
+MOST_LISTED = 32  # samples of a batch that are listed
+_STACK_BYTES = 64 << 10
+_STACK_SECONDS = 1.0
+_OWN_THREAD = re.compile(r"worker_side\.py.* in _\w+$", re.MULTILINE)
+_START_OF_WORK = re.compile(r"\n[^\n]*torch/utils/data/_utils/(?:fetch|worker)\.py")
+
+
+@dataclass
+class Death:
+    """The end of a worker.
+
+    Attributes:
+        who: which worker, with its pid where it has one.
+        how: what happened to it, as the end of a sentence about it.
+        sight: where it stood last.
+        held: what it was asked for and had not handed over, the first of which it worked on.
+        stack: of its threads; "" if there is none.
+        hint: what else is known.
+    """
+
+    who: str
+    how: str
+    sight: Sight
+    held: Sequence[Any]
+    stack: str
+    hint: str = ""
+
+    def report(self, dataset: Any) -> str:
+        """Some lines, without an end of line."""
+        lines = [f"{self.who} {self.how}"]
+        lines.append(f"    it was {self._place(dataset)}")
+        lines += [f"    it held {_described(request, dataset)}" for request in self.held]
+        if self.hint:
+            lines.append(f"    {self.hint}")
+        if self.stack:
+            lines += ["    its stack:", *(f"      {line}" for line in self.stack.splitlines())]
+        return "\n".join(lines)
+
+    def _place(self, dataset: Any) -> str:
+        if self.sight.stage == board.STARTING:
+            return "starting"
+        if not self.sight.works:
+            return "idle" if not self.held else "between two batches"
+        stage = board.STAGES[self.sight.stage]
+        address = self.sight[:2]
+        now = next((one for one in self.held if one.address == address), None)
+        where = f"at stage '{stage}' of epoch {address[0]}, step {address[1]}"
+        if not isinstance(now, Request) or not 0 <= self.sight.place < len(now):
+            return where
+        row = int(now.indices[self.sight.place])
+        path = path_of(dataset, row)
+        sample = f"sample {row}{f' ({path})' if path else ''}"
+        return f"{where}, {sample}, {self.sight.place + 1} of {len(now)}"
+
+
+def _described(request: Any, dataset: Any) -> str:
+    """An address and its samples, with their paths as far as the dataset knows them."""
+    where = f"epoch {request.epoch}, step {request.step}"
+    if not isinstance(request, Request):
+        return f"{where} of a stream"
+    rows = request.indices.tolist()
+    paths = [path_of(dataset, row) for row in rows[:MOST_LISTED]]
+    named = [f"{row} {path}".rstrip() for row, path in zip(rows, paths, strict=False)]
+    more = f" and {len(rows) - MOST_LISTED} more" if len(rows) > MOST_LISTED else ""
+    return f"{where}: samples {', '.join(named)}{more}"
+
+
+def by_exit_code(code: int) -> str:
+    """What an exit code of multiprocessing says."""
+    if code >= 0:
+        return f"exited unexpectedly with code {code}"
+    try:
+        name = f" ({signal.Signals(-code).name})"
+    except ValueError:
+        name = ""
+    return f"was killed by signal {-code}{name}"
+
+
+def hint_for(code: int) -> str:
+    """What a person may want to know about an exit code."""
+    if code == -signal.SIGKILL:
+        return ("SIGKILL leaves no stack behind; the system also sends it when memory runs out "
+                "(dmesg tells)")  # fmt: skip
+    if code == -signal.SIGBUS:
+        return "SIGBUS also comes when shared memory or a mapped file runs out of space"
+    return ""
+
+
+def state_of(pid: int) -> str:
+    """The state of a process as in /proc ("R", "S", "D", "T" ...); "" where that is not known."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def hint_for_state(state: str) -> str:
+    """What the state of a process that hangs tells."""
+    if state in ("T", "t"):
+        return "it had been stopped (SIGSTOP, or a debugger); the stack is that of going on"
+    if state == "D":
+        return "it waits inside the kernel, often for a disk or a network file system"
+    return ""
+
+
+def stack_of(descriptor: int) -> str:
+    """What a worker has written of its stack: what it did, without how it came to be started."""
+    text = os.pread(descriptor, _STACK_BYTES, 0).decode(errors="replace").strip()
+    threads = [thread for thread in text.split("\n\n") if not _OWN_THREAD.search(thread)]
+    return "\n".join(_START_OF_WORK.split(thread)[0] for thread in threads)
+
+
+def ask_for_stack(pid: int, number: int, descriptor: int, stopped: bool) -> str:
+    """Have a process that hangs write its stack; "" if it does not within a second."""
+    with suppress(ProcessLookupError):  # it may have ended just now
+        os.kill(pid, number)
+        if stopped:
+            os.kill(pid, signal.SIGCONT)
+    ends = time.monotonic() + _STACK_SECONDS
+    size, grew = 0, False
+    while time.monotonic() < ends and (grew or not size):
+        time.sleep(0.05)
+        now = os.fstat(descriptor).st_size
+        size, grew = now, now > size
+    return stack_of(descriptor)
+
+
+def remove_shared_files(pid: int) -> None:
+    """Remove what a killed process may have left of torch's shared memory."""
+    for path in Path("/dev/shm").glob(f"torch_{pid}_*"):
+        path.unlink(missing_ok=True)

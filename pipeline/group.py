@@ -1,0 +1,160 @@
+"""The processes of a run, talking to each other; the one user of torch.distributed's collectives.
+
+    join        enter the process group of this world, and leave it
+    Group       sum, gather, hand out; alone, all of it costs nothing
+    Agreement   whether any rank wants to stop, found out without waiting
+
+Numbers travel on the group of the device (NCCL or gloo). Objects, and what is agreed upon, travel
+on a gloo group of their own, so that they never wait for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from pipeline.errors import ConfigError, Problem
+from pipeline.world import World, is_launched, restarts
+
+
+class Group:
+    """All ranks of a run. Every rank has to make the same calls in the same order.
+
+    Args:
+        world: this process among them.
+        control: group for objects and agreements; None alone.
+    """
+
+    def __init__(
+        self, world: World | None = None, control: dist.ProcessGroup | None = None
+    ) -> None:
+        self.world = world or World()
+        self._control = control
+
+    @property
+    def alone(self) -> bool:
+        return self._control is None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the one that writes."""
+        return self.world.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all ranks, in the place of `values` (any shape, on the world's device)."""
+        if not self.alone:
+            dist.all_reduce(values)
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank gave, in the order of the ranks, on all of them; CPU objects."""
+        if self.alone:
+            return [value]
+        found: list[Any] = [None] * self.world.size
+        dist.all_gather_object(found, value, group=self._control)
+        return found
+
+    def from_first(self, value: Any) -> Any:
+        """What rank 0 gave, on all ranks."""
+        if self.alone:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._control)
+        return box[0]
+
+    def copy_from_first(self, tensor: Tensor) -> None:
+        """Overwrite `tensor` (on the world's device) with rank 0's."""
+        if not self.alone:
+            dist.broadcast(tensor, src=0)
+
+    def meet(self) -> None:
+        """Wait until all ranks are here."""
+        if not self.alone:
+            dist.barrier(group=self._control)
+
+    def agreement(self) -> Agreement:
+        """A question of its own, to be asked at every step."""
+        return Agreement(self._control)
+
+
+class Agreement:
+    """What any rank wants, known to all at the same call.
+
+    The answer to a call is what was said at the call before: its reduction has run meanwhile, so
+    nobody waits for the slowest rank. Alone there is nothing to agree on, and the answer comes at
+    once.
+    """
+
+    def __init__(self, control: dist.ProcessGroup | None) -> None:
+        self._control = control
+        self._work: Any = None
+        self._said = torch.zeros(0, dtype=torch.int32)
+
+    def ask(self, *wishes: bool) -> tuple[bool, ...]:
+        """Say what this rank wants, and hear what anybody has wanted up to one call ago."""
+        if self._control is None:
+            return wishes
+        self.close()
+        answer = tuple(bool(value) for value in self._said.tolist()) or (False,) * len(wishes)
+        self._said = torch.tensor(wishes, dtype=torch.int32)
+        self._work = dist.all_reduce(
+            self._said, op=dist.ReduceOp.MAX, group=self._control, async_op=True
+        )
+        return answer
+
+    def close(self) -> None:
+        """Let the last reduction end, so that the group can be left."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+
+@contextmanager
+def join(
+    world: World, backend: str | None = None, timeout: float = 1800.0, together: bool = False
+) -> Iterator[Group]:
+    """The group of `world`, for the time of the context.
+
+    Args:
+        world: as the launcher describes it.
+        backend: "nccl", "gloo" ...; None takes what suits the device.
+        timeout: seconds after which a rank that does not come is given up.
+        together: make a group under a launcher also of one rank.
+
+    Raises:
+        ConfigError: no group can be made of what the launcher says.
+    """
+    if world.size == 1 and not (together and is_launched()):
+        yield Group(world)
+        return
+    limit = timedelta(seconds=timeout)
+    cuda = world.device.startswith("cuda")
+    if cuda:
+        torch.cuda.set_device(world.device)
+    try:
+        # A launcher that starts all ranks again keeps its store, and with it the addresses of
+        # those that are gone; each start has names of its own in it.
+        store, rank, size = next(rendezvous("env://", world.rank, world.size, timeout=limit))
+        store = PrefixStore(f"start-{restarts()}", store)
+        dist.init_process_group(
+            backend or ("nccl" if cuda else "gloo"), store=store, rank=rank, world_size=size,
+            timeout=limit,
+        )  # fmt: skip
+    except (ValueError, RuntimeError, dist.DistError) as error:
+        raise ConfigError(
+            Problem("distributed", f"rank {world.rank} of {world.size} cannot join the others: "
+                    f"{error}. Start with python run.py, or with torchrun on every machine")
+        ) from error  # fmt: skip
+    try:
+        control: Any = dist.new_group(backend="gloo", timeout=limit)
+        yield Group(world, control)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,77 @@
+"""How much memory a process and all below it take, and how much there is to have.
+
+What processes share (torch's libraries, pages that a fork has not written to) counts once: each
+has its proportional part of it (PSS), as Linux counts in `smaps_rollup`. Elsewhere nothing is
+known, and 0 is said.
+
+Cost: 1 to 50 ms, growing with the memory of the processes; that is for once in a while.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_PROC = Path("/proc")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def tree_pss(root: int | None = None) -> int:
+    """Bytes that process `root` (this one when None) and its descendants take together."""
+    return sum(_pss(process) for process in _tree(os.getpid() if root is None else root))
+
+
+def available() -> int:
+    """Bytes that could be taken before this machine or container is full; 0: nobody knows."""
+    free = _field(_PROC / "meminfo", "MemAvailable")
+    return min(free, _left_in_cgroup(free))
+
+
+def _left_in_cgroup(free: int) -> int:
+    try:
+        most = int((_CGROUP / "memory.max").read_text())
+        taken = int((_CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return free
+    # Cached files count as taken, but give way.
+    return max(most - taken + _field(_CGROUP / "memory.stat", "inactive_file", 1), 0)
+
+
+def _tree(root: int) -> Iterator[int]:
+    children: dict[int, list[int]] = {}
+    for process, parent in _parents():
+        children.setdefault(parent, []).append(process)
+    waiting = [root]
+    while waiting:
+        process = waiting.pop()
+        yield process
+        waiting += children.get(process, [])
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """Every process and its parent."""
+    for folder in _PROC.iterdir() if _PROC.is_dir() else ():
+        if folder.name.isdigit():
+            try:
+                text = (folder / "stat").read_text()
+            except OSError:  # it has just ended
+                continue
+            # A command's name is in brackets and may hold anything, blanks and brackets too.
+            yield int(folder.name), int(text.rpartition(")")[2].split()[1])
+
+
+def _pss(process: int) -> int:
+    return _field(_PROC / str(process) / "smaps_rollup", "Pss")
+
+
+def _field(path: Path, name: str, unit: int = 1024) -> int:
+    """The number after `name` in a file of the kernel's, in bytes; 0 where there is none."""
+    try:
+        for line in path.read_text().splitlines():
+            words = line.replace(":", " ").split()
+            if words[0] == name:
+                return int(words[1]) * unit
+    except (OSError, IndexError, ValueError):
+        pass
+    return 0

@@ -1,0 +1,163 @@
+#include "resample.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+enum { ONE = 65536, PAIR = 2, STRIP = 32 };
+
+static double triangle(double distance) { return distance < 1 ? 1 - distance : 0; }
+
+/* The weights of one result; they add up to 65535, which stands for one. */
+static void weigh(double centre, double radius, int first, int used, uint16_t *weights,
+                  double *exact)
+{
+    double total = 0;
+    int left = ONE - 1, largest = 0;
+
+    for (int tap = 0; tap < used; tap++)
+        total += exact[tap] = triangle(fabs(first + tap + 0.5 - centre) / radius);
+    for (int tap = 0; tap < used; tap++) {
+        int weight = total > 0 ? (int)(exact[tap] / total * (ONE - 1)) : 0;
+        weights[tap] = (uint16_t)weight;
+        left -= weight;
+        largest = exact[tap] > exact[largest] ? tap : largest;
+    }
+    weights[largest] = (uint16_t)(weights[largest] + left);
+}
+
+static int has_room(Filter *filter, size_t count, size_t weights, int spread)
+{
+    filter->first = malloc(sizeof *filter->first * count);
+    filter->used = malloc(sizeof *filter->used * count);
+    filter->weights = calloc(weights, sizeof *filter->weights);
+    filter->spread = spread ? malloc(sizeof *filter->spread * weights * LANES) : NULL;
+    return filter->first && filter->used && filter->weights && (filter->spread || !spread);
+}
+
+int make_filter(Filter *filter, double start, double end, int low, int high, int count, int spread)
+{
+    double scale = (end - start) / count, radius = scale > 1 ? scale : 1;
+    int most = (int)ceil(2 * radius) + 1;
+    size_t weights;
+    double *exact = malloc(sizeof *exact * (size_t)most);
+
+    filter->taps = (most + PAIR - 1) / PAIR * PAIR;
+    weights = (size_t)count * (size_t)filter->taps;
+    if (!exact || !has_room(filter, (size_t)count, weights, spread)) {
+        free(exact);
+        return -1;
+    }
+    for (int i = 0; i < count; i++) {
+        double centre = start + (i + 0.5) * scale;
+        int first = (int)floor(centre - radius + 0.5), last = (int)floor(centre + radius + 0.5);
+        first = first < low ? low : first > high - 1 ? high - 1 : first;
+        last = last > high ? high : last <= first ? first + 1 : last;
+        filter->first[i] = first;
+        filter->used[i] = last - first < most ? last - first : most;
+        weigh(centre, radius, first, filter->used[i],
+              filter->weights + (size_t)i * (size_t)filter->taps, exact);
+    }
+    for (size_t i = 0; spread && i < weights * LANES; i++)
+        filter->spread[i] = filter->weights[i / LANES];
+    free(exact);
+    return 0;
+}
+
+void free_filter(Filter *filter)
+{
+    free(filter->first);
+    free(filter->used);
+    free(filter->weights);
+    free(filter->spread);
+    memset(filter, 0, sizeof *filter);
+}
+
+/* Each product loses what is below its unit: on average half of one, which is put in beforehand. */
+static inline int lost(int taps) { return taps / 2; }
+
+#if defined(__SSE2__)
+
+void add_rows(const uint8_t *const *rows, const uint16_t *weights, int taps, int count,
+              uint16_t *sum)
+{
+    const __m128i nought = _mm_setzero_si128(), start = _mm_set1_epi16((short)lost(taps));
+
+    for (ptrdiff_t at = 0; at < count; at += STRIP) {
+        __m128i a = start, b = start, c = start, d = start;
+        for (int tap = 0; tap < taps; tap++) {
+            const __m128i weight = _mm_set1_epi16((short)weights[tap]);
+            const __m128i low = _mm_loadu_si128((const __m128i *)(rows[tap] + at));
+            const __m128i high = _mm_loadu_si128((const __m128i *)(rows[tap] + at + STRIP / 2));
+            a = _mm_add_epi16(a, _mm_mulhi_epu16(_mm_unpacklo_epi8(nought, low), weight));
+            b = _mm_add_epi16(b, _mm_mulhi_epu16(_mm_unpackhi_epi8(nought, low), weight));
+            c = _mm_add_epi16(c, _mm_mulhi_epu16(_mm_unpacklo_epi8(nought, high), weight));
+            d = _mm_add_epi16(d, _mm_mulhi_epu16(_mm_unpackhi_epi8(nought, high), weight));
+        }
+        _mm_storeu_si128((__m128i *)(sum + at), a);
+        _mm_storeu_si128((__m128i *)(sum + at + 8), b);
+        _mm_storeu_si128((__m128i *)(sum + at + 16), c);
+        _mm_storeu_si128((__m128i *)(sum + at + 24), d);
+    }
+}
+
+void resample_row(const uint16_t *row, int low, const Filter *filter, int count, uint8_t *pixels)
+{
+    for (ptrdiff_t x = 0; x < count; x++) {
+        const uint16_t *from = row + (size_t)(filter->first[x] - low) * LANES;
+        const uint16_t *weights = filter->spread + (size_t)x * (size_t)filter->taps * LANES;
+        __m128i sum = _mm_setzero_si128(), rounding = _mm_set1_epi16((short)(128 + lost(filter->used[x])));
+        int32_t pixel;
+        for (ptrdiff_t tap = 0; tap < filter->used[x]; tap += PAIR) {
+            const __m128i two = _mm_loadu_si128((const __m128i *)(from + tap * LANES));
+            const __m128i by = _mm_loadu_si128((const __m128i *)(weights + tap * LANES));
+            sum = _mm_add_epi16(sum, _mm_mulhi_epu16(two, by));
+        }
+        sum = _mm_adds_epu16(_mm_add_epi16(sum, _mm_srli_si128(sum, 8)), rounding);
+        sum = _mm_srli_epi16(sum, 8);
+        pixel = _mm_cvtsi128_si32(_mm_packus_epi16(sum, sum));
+        memcpy(pixels + (size_t)x * LANES, &pixel, sizeof pixel);
+    }
+}
+
+#else
+
+static inline uint16_t part(uint16_t value, uint16_t weight)
+{
+    return (uint16_t)(((uint32_t)value * weight) >> 16);
+}
+
+void add_rows(const uint8_t *const *rows, const uint16_t *weights, int taps, int count,
+              uint16_t *sum)
+{
+    for (ptrdiff_t at = 0; at < count; at += STRIP) {
+        uint16_t strip[STRIP];
+        for (int i = 0; i < STRIP; i++)
+            strip[i] = (uint16_t)lost(taps);
+        for (int tap = 0; tap < taps; tap++)
+            for (int i = 0; i < STRIP; i++)
+                strip[i] = (uint16_t)(strip[i] + part((uint16_t)(rows[tap][at + i] << 8), weights[tap]));
+        memcpy(sum + at, strip, sizeof strip);
+    }
+}
+
+void resample_row(const uint16_t *row, int low, const Filter *filter, int count, uint8_t *pixels)
+{
+    for (ptrdiff_t x = 0; x < count; x++) {
+        const uint16_t *from = row + (size_t)(filter->first[x] - low) * LANES;
+        const uint16_t *weights = filter->spread + (size_t)x * (size_t)filter->taps * LANES;
+        uint32_t sum[LANES] = {0};
+        for (int i = 0; i < filter->used[x] * LANES; i++)
+            sum[i % LANES] += part(from[i], weights[i]);
+        for (int i = 0; i < LANES; i++) {
+            uint32_t value = sum[i] + 128 + (uint32_t)lost(filter->used[x]);
+            pixels[x * LANES + i] = (uint8_t)(value > 65535 ? 255 : value >> 8);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,39 @@
+/* Antialiased resampling of rows of pixels, four bytes a pixel.
+ *
+ * A triangle as wide as two pixels of the result, or of the source where that is the coarser one:
+ * what Pillow calls BILINEAR and torch `interpolate(mode="bilinear", antialias=True)`. All
+ * arithmetic is in integers of 16 bits, so that every machine gives the same pixels.
+ */
+
+#ifndef PENSTOCK_RESAMPLE_H
+#define PENSTOCK_RESAMPLE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    LANES = 4,    /* elements of a pixel: red, green, blue and one that is not used */
+    PADDING = 128 /* elements behind a row that are read or written, and mean nothing */
+};
+
+typedef struct {
+    int taps;          /* places for weights of each result, an even number */
+    int *first;        /* [count] the first source pixel of each result */
+    int *used;         /* [count] how many of its taps are not nought */
+    uint16_t *weights; /* [count][taps], in 1/65536 */
+    uint16_t *spread;  /* [count][taps][LANES], the same; NULL unless asked for */
+} Filter;
+
+/* Weights for `count` results over source [start, end), of which pixels low .. high-1 exist.
+ * Returns 0, or -1 without memory. */
+int make_filter(Filter *filter, double start, double end, int low, int high, int count, int spread);
+void free_filter(Filter *filter);
+
+/* sum[i] = sum of rows[k][i] * weights[k], in 1/256, for i below `count` and up to PADDING more. */
+void add_rows(const uint8_t *const *rows, const uint16_t *weights, int taps, int count,
+              uint16_t *sum);
+
+/* `count` pixels from a row in 1/256, whose first pixel has the number `low`. The filter is spread. */
+void resample_row(const uint16_t *row, int low, const Filter *filter, int count, uint8_t *pixels);
+
+#endif

@@ -1,0 +1,159 @@
+"""Going on with a run: which one is meant, and whether it is the same one.
+
+    with_overrides_of_run  `resume=<folder>` stands for the command line that started that run
+    source                 the folder or file that is meant, and where the run goes on writing
+    fingerprint            everything that weights depend on, by key
+    differences            what keeps a checkpoint from being gone on with
+
+Who loads the data, on which machine, in how many processes, is no part of a fingerprint.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import Config
+from pipeline.errors import ConfigError, Problem
+
+_OF_THE_RUN = ("seed", "sampler", "collate", "model", "objective", "optimizer", "scheduler")
+_OF_THE_TRAINER = ("accumulate", "clip_norm", "precision", "monitor", "mode", "patience")
+_NOT_KEPT = ("resume", "resume_despite", "run_dir", "task", "hydra")
+_TIMED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # a folder no command meets twice
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to go on with.
+
+    Attributes:
+        folder: the run's; it is written on in it. None starts another run's folder.
+        checkpoint: the file (or sharded checkpoint) to read; None takes the newest of the folder.
+        required: whether it is an error if nothing is there.
+    """
+
+    folder: Path | None
+    checkpoint: Path | None = None
+    required: bool = True
+
+
+def source(config: Config) -> Source | None:
+    """What `resume` means; None if it is null.
+
+    Raises:
+        ConfigError: nothing is there, or never can be.
+    """
+    if config.resume is None:
+        return None
+    if config.resume == "auto":
+        if _TIMED.search(config.run_dir):
+            raise ConfigError(
+                Problem("resume", f"auto goes on with what lies in run_dir, but {config.run_dir} "
+                        "is named by the time of the start and new each time; set run_dir=outputs/"
+                        "<name> (hydra.sweep.dir=... for a sweep)")
+            )  # fmt: skip
+        return Source(Path(config.run_dir), required=False)
+    path = Path(config.resume)
+    if not path.exists():
+        raise ConfigError(Problem("resume", f"{path} does not exist; give the folder of a run, one "
+                                  "of its checkpoints, or auto"))  # fmt: skip
+    if (path / "manifest.json").exists():
+        return Source(path)
+    if path.is_file() or run_of(path) is not None:
+        return Source(None, path)
+    raise ConfigError(Problem("resume", f"{path} is no folder of a run (it has no manifest.json) "
+                              "and no checkpoint"))  # fmt: skip
+
+
+def run_of(path: Path) -> Path | None:
+    """The folder of the run that a run's folder or checkpoint belongs to."""
+    for folder in (path, path.parent.parent):
+        if (folder / "manifest.json").exists():
+            return folder
+    return None
+
+
+def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
+    """A command line's overrides, preceded by those of the run that it resumes.
+
+    What is given now wins. A group chosen now (`distributed=none`) takes the place of what the run
+    changed inside of the one it had. Whatever is wrong with the path shows later, where it is
+    looked for.
+    """
+    given = [word for word in overrides if word.startswith("resume=")]
+    value = given[-1].partition("=")[2].strip("'\"") if given else "null"
+    folder = run_of(Path(value)) if value not in ("null", "auto", "") else None
+    if folder is None:
+        return list(overrides)
+    now = {_key(word) for word in overrides}
+    kept = [word for word in _saved(folder) if not {_key(word), _group(word)} & now]
+    return kept + list(overrides)
+
+
+def _saved(folder: Path) -> Iterator[str]:
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        words = manifest["overrides"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    for word in words if isinstance(words, list) else ():
+        if isinstance(word, str) and _group(word) not in _NOT_KEPT:
+            yield word
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~").partition("@")[0]
+
+
+def _group(override: str) -> str:
+    return _key(override).partition(".")[0]
+
+
+def fingerprint(config: Config, data: Mapping[str, str], moves: int) -> dict[str, str]:
+    """Everything that the weights of a fit depend on, by key.
+
+    Args:
+        data: the training loader's fingerprint; what it says of the dataset stands for its
+            arguments, so that a folder may lie somewhere else.
+        moves: of the scheduler in the whole run; 0 without one.
+    """
+    whole = config.plain()
+    parts: dict[str, Any] = {name: whole[name] for name in _OF_THE_RUN}
+    parts |= {"batch.size": config.batch.size, "batch.tail": config.batch.tail}
+    parts |= {f"trainer.{name}": whole["trainer"][name] for name in _OF_THE_TRAINER}
+    parts |= {f"transform.{name}": steps for name, steps in whole["transform"].items()
+              if name.startswith("train")}  # fmt: skip
+    parts |= {name: value for name, value in data.items() if name not in parts}
+    if config.scheduler is not None:
+        parts["scheduler.steps"] = moves
+    return {key: str(value) for key, value in _flat(parts, "")}
+
+
+def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            yield from _flat(item, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value
+
+
+def differences(
+    saved: Mapping[str, str], own: Mapping[str, str], despite: Sequence[str]
+) -> list[Problem]:
+    """Why a checkpoint with the fingerprint `saved` is not this run's.
+
+    Args:
+        despite: keys that may differ, each with what lies below it.
+    """
+    return [
+        Problem(key, f"is {own.get(key, 'not set')} here and was {saved.get(key, 'not set')} in "
+                "the run that is resumed, so it would not be the same run; give the old value, or "
+                f"go on regardless with 'resume_despite=[{key}]'")
+        for key in sorted(saved.keys() | own.keys())
+        if saved.get(key) != own.get(key)
+        and not any(key == name or key.startswith(name + ".") for name in despite)
+    ]  # fmt: skip

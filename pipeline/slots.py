@@ -1,0 +1,135 @@
+"""Samples that are written where their batch will be, so that stacking them copies nothing.
+
+    with slots.batch(64):                           fetch: so many samples of one batch follow
+        slot = slots.take((3, 224, 224), np.float32)
+        ...                                         a transform writes its sample into each
+        slots.together(rows)                        collate: [64, 3, 224, 224] if they lie in order
+
+A slot's tensor is like any other; whatever does not fit is a tensor of its own, and is stacked as
+usual. All of it is per thread. In a worker process the batch lies in shared memory, as torch's own
+collate has it; elsewhere its memory is used again when the last tensor that shares it has gone.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import get_worker_info
+
+Shape = tuple[int, ...]
+_MOST_IDLE = 2  # pieces of memory of one size that wait to be used again
+_MOST_SIZES = 4
+
+
+class Slot(NamedTuple):
+    """Room for one sample, uninitialised: the same memory as an array and as a tensor."""
+
+    array: npt.NDArray[Any]
+    tensor: torch.Tensor
+
+
+class _Block(threading.local):
+    """What the batch at hand of this thread is written to."""
+
+    rows: int = 0
+    taken: int = 0
+    tensor: torch.Tensor | None = None
+    slots: list[Slot]
+
+
+_current = _Block()
+_idle: dict[int, list[npt.NDArray[np.uint8]]] = {}
+
+
+@contextmanager
+def batch(rows: int) -> Iterator[None]:
+    """Samples of one batch of `rows` follow in this thread."""
+    _current.rows, _current.taken, _current.tensor = rows, 0, None
+    try:
+        yield
+    finally:
+        _current.rows, _current.tensor, _current.slots = 0, None, []
+
+
+def take(shape: Shape, dtype: type[np.generic]) -> Slot:
+    """The next row of the batch at hand, where there is one and it has this shape and type."""
+    if _current.rows > 1 and _current.tensor is None:
+        array, _current.tensor = _new((_current.rows, *shape), np.dtype(dtype))
+        _current.slots = list(map(Slot, array, _current.tensor.unbind(0)))
+    place = _current.taken
+    if place < _current.rows and _current.tensor is not None:
+        slot = _current.slots[place]
+        if slot.array.shape == shape and slot.array.dtype == dtype:
+            _current.taken = place + 1
+            return slot
+    array = np.empty(shape, dtype)
+    return Slot(array, torch.from_numpy(array))
+
+
+def together(values: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The rows as one tensor without a copy, if they are consecutive rows of the batch at hand."""
+    block, first = _current.tensor, values[0]
+    if block is None or first.shape != block.shape[1:] or first.dtype != block.dtype:
+        return None
+    step = first.numel() * first.element_size()
+    start, begin = first.data_ptr(), block.data_ptr()
+    if not step or start < begin or start + step * len(values) > begin + step * len(block):
+        return None
+    for row, value in enumerate(values):
+        if value.data_ptr() != start + row * step or not value.is_contiguous():
+            return None
+    row, rest = divmod(start - begin, step)
+    return None if rest else block[row : row + len(values)]
+
+
+def _new(shape: Shape, dtype: np.dtype[Any]) -> Slot:
+    size = math.prod(shape) * dtype.itemsize
+    if get_worker_info() is None:
+        array = _recycled(size).view(dtype).reshape(shape)
+        return Slot(array, torch.from_numpy(array))
+    kind = torch.from_numpy(np.empty(0, dtype))
+    shared = torch.UntypedStorage._new_shared(size, device="cpu")
+    tensor = kind.new_empty(0).set_(shared, 0, shape)  # type: ignore[call-overload]
+    return Slot(tensor.numpy(), tensor)
+
+
+def _recycled(size: int) -> npt.NDArray[np.uint8]:
+    """`size` bytes, of a batch that nobody holds any more if there is one of that size.
+
+    Memory fresh from the system costs a page fault for every 4 KiB: 0.2 ms a picture of 224 x 224
+    in float32, where decoding it takes 1.
+    """
+    try:
+        memory = _idle[size].pop()
+    except (KeyError, IndexError):
+        memory = np.empty(size, np.uint8)
+    held = _Held(memory)
+    weakref.finalize(held, _give_back, memory).atexit = False
+    return np.asarray(held)
+
+
+class _Held:
+    """Goes when the last array or tensor that shares its memory goes.
+
+    An array could not stand here: a view of a view refers to the array that owns the memory.
+    """
+
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+        self.__array_interface__ = memory.__array_interface__
+
+
+def _give_back(memory: npt.NDArray[np.uint8]) -> None:
+    """A finalizer may run anywhere, so this takes no lock; each step is atomic."""
+    if memory.nbytes not in _idle and len(_idle) >= _MOST_SIZES:
+        _idle.clear()
+    waiting = _idle.setdefault(memory.nbytes, [])
+    if len(waiting) < _MOST_IDLE:
+        waiting.append(memory)

@@ -1,0 +1,147 @@
+"""Real training steps to measure loaders with; shared by `task=profile` and `task=tune`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import torch
+
+from pipeline.backends import LoaderOptions
+from pipeline.build import Parts
+from pipeline.clock import delayed
+from pipeline.config import Config
+from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.fetch import Batch
+from pipeline.group import Group
+from pipeline.isolation import SharedGeneratorError, ThreadRandomness, probe
+from pipeline.learner import Learner
+from pipeline.loader import Loader
+from pipeline.parallel import Parallel, prepare
+from pipeline.plan import Request
+from pipeline.randomness import scope
+from pipeline.streams import End
+from pipeline.tasks.fit import make_options, spare_cores
+from pipeline.timeline import Step
+from pipeline.world import World, resolve_device
+
+WARM_UP = 3  # steps until allocations, compilation and autotuning are behind
+
+
+class Course:
+    """A model that is trained on whatever comes, and a batch that is there already.
+
+    What it learns is thrown away. With `distributed` this is one rank by itself, which gets its
+    share of a global batch in no other way than a run of one rank would: all of it.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.parts = Parts(config, World(device=resolve_device(config.trainer.device)))
+        spare_cores(self.parts.world)
+        objective = self.parts.objective()
+        options = make_options(config, objective)
+        group = Group(self.parts.world)
+        model = prepare(self.parts.model(), Parallel(), group)
+        optimizer = self.parts.optimizer(model)
+        self.learner = Learner(model, objective, optimizer, None, options, group, config.seed)
+        self.learner.model.train()
+        self.options = self.parts.loader("train").options
+        self.cached = self._first()
+        for _ in range(WARM_UP):
+            self.train(self.cached)
+
+    def train(self, batch: Batch) -> None:
+        """A training step, up to its end on the device."""
+        self.learner.learn(batch)
+        if self.learner.batches % self.learner.options.accumulate == 0:
+            self.learner.update()
+        if self.learner.device.type == "cuda":
+            torch.cuda.synchronize(self.learner.device)
+
+    def step_seconds(self, steps: int, most: float = float("inf")) -> float:
+        """Median seconds of a step on the cached batch, of `steps` or as many as fit in `most`."""
+        times: list[float] = []
+        while len(times) < steps and (len(times) < WARM_UP or sum(times) < most):
+            began = time.perf_counter()
+            self.train(self.cached)
+            times.append(time.perf_counter() - began)
+        return sorted(times)[len(times) // 2]
+
+    def _first(self) -> Batch:
+        """The first batch, whole and on the device."""
+        for batch in self.batches(self.loader(LoaderOptions())):
+            return batch
+        raise PenstockError("the training split has no batch")
+
+    def loader(self, options: LoaderOptions | None = None, traced: bool = False) -> Loader:
+        """Batches of the training split; as configured when `options` is None."""
+        loader = self.parts.loader("train")
+        if options is not None:
+            loader.close()
+            loader = Loader(
+                loader.plan, loader.fetch, options, loader.world, loader.fingerprint,
+                loader.budget, loader.batch_transform,
+            )  # fmt: skip
+        loader.fetch.traced = traced
+        return loader
+
+    def batches(self, loader: Loader) -> Generator[Batch]:
+        """Batches of one epoch after the other; closes the loader."""
+        with loader:
+            for epoch in count():
+                some = False
+                with closing(loader.epoch(epoch)) as batches:
+                    for batch in batches:
+                        some = True
+                        yield batch
+                if not some:
+                    raise ConfigError(Problem("batch", "an epoch of the training split has no "
+                                              "batch; set batch.tail=keep"))  # fmt: skip
+
+    def threads_refused(self) -> str | None:
+        """Why threads cannot load this data; None if they can."""
+        fetch = self.loader(LoaderOptions()).fetch
+        try:
+            request: Any = self.parts.plan("train").request(0, 0)
+            if isinstance(request, Request):
+                request = Request(0, 0, request.positions[:2], request.indices[:2], 2)
+
+            def run(mode: ThreadRandomness) -> None:
+                with mode:
+                    fetch(request, draws=mode)
+
+            with scope():
+                probe(run)
+        except SharedGeneratorError as error:
+            return str(error)
+        return None
+
+
+def steps_of(course: Course, batches: Generator[Batch | End], steps: int) -> list[Step]:
+    """Train on `steps` batches; when each was asked for, came, and had been trained on."""
+    found: list[Step] = []
+    with closing(batches):
+        asked, late = time.perf_counter(), delayed()
+        for batch in batches:
+            assert isinstance(batch, Batch)
+            came, late = time.perf_counter(), delayed() - late
+            course.train(batch)
+            done = time.perf_counter()
+            found.append(
+                Step(*batch.request.address, len(batch.indices), asked, came, done,
+                     dict(batch.timing), batch.trace, late)
+            )  # fmt: skip
+            if len(found) == steps:
+                break
+            asked, late = time.perf_counter(), delayed()
+    return found
+
+
+def fixed(options: LoaderOptions, **changes: Any) -> LoaderOptions:
+    """Options with changes, and nothing that is tuned while the loader runs."""
+    return replace(options, auto=None, **changes)

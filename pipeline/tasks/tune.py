@@ -1,0 +1,202 @@
+"""`task=tune`: the fastest loader for this dataset on this machine, within a time budget.
+
+1. The training step is measured on a batch that is there already; no loader can be faster.
+2. Settings are tried with real training steps (pipeline/search.py), within `tune.seconds` and
+   `loader.max_memory`. What cannot be is not tried: threads where data code draws from generators
+   that threads share, more workers than the memory has room for.
+3. The trials are printed to stdout, and the best is kept for `loader=tuned` in the cache folder, by
+   the dataset's fingerprint and the kind of machine.
+
+With several ranks each has its own loader: cores and memory are divided by those on this machine.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Generator
+from contextlib import closing
+from datetime import datetime
+from typing import Any
+
+from pipeline import loader_options, tuned, world
+from pipeline.backends import LoaderOptions
+from pipeline.config import Config
+from pipeline.errors import ConfigError
+from pipeline.fetch import Batch
+from pipeline.loader import Loader
+from pipeline.memory import tree_pss
+from pipeline.search import Backend, Search, Setting, Slice, Space, Trial
+from pipeline.tasks.fit import command_line
+from pipeline.tasks.measuring import Course, fixed
+from pipeline.tuned import Tuned
+
+_MIB = 2**20
+_STEPS = 40  # that the training step is measured with
+
+
+def run(config: Config) -> None:
+    """Search, print the trials, and keep the best."""
+    # torch warns of more workers than cores; here they are tried out and measured.
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    config = config.model_copy(
+        update={"loader": config.loader.model_copy(update={"num_workers": 0, "backend": "main"})}
+    ) if config.loader.num_workers == "tuned" else config  # fmt: skip
+    course = Course(config)
+    seconds = config.tune.seconds
+    began = time.perf_counter()
+    ceiling = course.step_seconds(_STEPS, 0.05 * seconds)
+    found = search(course, ceiling, began + seconds)
+    took = time.perf_counter() - began
+    best = found.choice()
+    if not best.rate:
+        raise ConfigError(f"no setting of the loader works: {best.refused or 'none was measured'}; "
+                          "give it more tune.seconds")  # fmt: skip
+    print_trials(found, best, ceiling)
+    print(f"took         {took:.1f} of {seconds:g} s")
+    keep(course, best)
+
+
+def search(course: Course, ceiling: float, end: float) -> Search:
+    """Search until `end`, in seconds of `time.perf_counter`."""
+    config = course.config
+    ranks = _ranks(config)
+    most = config.tune.workers or max(2 * world.usable_cpus() // ranks, 16)
+    space = Space(
+        backends(course), most, course.learner.device.type == "cuda",
+        loader_options.budget(config.loader.max_memory, ranks), tree_pss(),
+    )  # fmt: skip
+    left = end - time.perf_counter()
+    meter = Meter(course, end)
+    found = Search(space, meter, left, max(left / 60, min(12 * ceiling, left / 20)))
+    found.run()
+    return found
+
+
+def _ranks(config: Config) -> int:
+    wanted = config.distributed
+    if wanted.strategy == "none":
+        return 1
+    return world.default_processes() if wanted.nproc == "auto" else wanted.nproc
+
+
+def backends(course: Course) -> list[Backend]:
+    """Who may work besides the training loop; says why threads may not."""
+    given = course.config.loader
+    if given.worker_init_fn or given.multiprocessing_context:
+        return ["process"]
+    refusal = course.threads_refused()
+    if refusal is None:
+        return ["thread", "process"]
+    print(f"no threads: {refusal.removeprefix('loader.backend: ')}", file=sys.stderr)
+    return ["process"]
+
+
+class Meter:
+    """Measures settings with real training steps.
+
+    From the arrival of the first batch to that of one some whole rounds of the workers later: the
+    first batches of all workers come at once, and so do those of each round.
+
+    Args:
+        end: when to stop whatever has come, in seconds of `time.perf_counter`.
+    """
+
+    def __init__(self, course: Course, end: float) -> None:
+        self._course = course
+        self._end = end
+
+    def __call__(self, setting: Setting, seconds: float) -> Slice:
+        """A measurement of about so many seconds."""
+        options = options_of(self._course, setting)
+        print(f"trying {describe(setting)}", file=sys.stderr)
+        try:
+            loader = self._course.loader(options)
+            with closing(self._course.batches(loader)) as batches:
+                return self._measured(loader, batches, max(setting.workers, 1), seconds)
+        except ConfigError as error:  # e.g. it cannot be sent to worker processes
+            return Slice(0, 0.0, refused=str(error))
+
+    def _measured(
+        self, loader: Loader, batches: Generator[Batch], workers: int, seconds: float
+    ) -> Slice:
+        arrivals: list[float] = []
+        waited = 0.0
+        asked = time.perf_counter()
+        for batch in batches:
+            now = time.perf_counter()
+            waited += now - asked if arrivals else 0.0
+            arrivals.append(now)
+            count, spent = len(arrivals) - 1, now - arrivals[0]
+            whole = count % workers == 0 and count >= 2 * workers
+            if (whole and spent >= seconds) or spent >= 4 * seconds or now >= self._end:
+                break
+            self._course.train(batch)
+            asked = time.perf_counter()
+        count = len(arrivals) - 1
+        count -= count % workers if count >= workers else 0
+        spent = arrivals[count] - arrivals[0]
+        share = waited / max(arrivals[-1] - arrivals[0], 1e-9)
+        return Slice(count, spent, min(share, 1.0), tree_pss())
+
+
+def options_of(course: Course, setting: Setting) -> LoaderOptions:
+    """The configured options with those of a setting."""
+    given: dict[str, Any] = {
+        "backend": setting.backend, "num_workers": setting.workers, "pin_memory": setting.pin,
+        "prefetch_factor": setting.prefetch or None, "persistent_workers": False,
+    }  # fmt: skip
+    if setting.backend != "process":
+        given |= {"worker_init_fn": None, "multiprocessing_context": None}
+    return fixed(course.options, **given)
+
+
+def describe(setting: Setting) -> str:
+    """A setting in words."""
+    if not setting.workers:
+        return "no workers"
+    kind = {"thread": "thread", "process": "process"}[setting.backend]
+    several = {"thread": "threads", "process": "processes"}[setting.backend]
+    pinned = ", pinned" if setting.pin else ""
+    return (f"{setting.workers} {kind if setting.workers == 1 else several}, {setting.prefetch} "
+            f"ahead each{pinned}")  # fmt: skip
+
+
+def print_trials(found: Search, best: Trial, ceiling: float) -> None:
+    """Print what was tried, the fastest first."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.HORIZONTALS, padding=(0, 1, 0, 0))
+    for name in ("backend", "workers", "prefetch", "pinned", "batches/s", "waiting", "memory MiB",
+                 "measured", ""):  # fmt: skip
+        table.add_column(name, justify="left" if name in ("backend", "") else "right")
+    for trial in found.ranked():
+        setting = trial.setting
+        note = "chosen" if trial is best else trial.refused
+        table.add_row(
+            setting.backend, str(setting.workers), str(setting.prefetch or ""),
+            "yes" if setting.pin else "", f"{trial.rate:,.1f}", f"{trial.waited:.0%}",
+            f"{trial.memory / _MIB:,.0f}", f"{len(trial.slices)} x", note,
+            style="bold" if trial is best else None,
+        )  # fmt: skip
+    wide = None if sys.stdout.isatty() else 160
+    Console(file=sys.stdout, markup=False, width=wide).print(table)
+    print(f"best         {describe(best.setting)}: {best.rate:,.1f} batches/s, "
+          f"{best.rate * ceiling:.0%} of the {1 / ceiling:,.1f} without loading")  # fmt: skip
+
+
+def keep(course: Course, best: Trial) -> None:
+    """Write down the best for `loader=tuned`."""
+    config, setting = course.config, best.setting
+    data = loader_options.data_of(config, course.parts.fingerprint("train"))
+    path = tuned.place(config.cache_dir, data)
+    tuned.save(path, Tuned(
+        setting.backend, setting.workers, setting.prefetch or None, setting.pin,
+        round(best.rate, 2), datetime.now().astimezone().isoformat(timespec="seconds"),
+        loader_options.found_for(config),
+    ))  # fmt: skip
+    print(f"kept in      {path}")
+    print(f"to use it    {command_line('loader=tuned')}")

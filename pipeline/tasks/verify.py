@@ -1,0 +1,336 @@
+"""`task=verify runs=[A,B]`: whether two runs are the same, and if not, from which step on.
+
+1. What they were started with: rows for what differs in configuration, versions, machine and data.
+2. Their ledgers and digests, address by address: where their samples first part, where their
+   losses do and by how much, and where what was made of the samples does.
+3. The weights (and optimizer states) of their last checkpoints, bit by bit.
+
+Everything goes to stdout; nothing is written. Exit code 0 if samples, losses and weights are the
+same, and 1 if not: differences of the first kind only explain. Cost: the ledgers are read line by
+line, three times, and both checkpoints as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from pipeline.checkpoint import find_newest, has_checkpoint
+from pipeline.config import Config
+from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.state_tree import encode
+
+# Who loads the data, on which machine and in how many processes, changes no batch; and what is
+# shown and saved changes nothing.
+HARMLESS = ("loader", "distributed", "run_dir", "cache_dir", "resume", "resume_despite", "sweep",
+            "tracker", "task", "runs", "trainer.checkpoint", "trainer.log_every", "trainer.digest",
+            "trainer.ledger", "trainer.progress", "trainer.pictures",
+            "trainer.baseline")  # fmt: skip
+FACTS = ("status", "fingerprint", "device", "penstock", "git", "python", "packages", "platform",
+         "cpus", "threads", "gpus", "order")  # fmt: skip
+
+Address = tuple[int, int]
+Rows = list[tuple[str, str, str, str]]
+
+
+class RunsDifferError(PenstockError):
+    """The runs are not the same; what differs has been printed."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder and what it says of itself."""
+
+    path: Path
+    config: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Run:
+        """Raises ConfigError if `path` is no run's folder."""
+        try:
+            manifest = json.loads((path / "manifest.json").read_bytes())
+            config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+            return cls(path, dict(config), dict(manifest))
+        except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+            raise ConfigError(Problem("runs", f"{path} is no folder of a run: {error}")) from error
+
+    @property
+    def starts(self) -> int:
+        return len(self.manifest.get("sessions", ())) or 1
+
+    @property
+    def world(self) -> str:
+        """Numbers of ranks that it ran with, one after the other."""
+        sizes = [str(one.get("world", 1)) for one in self.manifest.get("sessions", ())] or ["1"]
+        return sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes)
+
+
+def run(config: Config) -> None:
+    """Compare the two runs of `config.runs`.
+
+    Raises:
+        ConfigError: they are not two folders of runs.
+        RunsDifferError: they are not the same.
+    """
+    if config.runs is None or len(config.runs) != 2:
+        count = "none" if config.runs is None else len(config.runs)
+        raise ConfigError(Problem("runs", f"two folders of runs are needed, and there are {count}: "
+                                  "runs=[outputs/a,outputs/b]"))  # fmt: skip
+    first, second = (Run.read(Path(path)) for path in config.runs)
+    print_started(first, second)
+    parts = [print_ledgers(first, second), print_digests(first, second)]
+    parts.append(print_weights(first, second))
+    known = [same for same in parts if same is not None]
+    if not known:
+        raise PenstockError("there is nothing to compare: neither both ledgers nor both "
+                            "checkpoints are there; train with trainer.ledger=true")  # fmt: skip
+    if not all(known):
+        raise RunsDifferError("the two runs are not the same")
+    print("the same")
+
+
+def print_started(first: Run, second: Run) -> None:
+    """Print what the runs were started with, as far as it differs."""
+    rows: Rows = [("run", str(first.path), str(second.path), "")]
+    rows += _differing(
+        {"starts": first.starts, "ranks": first.world, **_facts(first)},
+        {"starts": second.starts, "ranks": second.world, **_facts(second)},
+        lambda _: "",
+    )
+    rows += _differing(
+        _settings(first), _settings(second),
+        lambda key: "" if _is_harmless(key) else "matters",
+    )  # fmt: skip
+    _print_table(rows)
+
+
+def print_ledgers(first: Run, second: Run) -> bool | None:
+    """Print where the runs' samples and losses part; whether nowhere, or None if unknown."""
+    name = "ledger.jsonl"
+    missing = [str(run.path) for run in (first, second) if not (run.path / name).exists()]
+    if missing:
+        _say("ledger", f"{' and '.join(missing)} has none; train with trainer.ledger=true")
+        return None
+    samples = _print_lines(first, second, "samples", name, _samples)
+    losses = _print_lines(first, second, "losses", name, _losses, _relative)
+    return _print_alone(first, second, name) and samples and losses
+
+
+def print_digests(first: Run, second: Run) -> bool | None:
+    """The same for the hashes of all that was in the batches, if both runs wrote them."""
+    name = "digests.jsonl"
+    if any(not (run.path / name).exists() for run in (first, second)):
+        return None
+    return _print_lines(first, second, "digests", name, _digests)
+
+
+def _print_lines(
+    first: Run, second: Run, what: str, name: str, difference: Callable[[Any, Any], str | None],
+    amount: Callable[[Any, Any], float] | None = None,
+) -> bool:  # fmt: skip
+    """Compare what both files have, by address; print the first difference, and how many."""
+    both = differing = 0
+    parted, most = "", 0.0
+    for (epoch, step), a, b in _pairs(_lines(first.path / name), _lines(second.path / name)):
+        if a is None or b is None:
+            continue
+        both += 1
+        how = difference(a, b)
+        if how is not None:
+            differing += 1
+            parted = parted or f"part at epoch {epoch}, step {step}: {how}"
+            most = max(most, amount(a, b)) if amount else most
+    if not differing:
+        _say(what, f"the same at {both} steps")
+        return True
+    by = f", by up to {most:.2g} of the value" if amount else ""
+    _say(what, f"{parted}; {differing} of {both} steps differ{by}")
+    return False
+
+
+def _print_alone(first: Run, second: Run, name: str) -> bool:
+    """Print how many steps only one run has; whether there are none."""
+    alone = [0, 0]
+    for _, a, b in _pairs(_lines(first.path / name), _lines(second.path / name)):
+        if a is None or b is None:
+            alone[a is None] += 1
+    for run, count in zip((first, second), alone, strict=True):
+        if count:
+            _say("steps", f"{count} are in {run.path} only")
+    return not any(alone)
+
+
+def _samples(a: Any, b: Any) -> str | None:
+    if (a["order"], a["samples"]) == (b["order"], b["samples"]):
+        return None
+    return f"other samples, or in another order ({a['samples']} and {b['samples']})"
+
+
+def _losses(a: Any, b: Any) -> str | None:
+    if a["loss"] == b["loss"]:
+        return None
+    return _apart(_number(a["loss"]), _number(b["loss"]))
+
+
+def _relative(a: Any, b: Any) -> float:
+    one, other = _number(a["loss"]), _number(b["loss"])
+    apart = abs(one - other) / (max(abs(one), abs(other)) or 1.0)
+    return apart if math.isfinite(apart) else math.inf
+
+
+def _digests(a: Any, b: Any) -> str | None:
+    return None if a["hash"] == b["hash"] else "samples were made into something else"
+
+
+def _number(text: str) -> float:
+    return float.fromhex(text)
+
+
+def _apart(a: float, b: float) -> str:
+    """Two numbers, and how far they are from each other in units of float32's last place."""
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return f"{a} and {b}"
+    unit = float(np.spacing(np.float32(max(abs(a), abs(b)))))
+    return f"{a!r} and {b!r}, {abs(a - b) / unit:.3g} ulps of float32 apart"
+
+
+def _lines(path: Path) -> Iterator[tuple[Address, Any]]:
+    """The records of a file by address; a last line that was written half is left out.
+
+    Raises:
+        PenstockError: another line is broken, or the addresses don't go up.
+    """
+    before = (-1, -1)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+                address = (int(record["epoch"]), int(record["step"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise PenstockError(f"{path}, line {number} is broken: {error}") from error
+            if address <= before:
+                raise PenstockError(f"{path}, line {number}: epoch {address[0]}, step {address[1]} "
+                                    "comes after a later one")  # fmt: skip
+            before = address
+            yield address, record
+
+
+def _pairs(
+    first: Iterator[tuple[Address, Any]], second: Iterator[tuple[Address, Any]]
+) -> Iterator[tuple[Address, Any, Any]]:
+    """Both records of each address; None for the one that is not there."""
+    a, b = next(first, None), next(second, None)
+    while a or b:
+        address = min(one[0] for one in (a, b) if one)
+        left = a[1] if a and a[0] == address else None
+        right = b[1] if b and b[0] == address else None
+        yield address, left, right
+        a = next(first, None) if left is not None else a
+        b = next(second, None) if right is not None else b
+
+
+def print_weights(first: Run, second: Run) -> bool | None:
+    """Print how the last checkpoints differ; whether not at all, or None if there are not both."""
+    missing = [str(run.path) for run in (first, second) if not has_checkpoint(run.path)]
+    if missing:
+        _say("weights", f"{' and '.join(missing)} has no checkpoint")
+        return None
+    states = []
+    for run in (first, second):
+        newest = find_newest(run.path)
+        for path, reason in newest.skipped:
+            _say("weights", f"{path} is left out: {reason}")
+        states.append(newest.state)
+    steps = [state.get("updates") for state in states]
+    if steps[0] != steps[1]:
+        _say("weights", f"the last are of optimizer steps {steps[0]} and {steps[1]}, and so not "
+             "compared")  # fmt: skip
+        return False
+    same = [_print_part(name, *(state.get(name) for state in states))
+            for name in ("model", "optimizer")]  # fmt: skip
+    return all(same)
+
+
+def _print_part(name: str, first: Any, second: Any) -> bool:
+    title = "weights" if name == "model" else name
+    a, b = (encode({"": part})[1] for part in (first, second))
+    odd = sorted(a.keys() ^ b.keys())
+    if odd:
+        _say(title, f"not of the same model: {odd[0].strip('/')} is in one only")
+        return False
+    apart = {key: _distance(a[key], b[key]) for key in a if not _same_bits(a[key], b[key])}
+    if apart:
+        worst = max(apart, key=lambda key: apart[key])
+        _say(title, f"{len(apart)} of {len(a)} tensors differ, {worst.strip('/')} by up to "
+             f"{apart[worst]:.3g}")  # fmt: skip
+    else:
+        _say(title, f"the same bits in {len(a)} tensors")
+    return not apart
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    flat = [one.contiguous().reshape(-1).view(torch.uint8) for one in (a, b)]
+    return not a.numel() or torch.equal(*flat)
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference; infinite where there is none to speak of."""
+    if a.shape != b.shape:
+        return math.inf
+    distance = float((a.double() - b.double()).abs().max())
+    return math.inf if math.isnan(distance) else distance
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    known = {name: run.manifest.get(name) for name in FACTS}
+    return dict(_leaves(known))
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in _leaves(run.config) if key != "run_dir"}
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            yield from _leaves(item, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value
+
+
+def _is_harmless(key: str) -> bool:
+    return any(key == name or key.startswith(name + ".") for name in HARMLESS)
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any], note: Callable[[str], str]) -> Rows:
+    keys = [*a, *(key for key in b if key not in a)]
+    return [(key, _text(a, key), _text(b, key), note(key))
+            for key in keys if a.get(key) != b.get(key)]  # fmt: skip
+
+
+def _text(values: Mapping[str, Any], key: str) -> str:
+    return str(values[key]) if values.get(key) is not None else "-"
+
+
+def _say(what: str, finding: str) -> None:
+    print(f"{what:<13}{finding}")
+
+
+def _print_table(rows: Rows) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)]
+        print("  ".join([*cells, row[3]]).rstrip())

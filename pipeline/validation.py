@@ -1,0 +1,66 @@
+"""Loss and metrics over a whole split, each sample once, however many ranks share it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import closing
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.fetch import Batch
+from pipeline.group import Group
+from pipeline.learner import Precision, autocast
+from pipeline.loader import Loader
+from pipeline.objective import Objective
+
+
+@torch.no_grad()
+def validate(
+    model: nn.Module,
+    objective: Objective,
+    loader: Loader,
+    precision: Precision = "fp32",
+    group: Group | None = None,
+    on_batch: Callable[[Batch], None] | None = None,
+    on_left_out: Callable[[list[Any]], None] | None = None,
+) -> dict[str, float]:
+    """The mean "loss" and every metric of the objective over one pass of `loader`.
+
+    The pass is always that of epoch 0, so that random transforms would draw the same each time.
+    Each sample counts once, whatever the number of ranks.
+
+    Args:
+        group: the ranks that measure a share each; all get the same numbers.
+        on_batch: called with each of this rank's batches.
+        on_left_out: called with what was left out as unreadable, by any rank.
+    """
+    group = group or Group()
+    was_training = model.training
+    device = torch.device(loader.world.device)
+    if group.alone:  # with others, the model is where and how it was spread
+        model.to(device)
+    model.eval()
+    objective.to(device).reset()
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    left_out: list[Any] = []
+    try:
+        with closing(loader.epoch(0)) as batches:
+            for batch in batches:
+                with autocast(device, precision):
+                    losses, outputs = objective(model, batch)
+                objective.update(outputs, batch)
+                sums[0] += losses.double().sum()
+                sums[1] += len(losses)
+                left_out += batch.left_out
+                if on_batch is not None:
+                    on_batch(batch)
+    finally:
+        model.train(was_training)
+    total, count = group.sum(sums).tolist()
+    if on_left_out is not None:
+        on_left_out(list(chain.from_iterable(group.gather(left_out))))
+    return {"loss": total / count if count else math.nan, **objective.compute(group)}

@@ -1,0 +1,82 @@
+"""What a field of the schema allows, and what was given instead, in words.
+
+For instance "got 'tru', expected true or false", with the nearest name that would be allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`, did you mean 'x'?` where something is near, else nothing."""
+    close = difflib.get_close_matches(name, [str(one) for one in known], n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def show(value: Any) -> str:
+    """A value as YAML writes it, shortened to 80 characters."""
+    if value is None:
+        return "null"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def not_allowed(value: Any, allowed: str, known: Iterable[str] = ()) -> str:
+    """The message for a value of a wrong type or outside its bounds or choices."""
+    return f"got {show(value)}, expected {allowed}{nearest(str(value), known)}"
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The types that an annotation allows."""
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(one for member in get_args(annotation) for one in members(member))
+    return (annotation,)
+
+
+def choices(annotation: Any) -> list[str]:
+    """The words that an annotation allows."""
+    literals = (m for m in members(annotation) if get_origin(m) is Literal)
+    return [str(choice) for literal in literals for choice in get_args(literal)]
+
+
+_NAMES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "null",
+}
+
+
+def describe(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    """What a field allows, in words: `a whole number of at least 1 or null`."""
+    return " or ".join(_describe_one(member, metadata) for member in members(annotation))
+
+
+def _describe_one(member: Any, metadata: Iterable[Any]) -> str:
+    origin = get_origin(member)
+    if origin is Annotated:
+        return _describe_one(member.__origin__, member.__metadata__)
+    if origin is Literal:
+        return " | ".join(map(str, get_args(member)))
+    if origin is list:
+        return "a list"
+    if member in _NAMES:
+        return _NAMES[member] + (_bounds(metadata) if member in (int, float) else "")
+    return "a mapping"
+
+
+def _bounds(metadata: Iterable[Any]) -> str:
+    words = {"ge": "of at least", "gt": "above", "le": "of at most"}
+    bounds = [bound for entry in metadata for bound in getattr(entry, "metadata", [entry])]
+    found = [
+        f" {word} {getattr(bound, name)}"
+        for bound in bounds
+        for name, word in words.items()
+        if getattr(bound, name, None) is not None
+    ]
+    return " and".join(found)

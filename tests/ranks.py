@@ -1,0 +1,128 @@
+"""What each rank does in tests/test_ranks.py; started by torchrun with a folder to work in.
+
+Rank 0 leaves what it has seen in <folder>/<world size>.json.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from torchmetrics import MeanSquaredError, SpearmanCorrCoef
+
+from pipeline import checkpoint
+from pipeline.collate import Stack
+from pipeline.fetch import Fetch
+from pipeline.group import Group, join
+from pipeline.loader import Loader
+from pipeline.objective import Regression
+from pipeline.plan import Plan
+from pipeline.runner import validate
+from pipeline.samplers import Sequential
+from pipeline.world import from_environment, is_launched
+from tests.resuming import SAMPLERS, STREAMS, Case
+
+LENGTHS = (1, 2, 7, 97, 1000)
+SIZES = (1, 3, 64)
+CASES = {
+    **{f"sampler {name}": Case(name, plain=True) for name in SAMPLERS},
+    **{f"stream {name}": Case(stream=name, plain=True) for name in STREAMS},
+    "stream shuffled": Case(stream="sharded", buffer=7, plain=True),
+    "gradients added up": Case(options={"accumulate": 3}, plain=True),
+}
+# Resumed by worlds of other sizes; validated at its end only, where nobody is asked to stop.
+LEGS = Case(optimizer="adamw", scheduler="one cycle", plain=True, options={"val_every": 3})
+ORDER_OF_WORLDS = (1, 2, 4, 3)
+LEG_STEPS = 3
+
+
+class Points(Dataset):
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        x = torch.tensor([index % 3, index % 5, index % 7]) / 7
+        return {"x": x, "y": x.sum() + 0.1 * (index % 11)}
+
+
+def plain_steps(written):
+    return [[s.epoch, s.step, s.samples, f"{s.order:016x}", s.digest, s.loss] for s in written]
+
+
+def fits(folder, group):
+    """The steps of every case, by name; and the weights."""
+    found = {}
+    for name, case in CASES.items():
+        weights, written, result, _ = case.fit(
+            folder / name, options={"max_epochs": 2}, group=group, strategy="ddp"
+        )
+        found[name] = {"steps": plain_steps(written.steps), "order": result.order,
+                       "weights": weights.tolist(), "best": result.best["val/mse"]}  # fmt: skip
+    return found
+
+
+def sharded(folder, group):
+    """The same under FSDP."""
+    weights, written, _, _ = LEGS.fit(folder / "fsdp", group=group, strategy="fsdp")
+    return {"steps": plain_steps(written.steps), "weights": weights.tolist()}
+
+
+def validations(group):
+    """Loss and metrics of an untrained model for lengths and batch sizes that do not divide."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    found = {}
+    for length in LENGTHS:
+        for size in SIZES:
+            metrics = {"mse": MeanSquaredError()}
+            if length > 2:  # a metric that keeps every prediction; it needs a few
+                metrics["rank"] = SpearmanCorrCoef()
+            objective = Regression(nn.MSELoss(reduction="none"), metrics, ["x"], "y")
+            fetch = Fetch(Points(length), None, Stack(), 0)
+            with Loader(Plan(Sequential(length), size), fetch, world=group.world) as loader:
+                found[f"{length} by {size}"] = validate(model, objective, loader, group=group)
+    return found
+
+
+def leg(folder, group, strategy):
+    """Go on where the world before left off, and leave after a few steps.
+
+    Ranks hear of each other one step late, and so leave a step later than they were told.
+    """
+    size = group.world.size
+    place = ORDER_OF_WORLDS.index(size)
+    where = folder / f"leg-{strategy}"
+    resume = checkpoint.find_newest(where).state if place else None
+    last = place + 1 == len(ORDER_OF_WORLDS)
+    _, written, _, _ = LEGS.fit(
+        where, None if last else LEG_STEPS, resume, group=group, strategy=strategy
+    )
+    return plain_steps(written.steps)
+
+
+def work(folder, group: Group):
+    return {
+        "fits": fits(folder / f"of-{group.world.size}", group),
+        "validations": validations(group),
+        "ddp leg": leg(folder, group, "ddp"),
+    }
+
+
+def main(folder):
+    torch.set_num_threads(1)
+    with join(from_environment("cpu"), together=is_launched(), timeout=120) as group:
+        found = work(folder, group)
+        found["fsdp"] = sharded(folder / f"of-{group.world.size}", group)
+        found["fsdp leg"] = leg(folder, group, "fsdp")
+        if group.is_first:
+            (folder / f"{group.world.size}.json").write_text(json.dumps(found))
+        group.meet()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

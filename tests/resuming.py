@@ -1,0 +1,227 @@
+"""Fits over every kind of sampler and dataset, that can be left at any step and gone on with.
+
+`Case(...).fit(folder, ...)` trains a small network with dropout and batch norm on augmented data.
+Leaving is a real request to stop, as a signal makes it; going on reads a real checkpoint.
+"""
+
+from dataclasses import dataclass, field
+
+import pandas as pd
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from torchmetrics import MeanSquaredError
+
+from pipeline import checkpoint
+from pipeline.backends import LoaderOptions
+from pipeline.checkpoint import Checkpoints
+from pipeline.collate import Stack
+from pipeline.fetch import Fetch
+from pipeline.group import Group
+from pipeline.learner import Options
+from pipeline.loader import Loader
+from pipeline.objective import Regression
+from pipeline.parallel import Parallel, prepare
+from pipeline.plan import Plan
+from pipeline.preemption import Preempted
+from pipeline.runner import Observer, fit
+from pipeline.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from pipeline.stream_fetch import StreamFetch
+from pipeline.streams import StreamOrder, StreamPlan
+from pipeline.torch_samplers import adapt
+from tests import streams
+
+LENGTH, SIZE, EPOCHS = 22, 4, 3
+
+
+def row(index):
+    x = torch.tensor([index % 3, index % 5, index % 7], dtype=torch.float32)
+    return {"x": x, "y": x.sum() / 10}
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, index):
+        return row(index)
+
+
+class ManyRows(Rows):
+    """Reads a batch at once."""
+
+    def __getitems__(self, indices):
+        return [row(index) for index in indices]
+
+
+class Numbers:
+    """A stream's records as rows."""
+
+    def __call__(self, sample):
+        return row(int(sample["x"]))
+
+
+class Noise:
+    """An augmentation that draws."""
+
+    def __call__(self, sample):
+        return {**sample, "x": sample["x"] + 0.1 * torch.randn(3)}
+
+
+class Both:
+    def __call__(self, sample):
+        return Noise()(Numbers()(sample))
+
+
+TABLE = pd.DataFrame({"length": [i % 6 + 1 for i in range(LENGTH)],
+                      "label": [i % 6 for i in range(LENGTH)]})  # fmt: skip
+
+
+SAMPLERS = {
+    "sequential": lambda: Sequential(LENGTH),
+    "random": lambda: Random(LENGTH, 0),
+    "subset": lambda: Subset(LENGTH, 0, indices=list(range(0, LENGTH, 2)), shuffle=True),
+    "weighted": lambda: Weighted(LENGTH, 0, weights=[1.0 + i % 3 for i in range(LENGTH)]),
+    "torch's random": lambda: adapt(
+        lambda: torch.utils.data.RandomSampler(range(LENGTH)), 0, LENGTH
+    ),
+    "torch's weighted": lambda: adapt(
+        lambda: torch.utils.data.WeightedRandomSampler([1.0 + i % 3 for i in range(LENGTH)], 18),
+        0, LENGTH,
+    ),
+    "bucket": lambda: Bucket(LENGTH, 0, TABLE, SIZE),
+    "identity": lambda: Identity(LENGTH, 0, TABLE, identities=2, samples=2),
+}  # fmt: skip
+STREAMS = {
+    "plain": streams.Plain,
+    "sharded": streams.Sharded,
+    "seeking": streams.Seeking,
+    "drawing": streams.Drawing,
+}
+OPTIMIZERS = {
+    "sgd": lambda weights: torch.optim.SGD(weights, 0.05, momentum=0.9, nesterov=True),
+    "adamw": lambda weights: torch.optim.AdamW(weights, 0.01),
+    "adam, amsgrad": lambda weights: torch.optim.Adam(weights, 0.01, amsgrad=True),
+    "rmsprop": lambda weights: torch.optim.RMSprop(weights, 0.01, momentum=0.5),
+    "adagrad": lambda weights: torch.optim.Adagrad(weights, 0.05),
+    "nadam": lambda weights: torch.optim.NAdam(weights, 0.01),
+    "asgd": lambda weights: torch.optim.ASGD(weights, 0.01),
+    "adafactor": lambda weights: torch.optim.Adafactor(weights, 0.01),
+}
+SCHEDULERS = {
+    "none": lambda optimizer: None,
+    "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.05, total_steps=200
+    ),
+    "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20),
+    "plateau": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0),
+}
+
+
+class StopAfter:
+    """Wants to stop once that many optimizer steps of a process are done."""
+
+    def __init__(self, steps):
+        self.steps, self.seen = steps, 0
+
+    @property
+    def asked(self):
+        self.seen += 1
+        return "SIGTERM" if self.steps is not None and self.seen >= self.steps else None
+
+
+class Written(Observer):
+    """Every step and record, as they are written down."""
+
+    def __init__(self):
+        self.steps, self.records = [], []
+
+    def on_steps(self, steps):
+        self.steps += steps
+
+    def on_epoch_end(self, record):
+        timed = ("seconds", "samples_per_second", "wait_share", "worker_deaths")
+        kept = {k: v for k, v in record.items() if k not in timed and not k.startswith("ms/")}
+        self.records.append(kept)
+
+
+@dataclass
+class Case:
+    sampler: str = "random"
+    stream: str | None = None
+    dataset: type = Rows
+    optimizer: str = "adamw"
+    scheduler: str = "none"
+    buffer: int = 0
+    options: dict = field(default_factory=dict)
+    plain: bool = False  # no dropout and no batch norm, which depend on who has which share
+
+    def loader(self, world=None, size=SIZE, val=False, **options):
+        options = LoaderOptions(**options)
+        if self.stream is not None and not val:
+            order = StreamOrder(0, buffer=self.buffer, shuffle_shards=True)
+            fetch = StreamFetch(
+                STREAMS[self.stream](LENGTH), Both(), Stack(), 0, True, order=order, batch_size=size
+            )
+            return Loader(StreamPlan(order, size), fetch, options, world)
+        sampler = Sequential(LENGTH) if val else SAMPLERS[self.sampler]()
+        fetch = Fetch(self.dataset(), None if val else Noise(), Stack(), 0, True)
+        return Loader(Plan(sampler, size), fetch, options, world)
+
+    def model(self):
+        torch.manual_seed(0)
+        if self.plain:
+            return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+        return nn.Sequential(
+            nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 1)
+        )
+
+    def fit(
+        self, folder, stop=None, resume=None, options=None, size=SIZE, group=None, strategy="none",
+        **loading,
+    ):  # fmt: skip
+        """Train; returns weights (those of this rank), what was written, result, stopped."""
+        group = group or Group()
+        parallel = Parallel(strategy)
+        model = prepare(self.model(), parallel, group)
+        optimizer = OPTIMIZERS[self.optimizer](model.parameters())
+        scheduler = SCHEDULERS[self.scheduler](optimizer)
+        loss = nn.MSELoss(reduction="none")
+        objective = Regression(loss, {"mse": MeanSquaredError()}, ["x"], "y")
+        written = Written()
+        chosen = Options(
+            **{"max_epochs": EPOCHS, "log_every": 3, **self.options, **(options or {})}
+        )
+        stopped = False
+        world = group.world
+        with self.loader(world, size, **loading) as train, self.loader(world, val=True) as val:
+            checkpoints = Checkpoints(folder, 2, group=group)
+            preemption = StopAfter(stop)
+            try:
+                result = fit(
+                    model, objective, optimizer, train, val, chosen, scheduler=scheduler,
+                    checkpoints=checkpoints, observers=[written],
+                    preemption=preemption, resume=resume, group=group, parallel=parallel,
+                )  # fmt: skip
+            except Preempted:
+                result, stopped = None, True
+            written.asked = preemption.seen
+            checkpoints.close()
+        whole = [value.full_tensor() if hasattr(value, "full_tensor") else value
+                 for value in model.state_dict().values()]  # fmt: skip
+        weights = torch.cat([value.flatten().double() for value in whole])
+        return weights, written, result, stopped
+
+    def going_on(self, folder, stops, loadings=()):
+        """A fit that is left after each of `stops` steps of a process, and then ends."""
+        steps, records = [], []
+        state = None
+        for number, stop in enumerate([*stops, None]):
+            loading = loadings[number % len(loadings)] if loadings else {}
+            weights, written, result, stopped = self.fit(folder, stop, state, **loading)
+            steps += written.steps
+            records += written.records
+            if not stopped:
+                break
+            state = checkpoint.find_newest(folder).state
+        return weights, steps, records, result

@@ -1,0 +1,229 @@
+"""Ranks that save and load sharded checkpoints; `python -m tests.shards <folder>` runs them all.
+
+Worlds of 1, 2, 4 and 3 processes follow each other, forked from one that has imported torch. Each
+goes on from the checkpoint of the world before and leaves its own. <folder>/result.json has what
+rank 0 of each saw.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint import hf_storage, state_dict_loader, state_dict_saver
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial
+
+from pipeline import checkpoint
+from pipeline.checkpoint import CheckpointError, Checkpoints
+from pipeline.group import Group
+from pipeline.parallel import like
+from pipeline.world import World
+
+# Once for all ranks: what `fully_shard` and saving import by and by.
+IMPORTED = (torch._dynamo, hf_storage, state_dict_loader, state_dict_saver)
+WORLDS = (1, 2, 4, 3)
+
+
+def network():
+    """Shapes that no number of ranks divides, a weight that is used twice, and a buffer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 7), nn.Linear(7, 1))
+    model[1].running_mean += 0.5
+    return model
+
+
+def sharded(group):
+    model = network()
+    mesh = init_device_mesh("cpu", (group.world.size,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def step(model, optimizer):
+    """The same on every rank, so that the mean over ranks is that of one."""
+    torch.manual_seed(1)
+    model(torch.randn(6, 5)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def state_of(model, optimizer, updates):
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "updates": updates,
+            "metrics": {"loss": float("nan")}, "betas": (0.9, 0.999)}  # fmt: skip
+
+
+def restore(model, optimizer, state):
+    model.load_state_dict(like(state["model"], model.state_dict()))
+    weights = list(model.parameters())
+    parts = {
+        number: like(values, dict.fromkeys(("exp_avg", "exp_avg_sq"), weights[number]))
+        for number, values in state["optimizer"]["state"].items()
+    }
+    optimizer.load_state_dict({**state["optimizer"], "state": parts})
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def same_as_saved(saved, model, optimizer):
+    """Every bit that was saved is what the ranks hold together."""
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(saved["model"][name], whole(tensor)), name
+    for number, values in optimizer.state_dict()["state"].items():
+        for name, value in values.items():
+            assert torch.equal(saved["optimizer"]["state"][number][name], whole(value)), name
+
+
+def leg(folder, group):
+    """Go on from the last checkpoint, take two steps, save after each."""
+    model, optimizer = sharded(group)
+    updates = 0
+    if checkpoint.has_checkpoint(folder):
+        found = checkpoint.find_newest(folder)
+        restore(model, optimizer, found.state)
+        updates = found.state["updates"]
+        same_as_saved(found.state, model, optimizer)
+    group.meet()  # nobody deletes what another still reads
+    with Checkpoints(folder, 2, background=group.world.size > 1, group=group) as checkpoints:
+        for _ in range(2):
+            step(model, optimizer)
+            updates += 1
+            checkpoints.save(state_of(model, optimizer, updates), updates, best=updates == 3)
+        before = state_of(model, optimizer, updates)
+        checkpoints.save(before, updates)  # a second one of the same step
+        kept = {name: whole(t).clone() for name, t in before["model"].items()}
+        step(model, optimizer)  # while it is written
+    for name, tensor in checkpoint.find_newest(folder).state["model"].items():
+        assert torch.equal(tensor, kept[name]), name
+    group.meet()
+    return {"saved": [path.name for path in checkpoints.saved()], "updates": updates}
+
+
+def one_rank_fails(folder, group):
+    """Rank 1 cannot write its shard: all ranks hear of it, and nothing remains but what was."""
+    model, optimizer = sharded(group)
+    step(model, optimizer)
+    checkpoints = Checkpoints(folder, group=group)
+    checkpoints.save(state_of(model, optimizer, 1), 1)
+    if group.world.rank == 1:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    try:
+        checkpoints.save(state_of(model, optimizer, 2), 2)
+        message = "nothing"
+    except CheckpointError as error:
+        message = str(error)
+    assert "step-00000002 cannot be written" in message, message
+    assert "larger than this process may write" in message, message
+    group.meet()
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["step-00000001"], names
+    assert checkpoint.find_newest(folder).state["updates"] == 1
+
+
+def whole_state(folder, group):
+    """What all ranks have alike, rank 0 writes alone; sums that are still to be made, nobody."""
+    mesh = init_device_mesh("cpu", (group.world.size,))
+    unfinished = DTensor.from_local(torch.ones(2), mesh, [Partial()])
+    with pytest.raises(TypeError, match="model/x is a tensor whose parts have yet to be added up"):
+        Checkpoints(folder, group=group).save({"model": {"x": unfinished}}, 1)
+    with Checkpoints(folder, 1, True, group) as checkpoints:
+        for number in (1, 2):
+            checkpoints.save({"updates": number, "w": torch.ones(3)}, number, best=number == 1)
+    group.meet()
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [checkpoint.BEST, "step-00000002.safetensors"], names
+
+
+def save_for_ever(folder, group):
+    model, optimizer = sharded(group)
+    step(model, optimizer)
+    with Checkpoints(folder, 2, True, group) as checkpoints:
+        start = checkpoint.find_newest(folder).state["updates"] if checkpoints.saved() else 0
+        group.meet()
+        for number in range(start + 1, 10_000):
+            checkpoints.save(state_of(model, optimizer, number), number, best=number % 3 == 1)
+
+
+def save_once(folder, group):
+    with Checkpoints(folder, 2, True, group) as checkpoints:
+        checkpoints.save(state_of(*sharded(group), 10_000), 10_000)
+
+
+def world(size, work, folder, store, kill=None):
+    """Fork `size` ranks that do `work`, until `kill` returns. Returns whether all were done."""
+    ranks = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            os._exit(_rank(rank, size, work, folder, store))
+        ranks.append(child)
+    if kill is not None:
+        kill()
+        for child in ranks:
+            os.kill(child, signal.SIGKILL)
+    return all(os.waitpid(child, 0)[1] == 0 for child in ranks)
+
+
+def _rank(rank, size, work, folder, store):
+    try:
+        dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=size)
+        found = work(folder, Group(World(rank, size), dist.new_group(backend="gloo")))
+        if rank == 0 and found is not None:
+            (folder.parent / f"{store.name}.json").write_text(json.dumps(found))
+        dist.destroy_process_group()
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def main(folder):
+    torch.set_num_threads(1)
+    for size in WORLDS:
+        assert world(size, leg, folder / "legs", folder / f"world-{size}"), size
+    assert world(2, one_rank_fails, folder / "fails", folder / "world-fails")
+    assert world(2, whole_state, folder / "whole", folder / "world-whole")
+    killed(folder / "killed")
+
+
+def killed(folder):
+    """All ranks are killed again and again, at random moments after the first checkpoint."""
+    rng = random.Random(0)
+    half_written = 0
+    for round_ in range(5):
+        before = set(Checkpoints(folder).saved())
+
+        def later(before=before):
+            while set(Checkpoints(folder).saved()) == before:
+                time.sleep(0.001)
+            time.sleep(rng.uniform(0, 0.1))
+
+        world(2, save_for_ever, folder, folder.with_name(f"world-killed-{round_}"), later)
+        half_written += any(path.name.startswith(".") for path in folder.iterdir())
+        assert checkpoint.find_newest(folder).skipped == []
+        checkpoint.load(folder / checkpoint.BEST_FOLDER)
+    assert half_written, "no kill came within a write"
+    assert world(2, save_once, folder, folder.with_name("world-after"))
+    hidden = [path.name for path in folder.iterdir() if path.name.startswith(".")]
+    assert hidden == [], hidden
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,70 @@
+"""Ranks that talk: real processes over gloo."""
+
+import multiprocessing
+
+import pytest
+import torch
+
+from pipeline.errors import ConfigError
+from pipeline.group import Group, join
+from pipeline.world import World, from_environment, is_launched
+
+
+def talk(rank, size, port, answers):
+    import os
+
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank),
+                   "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}  # fmt: skip
+    with join(from_environment("cpu"), timeout=60) as group:
+        agreement = group.agreement()
+        heard = [agreement.ask(rank == 1 and call == 2, False) for call in range(5)]
+        agreement.close()
+        answers.put((rank, {
+            "sum": group.sum(torch.tensor([rank + 1.0])).item(),
+            "gather": group.gather({"rank": rank}),
+            "first": group.from_first(("from", rank)),
+            "heard": heard,
+        }))  # fmt: skip
+        group.meet()
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
+def test_ranks_hear_each_other():
+    context = multiprocessing.get_context("fork")
+    answers, port = context.Queue(), free_port()
+    ranks = [context.Process(target=talk, args=(rank, 3, port, answers)) for rank in range(3)]
+    for rank in ranks:
+        rank.start()
+    found = dict(answers.get(timeout=60) for _ in ranks)
+    for rank in ranks:
+        rank.join(60)
+    for rank in range(3):
+        assert found[rank]["sum"] == 6.0
+        assert found[rank]["gather"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+        assert found[rank]["first"] == ("from", 0)
+        # Said at the third call, heard by all at the fourth.
+        assert [stop for stop, _ in found[rank]["heard"]] == [False, False, False, True, False]
+
+
+def test_alone_nothing_is_waited_for():
+    with join(World()) as group:
+        assert group.alone
+        assert group.gather(3) == [3]
+        assert group.from_first("x") == "x"
+        assert group.agreement().ask(True, False) == (True, False)
+        assert group.sum(torch.ones(2)).tolist() == [1, 1]
+    assert Group().is_first
+    assert not is_launched({})
+
+
+def test_a_launcher_that_says_too_little_is_explained(monkeypatch):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ConfigError, match="rank 0 of 2 cannot join"), join(World(0, 2)):
+        pass

@@ -1,0 +1,102 @@
+"""Signals, sent to real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from pipeline.errors import PREEMPTED
+from pipeline.preemption import SIGNALS, Preemption
+from tests.program import ROOT
+
+
+def wait_for(condition, seconds=5.0):
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.005)
+    return condition()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_a_wish(number):
+    before = signal.getsignal(number)
+    said = []
+    with Preemption(say=said.append) as preemption:
+        assert preemption.asked is None
+        os.kill(os.getpid(), number)
+        assert wait_for(lambda: preemption.asked)
+        assert preemption.asked == number.name
+    assert signal.getsignal(number) == before
+    assert said == [f"{number.name}: stopping after this step, with a checkpoint; a second signal "
+                    "leaves at once"]  # fmt: skip
+
+
+def test_it_can_be_used_again():
+    for _ in range(3):
+        with Preemption() as preemption:
+            assert preemption.asked is None
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert wait_for(lambda p=preemption: p.asked)
+
+
+def run(code, *signals, pause=0.3):
+    """Run Python code that prints a line when it is ready, and send it signals."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert child.stdout.readline()
+    for number in signals:
+        child.send_signal(number)
+        time.sleep(pause)
+    out, err = child.communicate(timeout=30)
+    return child.returncode, out, err
+
+
+STUCK = """
+    import sys, threading
+    from pipeline.preemption import Preemption
+    with Preemption({}, say=lambda text: print(text, file=sys.stderr, flush=True)):
+        print("ready", flush=True)
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire(timeout=3)  # the main thread runs no Python code meanwhile
+    print("left by itself")
+"""
+
+
+def test_a_second_signal_leaves_at_once_even_where_python_is_stuck():
+    began = time.monotonic()
+    code, out, err = run(STUCK.format(0.0), signal.SIGTERM, signal.SIGINT)
+    assert code == PREEMPTED
+    assert "left by itself" not in out
+    assert err.splitlines()[-1].startswith("SIGINT: leaving at once")
+    assert time.monotonic() - began < 20
+
+
+def test_an_echo_is_no_second_signal():
+    code, out, _ = run(STUCK.format(10.0), signal.SIGINT, signal.SIGINT)
+    assert (code, out.strip()) == (0, "left by itself")
+
+
+def test_forked_children_have_the_usual_signals():
+    code = """
+        import os, signal, time
+        from pipeline.preemption import Preemption
+        with Preemption() as preemption:
+            child = os.fork()
+            if not child:
+                time.sleep(30)
+                os._exit(0)
+            os.kill(child, signal.SIGTERM)
+            _, status = os.waitpid(child, 0)
+            time.sleep(0.2)
+            print(os.WTERMSIG(status), preemption.asked, flush=True)
+    """
+    child = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, text=True,
+                           capture_output=True, timeout=60)  # fmt: skip
+    assert child.stdout.split() == ["15", "None"], child.stderr

@@ -1,0 +1,76 @@
+"""Real ranks (torchrun, gloo): the same batches, losses and metrics for any number of them."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from tests.program import ROOT
+from tests.ranks import CASES, LEG_STEPS, LEGS, LENGTHS, ORDER_OF_WORLDS, SIZES
+
+pytestmark = pytest.mark.xdist_group("ranks")
+MANY = [size for size in ORDER_OF_WORLDS if size > 1]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """By world size, what rank 0 has seen; each world goes on with what the one before left."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for size in ORDER_OF_WORLDS:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+                   f"--nproc-per-node={size}", "-m", "tests.ranks", str(folder)]  # fmt: skip
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr[-6000:]
+    return {size: json.loads((folder / f"{size}.json").read_text()) for size in ORDER_OF_WORLDS}
+
+
+def without_loss(steps):
+    return [step[:-1] for step in steps]
+
+
+def losses(steps):
+    return [step[-1] for step in steps]
+
+
+@pytest.mark.parametrize("size", MANY)
+@pytest.mark.parametrize("name", CASES)
+def test_any_number_of_ranks_trains_on_the_same_batches(name, size, found):
+    alone, many = found[1]["fits"][name], found[size]["fits"][name]
+    assert without_loss(many["steps"]) == without_loss(alone["steps"])
+    assert many["order"] == alone["order"]
+    assert losses(many["steps"]) == pytest.approx(losses(alone["steps"]), rel=1e-4, abs=1e-5)
+    assert many["weights"] == pytest.approx(alone["weights"], rel=1e-3, abs=1e-4)
+    assert many["best"] == pytest.approx(alone["best"], rel=1e-4)
+
+
+@pytest.mark.parametrize("size", MANY)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_each_sample_is_validated_once(length, size, found):
+    for batch in SIZES:
+        name = f"{length} by {batch}"
+        alone, many = found[1]["validations"][name], found[size]["validations"][name]
+        assert alone.keys() == many.keys()
+        for key, value in alone.items():
+            # Ranks of equal predictions hang on their last bit, which is another in other batches.
+            limit = 1e-3 if key == "rank" else 1e-6
+            assert math.isclose(many[key], value, rel_tol=limit, abs_tol=limit), (name, key)
+
+
+@pytest.mark.parametrize("size", MANY)
+def test_sharded_weights_learn_the_same(size, found):
+    alone, many = found[1]["fsdp"], found[size]["fsdp"]
+    assert without_loss(many["steps"]) == without_loss(alone["steps"])
+    assert many["weights"] == pytest.approx(alone["weights"], rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_run_goes_on_in_worlds_of_other_sizes(strategy, found, tmp_path):
+    _, undisturbed, _, _ = LEGS.fit(tmp_path)
+    whole = [[s.epoch, s.step, s.samples, f"{s.order:016x}", s.digest] for s in undisturbed.steps]
+    legs = [found[size][f"{strategy} leg"] for size in ORDER_OF_WORLDS]
+    steps = [step for leg in legs for step in leg]
+    assert [len(leg) for leg in legs[:-1]] == [LEG_STEPS + 1] * 3
+    assert without_loss(steps) == whole
+    assert losses(steps) == pytest.approx([s.loss for s in undisturbed.steps], rel=1e-4, abs=1e-5)
