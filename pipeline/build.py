@@ -24,7 +24,7 @@ from pipeline.config import Config
 from pipeline.config import Loader as LoaderSection
 from pipeline.errors import ConfigError, Problem
 from pipeline.fetch import Fetch
-from pipeline.image_decoding import Decode, decode_step, fused
+from pipeline.image_decoding import decode_step, fused
 from pipeline.loader import Loader
 from pipeline.loader_options import Backend
 from pipeline.making import Lazy, make
@@ -103,12 +103,13 @@ class Parts:
 
     def _decodes(self, split: str) -> bool:
         """Whether a step of a split's transform decodes; known without building any."""
-        steps = getattr(self.config.transform, split)
-        key = f"transform.{split}"
-        found = [
-            trust.resolve(node["_target_"], f"{key}.{name}") for name, node in steps.items() if node
-        ]
-        return any(isinstance(one, type) and issubclass(one, Decode) for one in found)
+        given = self.config.transform
+        return any(
+            getattr(trust.resolve(node["_target_"], f"transform.{part}.{name}"), "decodes", False)
+            for part in (split, f"{split}_batch")
+            for name, node in getattr(given, part).items()
+            if node
+        )
 
     @cached_property
     def facts(self) -> dict[str, int]:
@@ -269,13 +270,16 @@ class Parts:
         step = decode_step(self.transform(split))
         if step is not None:  # pixels differ by rounding from one decoder to another
             parts["decoder"] = step.decoder
+        elif self._decodes(split):  # whole batches do
+            parts["decoder"] = f"torchvision on {self.world.device if self._late else 'cpu'}"
         return {key: str(value) for key, value in parts.items()}
 
     def _options(self, split: str, backend: Backend | None = None) -> LoaderOptions:
         given = self._loader if backend is None else self.config.loader
         climbs = backend is None and isinstance(self.plan(split), Plan)
         return loader_options.make(
-            given, partial(self.transform, split), backend=backend, climbs=climbs,
+            given, partial(self.transform, split), self._decodes(split), backend=backend,
+            climbs=climbs,
             ranks=self.world.local_size, says=split == "train",
         )  # fmt: skip
 

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import default_collate, default_convert
 
 from pipeline import slots
+from pipeline.encoded import EncodedImage
 
 Sample = Mapping[str, Any]
 
@@ -179,6 +180,8 @@ def _stack(field: str, values: list[Any]) -> Any:
             raise Mismatch(field, (0, row), f"types {type(first).__name__}, {type(value).__name__}")
         if hasattr(value, "shape") and value.shape != first.shape:
             raise Mismatch(field, (0, row), _shapes(first, value))
+    if isinstance(first, EncodedImage):  # for a batch transform that decodes
+        return values
     if isinstance(first, torch.Tensor):
         rows = [plain(value) for value in values]
         written = slots.together(rows)

@@ -34,6 +34,7 @@ from pipeline.bad_samples import (
 from pipeline.bad_samples import SampleError as SampleError  # where its readers look for it
 from pipeline.clock import Clock, Trace
 from pipeline.collate import Mismatch, Stack, plain
+from pipeline.encoded import EncodedImage
 from pipeline.errors import DataError
 from pipeline.plan import Request
 from pipeline.randomness import GLOBAL, Draws, IntArray, begin_sample, sample_keys
@@ -114,7 +115,12 @@ def kinds_of(sample: Any) -> dict[str, str]:
 def _kind(value: Any) -> str | None:
     if isinstance(value, tv_tensors.BoundingBoxes):
         return f"boxes/{value.format.value.lower()}"
-    names = {tv_tensors.Image: "image", tv_tensors.Mask: "mask", tv_tensors.KeyPoints: "keypoints"}
+    names = {
+        tv_tensors.Image: "image",
+        EncodedImage: "image",
+        tv_tensors.Mask: "mask",
+        tv_tensors.KeyPoints: "keypoints",
+    }
     return names.get(type(value))
 
 
@@ -336,6 +342,8 @@ def _text(value: Any) -> bytes:
         return str(value).encode()
     if hasattr(value, "tobytes") and hasattr(value, "mode"):  # a Pillow image
         return f"{value.mode}{value.size}".encode() + bytes(value.tobytes())
+    if isinstance(value, EncodedImage):
+        return value.content
     raise DataError(f"a field of type {type(value).__name__} cannot be hashed; make it a tensor")
 
 

@@ -87,9 +87,10 @@ class Decode:
     """
 
     keyed = True
+    decodes = True  # the build asks the dataset for undecoded pictures
 
     def __init__(self, size: Size, crop: Any, decoder: Decoder, reduce: bool) -> None:
-        self.size = _pair(size)
+        self.size = side_lengths(size)
         self.crop = crop
         self.decoder = _chosen(decoder)
         self.reduce = reduce
@@ -133,7 +134,7 @@ class Decode:
             self._put(self._from_pixels(image.decode(), key), target)
             return tensor
         if header.width * header.height > MOST_PIXELS:
-            raise _too_large(image, header)
+            raise too_large(image, header)
         crop = self.crop(key, header.width, header.height)
         decode = self._natively if self.decoder == "native" else self._purely
         if not decode(image.content, header, crop, target):
@@ -300,7 +301,7 @@ class DecodeResizeCenterCrop(Decode):
         decoder: Decoder = "auto",
         reduce: bool = True,
     ) -> None:
-        super().__init__(size, CenterCrop(_pair(size), resize), decoder, reduce)
+        super().__init__(size, CenterCrop(side_lengths(size), resize), decoder, reduce)
 
 
 class DecodeResize(Decode):
@@ -337,7 +338,8 @@ def fused(transform: Compose, batch: BatchCompose) -> tuple[Compose, BatchCompos
     return Compose(steps), BatchCompose(rest, batch.seed)
 
 
-def _pair(size: Size) -> tuple[int, int]:
+def side_lengths(size: Size) -> tuple[int, int]:
+    """Height and width of a result; otherwise a ConfigError."""
     sides = [size, size] if isinstance(size, int) else list(size)
     if len(sides) != 2 or min(sides) < 1:
         raise ConfigError(Problem("size", f"got {size!r}, expected a side or [height, width]"))
@@ -358,7 +360,8 @@ def _chosen(decoder: str) -> Literal["native", "pure"]:
     return "pure" if decoder == "pure" or native() is None else "native"
 
 
-def _too_large(image: EncodedImage, header: JpegHeader) -> DataError:
+def too_large(image: EncodedImage, header: JpegHeader) -> DataError:
+    """What is said of a file with more than `MOST_PIXELS`."""
     return DataError(
         f"image {image.name!r} has {header.width} x {header.height} pixels, more than 2^28. "
         "Make it smaller or take it out of the data."

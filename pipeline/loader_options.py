@@ -28,21 +28,22 @@ _log = logging.getLogger(__name__)
 
 
 def make(
-    given: Loader, transform: Callable[[], Compose], *, backend: Backend | None = None,
-    climbs: bool = False, ranks: int = 1, says: bool = False,
+    given: Loader, transform: Callable[[], Compose], decodes: bool, *,
+    backend: Backend | None = None, climbs: bool = False, ranks: int = 1, says: bool = False,
 ) -> LoaderOptions:  # fmt: skip
     """The options of a loader.
 
     Args:
         given: without `num_workers: tuned`; see `with_tuned`.
         transform: gives that of the loader's samples; not asked where it does not matter.
+        decodes: whether pictures reach the transforms undecoded.
         backend: overrides that of `given`.
         climbs: whether `num_workers: auto` may change while the loader runs; else, and for what
             has no order of its own, it is one for each core.
         ranks: on this machine, which share its memory.
         says: tell in the log what was chosen.
     """
-    backend = backend or _backend(given, transform, says)
+    backend = backend or _backend(given, transform, decodes, says)
     auto = _bounds(given, ranks) if climbs and _may_climb(given, backend) else None
     count = _count(given) if auto is None else max(1, world.usable_cpus() // 4)
     name = given.worker_init_fn
@@ -90,14 +91,14 @@ def budget(wanted: float | None, ranks: int = 1) -> int | None:
     return available() // (2 * ranks) or None
 
 
-def _backend(given: Loader, transform: Callable[[], Compose], says: bool) -> Backend:
+def _backend(given: Loader, transform: Callable[[], Compose], decodes: bool, says: bool) -> Backend:
     """`loader.backend`, with the best that can be done here in the place of "auto"."""
     if given.backend != "auto":
         return given.backend
     made = transform()
     step = decode_step(made)
     of_processes = (given.worker_init_fn, given.multiprocessing_context, given.timeout)
-    threads = step is not None and thread_safe(made) and not any(of_processes)
+    threads = decodes and thread_safe(made) and not any(of_processes)
     if says and given.num_workers != 0:
         what = f", {describe(step)}" if step is not None else ""
         count = "tuned" if given.num_workers == "auto" else str(given.num_workers)

@@ -148,6 +148,11 @@ RULES = (
         "a decoding transform",
         _subclass("pipeline.image_decoding.Decode"),
     ),
+    Rule(
+        "pipeline.device_decoding",
+        "a decoding batch transform",
+        _subclass("pipeline.device_decoding.DecodeBatch"),
+    ),
     Rule("pipeline.batch_geometry", "a batch transform", _is_class),
     Rule("pipeline.batch_colors", "a batch transform", _is_class),
     Rule("pipeline.mixing", "a batch transform", _is_class),

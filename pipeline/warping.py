@@ -53,14 +53,16 @@ def crop_resize_dense(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> T
 
 
 def resize_weights(
-    start: Tensor, extent: Tensor, length: int, size: int, device: torch.device | str = "cpu"
-) -> Tensor:
+    start: Tensor, extent: Tensor, length: int, size: int, device: torch.device | str = "cpu",
+    inside: bool = True,
+) -> Tensor:  # fmt: skip
     """How much each of `length` pixels counts for each of `size`: float32[B, size, length].
 
     A triangle as wide as the output's pixel, but not narrower than the input's, as in Pillow.
 
     Args:
-        start, extent: int64[B], the part of the line that is resized.
+        start, extent: [B], the part of the line that is resized.
+        inside: whether pixels beside that part count for nothing.
     """
     first, span = (t.to(device, torch.float64)[:, None, None] for t in (start, extent))
     scale = span / size
@@ -68,7 +70,8 @@ def resize_weights(
     centres = first + (torch.arange(size, device=device)[:, None] + 0.5) * scale
     pixels = torch.arange(length, device=device) + 0.5
     weights = (1 - (pixels - centres).abs() / support).clamp(min=0)
-    weights = weights * ((pixels > first) & (pixels < first + span))
+    if inside:
+        weights = weights * ((pixels > first) & (pixels < first + span))
     return (weights / weights.sum(-1, keepdim=True)).to(torch.float32)
 
 

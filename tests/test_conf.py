@@ -35,6 +35,7 @@ NEEDS = {
     "dataset/mixture": ["dataset.sources.photographs.root=x"],
     "sampler/stream": ["dataset=mixture", "dataset.sources.photographs.root=x"],
     "sampler/weighted": ["dataset=sequences"],
+    "transform/images_nvjpeg": ["dataset=image_folder", "dataset.root=x"],
     "transform/images_batch": ["dataset=image_folder", "dataset.root=x"],
     "task/validate": ["checkpoint=x"],
     "task/verify": ["runs=[a,b]"],

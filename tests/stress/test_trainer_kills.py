@@ -21,7 +21,7 @@ from pipeline.checkpoint import find_newest, has_checkpoint
 pytestmark = pytest.mark.stress
 KILLS, SECONDS = 100, 1500
 RUN = (
-    "dataset=sequences", "dataset.count=2000", "batch.size=8", "trainer.max_epochs=5",
+    "dataset=sequences", "dataset.count=2000", "batch.size=8", "trainer.max_epochs=20",
     "trainer.checkpoint.every_steps=1", "trainer.checkpoint.keep_last=2", "trainer.ledger=true",
     "trainer.baseline=false", "trainer.pictures=false", "trainer.progress=none", "tracker=none",
     "loader.num_workers=2", "trainer.log_every=10",
@@ -91,7 +91,7 @@ def test_a_hundred_kills(tmp_path):
         assert time.monotonic() - began < SECONDS, f"not done after {kills} kills"
         child = start(folder, log)
         targeted = kills % 5 == 4
-        moment = draw.uniform(0.05, 2.5) if kills < KILLS else 10_000
+        moment = draw.uniform(0.05, 1.8) if kills < KILLS else 10_000
         if not killed(child, folder, moment, targeted):
             break
         kills += 1
