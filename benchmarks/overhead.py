@@ -25,11 +25,11 @@ import torch
 from torch import nn
 
 from pipeline.fetch import Batch, Fetch
-from pipeline.group import Group
 from pipeline.learner import Learner, Options
 from pipeline.loader import Loader
 from pipeline.objective import Regression
 from pipeline.plan import Plan, Request
+from pipeline.ranks.group import Group
 from pipeline.runner import train_epoch
 from pipeline.samplers import Random
 from pipeline.world import World

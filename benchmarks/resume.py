@@ -21,7 +21,7 @@ STRATEGIES = ("random", "sequential", "weighted", "bucket")
 CHILD = """
 import sys, time
 import numpy as np, pandas as pd, torch
-from pipeline.backends import LoaderOptions
+from pipeline.workers.backends import LoaderOptions
 from pipeline.collate import Stack
 from pipeline.fetch import Fetch
 from pipeline.loader import Loader

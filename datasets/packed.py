@@ -17,11 +17,11 @@ import torch
 from torch.utils.data import Dataset
 
 from datasets.reading.image import check_reader, decode_image
-from pipeline.encoded import EncodedImage
 from pipeline.errors import DataError
-from pipeline.pack_fields import Field
-from pipeline.pack_folder import Pack, is_pack
-from pipeline.pack_table import read_table, text_of
+from pipeline.images.encoded import EncodedImage
+from pipeline.packs.fields import Field
+from pipeline.packs.folder import Pack, is_pack
+from pipeline.packs.table import read_table, text_of
 
 if TYPE_CHECKING:
     import pandas as pd

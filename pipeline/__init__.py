@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.build import build_train_loader, build_val_loader
-    from pipeline.preflight import compose
+    from pipeline.checks.preflight import compose
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "build_train_loader": "pipeline.build",
     "build_val_loader": "pipeline.build",
-    "compose": "pipeline.preflight",
+    "compose": "pipeline.checks.preflight",
 }
 
 

@@ -31,14 +31,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.mel import Scale, mel_filters
-from pipeline.resampling import resample
+from pipeline.sound.mel import Scale, mel_filters
+from pipeline.sound.resampling import resample
 
 Sample = dict[str, Any]
 
 
 class Resample:
-    """Bring audio to `rate` Hz, whatever the rate of its file (see `pipeline.resampling`)."""
+    """Bring audio to `rate` Hz, whatever the rate of its file (see `pipeline.sound.resampling`)."""
 
     def __init__(self, rate: int, fields: Sequence[str] = ("audio",)) -> None:
         _check("rate", rate, rate > 0, "more than 0 Hz")
@@ -163,7 +163,7 @@ class LogMel:
         n_mels: bands.
         window: length of the window in frames of audio, at most n_fft; None takes n_fft.
         f_min, f_max: ends of the lowest and the highest band in Hz; None takes half the rate.
-        scale: "slaney" (as librosa has it) or "htk"; see `pipeline.mel`.
+        scale: "slaney" (as librosa has it) or "htk"; see `pipeline.sound.mel`.
         floor: power below which everything is silence; keeps the logarithm finite. The power of a
             sine of amplitude 1 adds up to n_fft * window / 16 or so over the bins around it.
         field, output: the field that is read, and the one that takes its place.

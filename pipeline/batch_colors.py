@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pipeline import warping
 from pipeline.batch_transforms import (
     Range,
     around,
@@ -29,6 +28,7 @@ from pipeline.batch_transforms import (
 )
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.fetch import Batch
+from pipeline.images import warping
 from pipeline.keyed import KeyedRandom
 from pipeline.transforms import Normalize as NormalizeSample
 

@@ -30,9 +30,9 @@ from pipeline.batch_transforms import (
 )
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.fetch import Batch
+from pipeline.images.warping import affine, crop_nearest, crop_resize
 from pipeline.keyed import KeyedRandom
 from pipeline.transforms import LandmarkFlip
-from pipeline.warping import affine, crop_nearest, crop_resize
 
 
 class Move(ABC):

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline import warping
 from pipeline.errors import ConfigError, DataError, PenstockError, Problem
 from pipeline.fetch import Batch, SampleError, hash_sample
+from pipeline.images import warping
 from pipeline.keyed import KeyedRandom
 from pipeline.randomness import global_states, moved
 

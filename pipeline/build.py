@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeline import loader_options, quarantine, trust, world
-from pipeline.backends import LoaderOptions
+from pipeline import loader_options, quarantine, world
 from pipeline.bad_samples import BadSamples
 from pipeline.batch_transforms import BatchCompose
 from pipeline.budget import Budget, epoch_length
+from pipeline.checks import trust
+from pipeline.checks.nodes import FACTS, SAME_FACTS, SCHEDULE_KEYS, datasets
 from pipeline.collate import Single
 from pipeline.config import Config
 from pipeline.config import Loader as LoaderSection
@@ -28,8 +29,7 @@ from pipeline.image_decoding import decode_step, fused
 from pipeline.loader import Loader
 from pipeline.loader_options import Backend
 from pipeline.making import Lazy, make
-from pipeline.nodes import FACTS, SAME_FACTS, SCHEDULE_KEYS, datasets
-from pipeline.packing import Recipe, pack
+from pipeline.packs.packing import Recipe, pack
 from pipeline.plan import Plan
 from pipeline.randomness import hash64, scope, seed_global
 from pipeline.samplers import BatchStrategy, Order, Sequential, Tail
@@ -38,6 +38,7 @@ from pipeline.statistics import statistics_of
 from pipeline.stream_fetch import StreamFetch
 from pipeline.streams import StreamOrder, StreamPlan, is_stream, length_of
 from pipeline.transforms import Compose, Normalize
+from pipeline.workers.backends import LoaderOptions
 from pipeline.world import World
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-PACKED = "datasets.packed.Packed"  # reads what pipeline.packing makes
+PACKED = "datasets.packed.Packed"  # reads what pipeline.packs.packing makes
 
 
 class Parts:

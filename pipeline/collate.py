@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import default_collate, default_convert
 
 from pipeline import slots
-from pipeline.encoded import EncodedImage
+from pipeline.images.encoded import EncodedImage
 
 Sample = Mapping[str, Any]
 

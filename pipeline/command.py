@@ -28,10 +28,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipeline import contradictions, launch, preflight, tasks, trust, world
-from pipeline.composition import CONF, VERSION_BASE, Composer, plain
+from pipeline import tasks, world
+from pipeline.checks import contradictions, preflight, trust
+from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain
 from pipeline.config import Config
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
+from pipeline.ranks import launch
 from pipeline.resumption import with_overrides_of_run
 from pipeline.tasks import sweep
 

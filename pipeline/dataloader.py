@@ -24,12 +24,12 @@ from typing import Any, Literal, TypeVar
 from torch.utils import data as torch_data
 from torch.utils.data import IterableDataset
 
-from pipeline.backends import Backend, LoaderOptions
-from pipeline.drawing import Drawing
-from pipeline.epoch_draws import EpochDraws, plain
-from pipeline.item_fetch import ItemFetch, TurnFetch
+from pipeline.compat.drawing import Drawing
+from pipeline.compat.epoch_draws import EpochDraws, plain
+from pipeline.compat.item_fetch import ItemFetch, TurnFetch
+from pipeline.compat.passes import PartsProgress, Pass, Progress, RowsProgress
 from pipeline.loader import open_backend
-from pipeline.passes import PartsProgress, Pass, Progress, RowsProgress
+from pipeline.workers.backends import Backend, LoaderOptions
 from pipeline.world import has_accelerator
 
 STATE_VERSION = 1

@@ -3,7 +3,7 @@
     DecodeBatchRandomResizedCrop, DecodeBatchResizeCenterCrop      uint8 [B, 3, *size]
 
 1. Samples reach the batch as files (`EncodedImage`), so bytes of files cross to the device.
-2. Crops are those of `pipeline.crops`, known from a row's key and the size in the file's header.
+2. Crops are those of `pipeline.images.crops`, known from a row's key and the size in the header.
 3. torchvision decodes all files of a batch together: nvJPEG on CUDA, libjpeg-turbo on a CPU.
 4. What is no plain and whole JPEG file (PNG, CMYK, damaged ...) is decoded on the CPU by the
    dataset's own reader, one by one; so a bad file is refused in its words.
@@ -21,14 +21,14 @@ import torchvision.io  # noqa: F401  (registers torch.ops.image)
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from pipeline.crops import CenterCrop, Crop, RandomResizedCrop
-from pipeline.encoded import EncodedImage
 from pipeline.errors import DataError
 from pipeline.fetch import Batch
 from pipeline.image_decoding import MOST_PIXELS, Size, side_lengths, too_large
-from pipeline.jpeg_header import JpegHeader, jpeg_header
+from pipeline.images.crops import CenterCrop, Crop, RandomResizedCrop
+from pipeline.images.encoded import EncodedImage
+from pipeline.images.jpeg_header import JpegHeader, jpeg_header
+from pipeline.images.warping import resize_weights
 from pipeline.keyed import KeyedRandom
-from pipeline.warping import resize_weights
 
 _RGB = 3  # torchvision.io.ImageReadMode
 # What is to be done to stored pixels [C, H, W], by EXIF's number: transpose? and which to mirror.

@@ -34,8 +34,8 @@ from pipeline.bad_samples import (
 from pipeline.bad_samples import SampleError as SampleError  # where its readers look for it
 from pipeline.clock import Clock, Trace
 from pipeline.collate import Mismatch, Stack, plain
-from pipeline.encoded import EncodedImage
 from pipeline.errors import DataError
+from pipeline.images.encoded import EncodedImage
 from pipeline.plan import Request
 from pipeline.randomness import GLOBAL, Draws, IntArray, begin_sample, sample_keys
 from pipeline.share import Share

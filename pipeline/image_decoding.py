@@ -30,10 +30,10 @@ from torchvision import tv_tensors
 from pipeline import slots
 from pipeline.batch_colors import Normalize
 from pipeline.batch_transforms import BatchCompose
-from pipeline.crops import CenterCrop, Crop, RandomResizedCrop, Whole
-from pipeline.encoded import EncodedImage
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.jpeg_header import JpegHeader, jpeg_header
+from pipeline.images.crops import CenterCrop, Crop, RandomResizedCrop, Whole
+from pipeline.images.encoded import EncodedImage
+from pipeline.images.jpeg_header import JpegHeader, jpeg_header
 from pipeline.randomness import key_at_hand
 from pipeline.slots import Slot
 from pipeline.transforms import Compose, Sample

@@ -20,10 +20,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from pipeline.errors import PenstockError
 from pipeline.fetch import Batch
-from pipeline.group import Group
 from pipeline.objective import Objective
-from pipeline.parallel import Parallel, like, local, same_buffers, wrap
 from pipeline.randomness import hash64
+from pipeline.ranks.group import Group
+from pipeline.ranks.parallel import Parallel, like, local, same_buffers, wrap
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Mode = Literal["min", "max"]

@@ -16,17 +16,17 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from pipeline.autotune import Autotune
-from pipeline.backends import Backend, Failure, LoaderOptions, MainBackend
 from pipeline.budget import Budget
 from pipeline.errors import ConfigError, Problem
 from pipeline.fetch import Batch, Fetch
-from pipeline.memory import tree_pss
 from pipeline.plan import Plan, Request
-from pipeline.process_backend import ProcessBackend
 from pipeline.streams import End, StreamPlan, StreamRequest
-from pipeline.thread_backend import ThreadBackend
 from pipeline.transfer import Transfer
+from pipeline.tuning.autotune import Autotune
+from pipeline.tuning.memory import tree_pss
+from pipeline.workers.backends import Backend, Failure, LoaderOptions, MainBackend
+from pipeline.workers.process_backend import ProcessBackend
+from pipeline.workers.thread_backend import ThreadBackend
 from pipeline.world import World, has_accelerator
 
 STATE_VERSION = 1

@@ -13,13 +13,15 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from pipeline import trust, tuned, world
-from pipeline.autotune import Auto
-from pipeline.backends import LoaderOptions
+from pipeline import world
+from pipeline.checks import trust
 from pipeline.config import Config, Loader
 from pipeline.image_decoding import decode_step, describe, thread_safe
-from pipeline.memory import available
 from pipeline.transforms import Compose
+from pipeline.tuning import tuned
+from pipeline.tuning.autotune import Auto
+from pipeline.tuning.memory import available
+from pipeline.workers.backends import LoaderOptions
 
 Backend = Literal["main", "process", "thread"]
 

@@ -1,9 +1,9 @@
 """Plain values to objects: the one place where a `_target_` is called.
 
-Every name goes through `pipeline.trust` and then through hydra's `instantiate`, which has a gate of
-its own; the very object that was checked is what gets called. Arguments are built inside out from
-plain values, and never read again as YAML or as interpolations, in which an unchecked `_target_`
-could hide. A `_partial_` is a plain functools.partial: hydra's own costs 130 us a call.
+Every name goes through `pipeline.checks.trust` and then through hydra's `instantiate`, which has a
+gate of its own; the very object that was checked is what gets called. Arguments are built inside
+out from plain values, and never read again as YAML or as interpolations, in which an unchecked
+`_target_` could hide. A `_partial_` is a plain functools.partial: hydra's own costs 130 us a call.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from hydra.utils import instantiate
 
-from pipeline import trust
+from pipeline.checks import trust
+from pipeline.checks.signatures import SPECIAL, arguments
 from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.signatures import SPECIAL, arguments
 
 Supply = Mapping[str, Any]
 

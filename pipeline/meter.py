@@ -21,8 +21,8 @@ from torch import Tensor
 
 from pipeline.errors import PenstockError
 from pipeline.fetch import Batch, hash_of_rows, row_hashes
-from pipeline.group import Group
 from pipeline.randomness import hash64, hash64_each
+from pipeline.ranks.group import Group
 
 
 class NonFiniteLossError(PenstockError):

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError, Problem
 from pipeline.fetch import Batch
-from pipeline.group import Group
-from pipeline.metric_states import merge
+from pipeline.ranks.group import Group
+from pipeline.ranks.metric_states import merge
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.bad_samples import BadSamples, LeftOut, OnError, path_of, rule
-from pipeline.disk import append
 from pipeline.errors import ConfigError, Problem
 from pipeline.plan import Plan
+from pipeline.saving.disk import append
 from pipeline.streams import StreamPlan
 
 COLUMNS = ("split", "index", "path", "epoch", "step", "position", "cause", "dataset")

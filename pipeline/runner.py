@@ -27,16 +27,16 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pipeline.checkpoint import Checkpoints, State
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.fetch import Batch
-from pipeline.group import Group
 from pipeline.learner import Learner, Options
 from pipeline.loader import Loader
 from pipeline.meter import Meter, NonFiniteLossError, Step, order_hash
 from pipeline.objective import Objective
-from pipeline.parallel import Parallel, same_buffers
 from pipeline.preemption import Preempted, Preemption
+from pipeline.ranks.group import Group
+from pipeline.ranks.parallel import Parallel, same_buffers
+from pipeline.saving.checkpoint import Checkpoints, State
 from pipeline.validation import validate
 
 __all__ = ["NonFiniteLossError", "Observer", "Result", "fit", "train_epoch", "validate"]

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torchvision import tv_tensors
 
-from pipeline.encoded import EncodedImage
 from pipeline.errors import DataError
+from pipeline.images.encoded import EncodedImage
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from pipeline.fetch import Batch
-from pipeline.group import Group
 from pipeline.learner import Precision, autocast
 from pipeline.loader import Loader
 from pipeline.objective import Objective
+from pipeline.ranks.group import Group
 
 
 @torch.no_grad()

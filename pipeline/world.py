@@ -1,7 +1,7 @@
 """Where this process stands among the others: rank, world size, device.
 
 The only file that reads the launcher's environment variables and asks torch for accelerators. What
-the processes say to each other goes through `pipeline.group`.
+the processes say to each other goes through `pipeline.ranks.group`.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Slow:
 
 PROGRAM = """
 import os, signal, sys, threading, time
-from pipeline.backends import LoaderOptions
+from pipeline.workers.backends import LoaderOptions
 from tests import deaths, toy
 
 def go():

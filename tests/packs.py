@@ -9,7 +9,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from pipeline.packing import Recipe, pack
+from pipeline.packs.packing import Recipe, pack
 
 
 class Everything(Dataset):

@@ -12,15 +12,15 @@ from torch import nn
 from torch.utils.data import Dataset
 from torchmetrics import MeanSquaredError, SpearmanCorrCoef
 
-from pipeline import checkpoint
 from pipeline.collate import Stack
 from pipeline.fetch import Fetch
-from pipeline.group import Group, join
 from pipeline.loader import Loader
 from pipeline.objective import Regression
 from pipeline.plan import Plan
+from pipeline.ranks.group import Group, join
 from pipeline.runner import validate
 from pipeline.samplers import Sequential
+from pipeline.saving import checkpoint
 from pipeline.world import from_environment, is_launched
 from tests.resuming import SAMPLERS, STREAMS, Case
 

@@ -12,23 +12,23 @@ from torch import nn
 from torch.utils.data import Dataset
 from torchmetrics import MeanSquaredError
 
-from pipeline import checkpoint
-from pipeline.backends import LoaderOptions
-from pipeline.checkpoint import Checkpoints
 from pipeline.collate import Stack
 from pipeline.fetch import Fetch
-from pipeline.group import Group
 from pipeline.learner import Options
 from pipeline.loader import Loader
 from pipeline.objective import Regression
-from pipeline.parallel import Parallel, prepare
 from pipeline.plan import Plan
 from pipeline.preemption import Preempted
+from pipeline.ranks.group import Group
+from pipeline.ranks.parallel import Parallel, prepare
 from pipeline.runner import Observer, fit
 from pipeline.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from pipeline.saving import checkpoint
+from pipeline.saving.checkpoint import Checkpoints
 from pipeline.stream_fetch import StreamFetch
 from pipeline.streams import StreamOrder, StreamPlan
 from pipeline.torch_samplers import adapt
+from pipeline.workers.backends import LoaderOptions
 from tests import streams
 
 LENGTH, SIZE, EPOCHS = 22, 4, 3

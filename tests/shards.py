@@ -24,10 +24,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial
 
-from pipeline import checkpoint
-from pipeline.checkpoint import CheckpointError, Checkpoints
-from pipeline.group import Group
-from pipeline.parallel import like
+from pipeline.ranks.group import Group
+from pipeline.ranks.parallel import like
+from pipeline.saving import checkpoint
+from pipeline.saving.checkpoint import CheckpointError, Checkpoints
 from pipeline.world import World
 
 # Once for all ranks: what `fully_shard` and saving import by and by.

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline import resampling
 from pipeline.audio import (
     Gain,
     LogMel,
@@ -18,9 +17,10 @@ from pipeline.audio import (
     Standardize,
 )
 from pipeline.errors import ConfigError, DataError
-from pipeline.mel import mel_filters
 from pipeline.models import AudioNet
-from pipeline.resampling import resample
+from pipeline.sound import resampling
+from pipeline.sound.mel import mel_filters
+from pipeline.sound.resampling import resample
 
 RATES = [(48000, 8000), (44100, 16000), (8000, 16000), (44100, 48000), (11025, 8000), (8001, 8000)]
 

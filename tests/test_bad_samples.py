@@ -14,7 +14,6 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 
 from datasets.image_folder import ImageFolder
 from datasets.reading.image import decode_image
-from pipeline.backends import LoaderOptions
 from pipeline.bad_samples import ATTEMPTS, is_bad, rule
 from pipeline.budget import Budget
 from pipeline.collate import List, Pad, Single, Stack
@@ -26,6 +25,7 @@ from pipeline.samplers import Bucket, Identity, Random, Sequential, Subset, Weig
 from pipeline.stream_fetch import StreamFetch
 from pipeline.streams import StreamOrder, StreamPlan
 from pipeline.torch_samplers import adapt
+from pipeline.workers.backends import LoaderOptions
 from pipeline.world import World
 from tests import broken_images, toy
 

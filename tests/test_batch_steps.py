@@ -188,8 +188,8 @@ def test_classes_that_a_dataset_does_not_tell(faces):
 
 
 def test_a_step_that_cannot_be_sent_to_workers_is_named():
-    from pipeline.backends import LoaderOptions
     from pipeline.batch_transforms import BatchCompose
+    from pipeline.workers.backends import LoaderOptions
     from tests import toy
 
     loader = toy.loader()

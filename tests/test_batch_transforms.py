@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
-from pipeline import warping
 from pipeline.batch_colors import ColorJitter, Normalize, RandomErasing
 from pipeline.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop, forward
 from pipeline.batch_transforms import BatchCompose
 from pipeline.collate import List, Pad, Stack
 from pipeline.errors import ConfigError, DataError
 from pipeline.fetch import Batch, Fetch, SampleError, batch_hash
+from pipeline.images import warping
+from pipeline.images.warping import affine, crop_nearest, crop_resize, crop_resize_dense, layout
 from pipeline.keyed import KeyedRandom
 from pipeline.mixing import CutMix, MixUp
 from pipeline.plan import Plan, Request
 from pipeline.samplers import Random, Sequential
 from pipeline.transforms import LandmarkFlip
 from pipeline.transforms import Normalize as NormalizeSample
-from pipeline.warping import affine, crop_nearest, crop_resize, crop_resize_dense, layout
 from tests.program import SHARED
 
 DEVICES = [

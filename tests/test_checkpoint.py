@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from pipeline import checkpoint, checkpoint_file
-from pipeline.checkpoint import CheckpointError, Checkpoints
 from pipeline.errors import PenstockError
+from pipeline.saving import checkpoint, checkpoint_file
+from pipeline.saving.checkpoint import CheckpointError, Checkpoints
 
 
 def small_state() -> dict[str, Any]:

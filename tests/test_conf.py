@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 import pipeline
+from pipeline.checks.preflight import compose
 from pipeline.config import Config
-from pipeline.preflight import compose
 from pipeline.tasks import TASKS
 
 CONF = Path(__file__).parent.parent / "conf"

@@ -5,7 +5,8 @@ import re
 import pytest
 
 import pipeline
-from pipeline import contradictions, world
+from pipeline import world
+from pipeline.checks import contradictions
 from pipeline.errors import ConfigError
 
 OWN = [

@@ -106,7 +106,7 @@ def test_what_cannot_be_mixed_is_refused():
 
 
 def test_a_mixture_through_workers():
-    from pipeline.backends import LoaderOptions
+    from pipeline.workers.backends import LoaderOptions
 
     def epoch(options):
         return np.array(numbers(loader_of(mixture(), options, StreamOrder(1, 8)).epoch(1)))

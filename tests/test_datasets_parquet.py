@@ -16,7 +16,6 @@ from datasets.parquet import Parquet
 from datasets.parquet_stream import ParquetStream
 from datasets.reading.row_split import RowSplit
 from datasets.reading.table_rows import AllRows, ListedRows, rows_before
-from pipeline.backends import LoaderOptions
 from pipeline.collate import List
 from pipeline.errors import ConfigError, DataError
 from pipeline.fetch import Fetch
@@ -25,6 +24,7 @@ from pipeline.plan import Plan
 from pipeline.samplers import Random
 from pipeline.stream_fetch import StreamFetch
 from pipeline.streams import StreamOrder, StreamPlan
+from pipeline.workers.backends import LoaderOptions
 from tests import toy
 from tests.tables import FORMATS, make, pa, picture, pq, tensors, write
 

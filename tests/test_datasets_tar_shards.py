@@ -17,12 +17,12 @@ from datasets.tar.members import _number, read_members
 from datasets.tar.samples import read_samples
 from datasets.tar.source import BytesTar, GzipTar
 from datasets.tar_shards import TarShards
-from pipeline.backends import LoaderOptions
 from pipeline.collate import List
 from pipeline.errors import ConfigError, DataError
 from pipeline.loader import Loader
 from pipeline.stream_fetch import StreamFetch
 from pipeline.streams import StreamOrder, StreamPlan
+from pipeline.workers.backends import LoaderOptions
 from tests import toy
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import checkpoint, disk
-from pipeline.disk import DiskError, Hold, cut, remove_leftovers, replacing, write_atomically
+from pipeline.saving import checkpoint, disk
+from pipeline.saving.disk import DiskError, Hold, cut, remove_leftovers, replacing, write_atomically
 
 ROOT = Path(__file__).parent.parent
 MOUNT = "mount -t tmpfs -o size=400k none {folder}"

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pipeline import checkpoint, command
+from pipeline import command
 from pipeline.errors import ConfigError
 from pipeline.learner import Options
 from pipeline.runner import Result
+from pipeline.saving import checkpoint
 from pipeline.tasks import fit
 from pipeline.tasks.fit import print_report, scheduler_moves, spare_cores
 from pipeline.world import World

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pipeline.errors import ConfigError
-from pipeline.group import Group, join
+from pipeline.ranks.group import Group, join
 from pipeline.world import World, from_environment, is_launched
 
 

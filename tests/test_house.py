@@ -21,11 +21,33 @@ def tracked(*patterns):
 
 
 def layers():
-    """File names of `pipeline` from top to bottom, as docs/design.md lists them."""
+    """Modules of `pipeline` from top to bottom, as docs/design.md lists them: "room.file"."""
     text = (ROOT / "docs" / "design.md").read_text()
     block = re.search(r"```text\n(pipeline/.*?)```", text, re.DOTALL)
     assert block, "docs/design.md has no block that starts with pipeline/"
-    return re.findall(r"^ {4}(\w+)\.py", block[1], re.MULTILINE)
+    found, room = [], ""
+    for line in block[1].splitlines()[1:]:
+        depth, name, kind = re.match(r"( +)(\w+)(\.py|/)", line).groups()
+        if kind == "/":
+            room = f"{name}."
+        else:
+            found.append(name if len(depth) == 4 else room + name)
+    return found
+
+
+def module_of(path):
+    return ".".join(path.relative_to(ROOT / "pipeline").with_suffix("").parts)
+
+
+def module_exists(module):
+    return (ROOT / f"{module.replace('.', '/')}.py").exists()
+
+
+def in_the_house():
+    """The files that have a place in the order; what only names a room has none."""
+    listed = [*(ROOT / "pipeline").glob("*.py"), *(ROOT / "pipeline").glob("*/*.py")]
+    beside = {"tasks", "native"}
+    return sorted(p for p in listed if p.parent.name not in beside and p.stem != "__init__")
 
 
 def imports_of(path):
@@ -48,32 +70,43 @@ def imports_of(path):
 
 
 def test_the_design_lists_every_file_of_the_pipeline():
-    files = {path.stem for path in (ROOT / "pipeline").glob("*.py")} - {"__init__"}
-    assert set(layers()) == files
+    assert sorted(layers()) == sorted(map(module_of, in_the_house()))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "pipeline").glob("*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", in_the_house(), ids=module_of)
 def test_a_file_imports_only_from_files_above_it(path):
     order = layers()
-    if path.stem == "__init__":
-        assert {m.split(".")[0] for m in imports_of(path)} <= {"__future__", "importlib", "typing"}
-        return
-    above = {f"pipeline.{name}" for name in order[: order.index(path.stem)]}
+    here = module_of(path)
+    above = set(order[: order.index(here)])
     for module in imports_of(path):
-        assert not module.startswith("datasets"), f"{path.name} imports {module}"
-        if re.fullmatch(r"pipeline\.\w+", module) and module != "pipeline.tasks":
-            assert module in above, f"{path.name} imports {module}, which is not above it"
+        assert not module.startswith("datasets"), f"{here} imports {module}"
+        name = module.removeprefix("pipeline.")
+        if module.startswith("pipeline.") and name in order:
+            assert name in above, f"{here} imports {module}, which is not above it"
         if module.startswith(("hydra", "omegaconf")):
-            assert path.stem in HYDRA_FILES, f"{path.name} imports {module}"
+            assert path.stem in HYDRA_FILES, f"{here} imports {module}"
+
+
+ROOMS = {path for path in (ROOT / "pipeline").rglob("__init__.py") if path.parent.name != "tasks"}
+
+
+@pytest.mark.parametrize("path", sorted(ROOMS), ids=module_of)
+def test_importing_a_room_imports_nothing(path):
+    assert {m.split(".")[0] for m in imports_of(path)} <= {"__future__", "importlib", "typing"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "datasets").rglob("*.py")), ids=lambda p: p.stem)
 def test_datasets_know_only_the_top_of_the_pipeline(path):
-    allowed = {f"pipeline.{name}" for name in ("encoded", "errors", "randomness", "transforms")}
-    allowed |= {"pipeline.pack_fields", "pipeline.pack_folder", "pipeline.pack_table"}
+    allowed = {f"pipeline.{name}" for name in ("errors", "randomness", "transforms")}
+    allowed |= {
+        "pipeline.images.encoded",
+        "pipeline.packs.fields",
+        "pipeline.packs.folder",
+        "pipeline.packs.table",
+    }
     for module in imports_of(path):
-        if module.startswith("pipeline"):
-            assert module.rpartition(".")[0] in allowed or module in allowed, module
+        if re.fullmatch(r"pipeline\.\w+(\.\w+)?", module) and module_exists(module):
+            assert module in allowed, module
 
 
 def test_the_readme_maps_every_file():

@@ -24,8 +24,6 @@ from pipeline.batch_colors import Normalize
 from pipeline.batch_transforms import BatchCompose
 from pipeline.build import Parts
 from pipeline.collate import Stack
-from pipeline.crops import CenterCrop, Crop, RandomResizedCrop
-from pipeline.encoded import EncodedImage
 from pipeline.errors import ConfigError, DataError
 from pipeline.image_decoding import (
     Decode,
@@ -34,7 +32,9 @@ from pipeline.image_decoding import (
     DecodeResizeCenterCrop,
     native,
 )
-from pipeline.jpeg_header import jpeg_header
+from pipeline.images.crops import CenterCrop, Crop, RandomResizedCrop
+from pipeline.images.encoded import EncodedImage
+from pipeline.images.jpeg_header import jpeg_header
 from pipeline.loader import Loader, LoaderOptions
 from pipeline.randomness import begin_sample, hash64, uniform, uniform_at
 from pipeline.transforms import Compose

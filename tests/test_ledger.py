@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from pipeline.disk import DiskError, cut
-from pipeline.group import Group
 from pipeline.meter import Meter, Step
+from pipeline.ranks.group import Group
 from pipeline.samplers import Random
+from pipeline.saving.disk import DiskError, cut
 from pipeline.tasks.recording import Ledger
 from tests.toy import loader
 

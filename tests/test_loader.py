@@ -9,10 +9,10 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from pipeline.backends import LoaderOptions, WorkerError
 from pipeline.errors import ConfigError, DataError
 from pipeline.fetch import SampleError
 from pipeline.isolation import SharedGeneratorError
+from pipeline.workers.backends import LoaderOptions, WorkerError
 from tests import toy
 
 MAIN = LoaderOptions()

@@ -13,10 +13,10 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from datasets.packed import Packed
-from pipeline.backends import LoaderOptions
 from pipeline.errors import ConfigError, DataError
-from pipeline.pack_folder import Pack
-from pipeline.packing import Recipe, pack
+from pipeline.packs.folder import Pack
+from pipeline.packs.packing import Recipe, pack
+from pipeline.workers.backends import LoaderOptions
 from tests.packs import Changing, Drawing, Everything, Slow, write_images
 from tests.program import ROOT, run
 
@@ -122,9 +122,9 @@ def test_a_full_disk_is_said_and_nothing_remains(tmp_path):
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
         "from tests.packs import Large\n"
-        "from pipeline.packing import Recipe, pack\n"
+        "from pipeline.packs.packing import Recipe, pack\n"
         "from pipeline.errors import DataError\n"
-        "from pipeline.backends import LoaderOptions\n"
+        "from pipeline.workers.backends import LoaderOptions\n"
         "options = LoaderOptions('thread', 2)\n"
         "try:\n    pack(Large(8), 'train', Recipe(), sys.argv[1], options=options)\n"
         "except DataError as error:\n    print(error)\n"

@@ -9,15 +9,15 @@ import torch
 from torchvision import tv_tensors
 
 from datasets.packed import Packed
-from pipeline.backends import LoaderOptions
 from pipeline.collate import Stack
 from pipeline.errors import DataError
 from pipeline.fetch import Fetch, hash_sample, kinds_of
 from pipeline.loader import Loader
-from pipeline.packing import Recipe, pack
+from pipeline.packs.packing import Recipe, pack
 from pipeline.plan import Plan, Request
 from pipeline.samplers import Bucket, Random, Weighted
 from pipeline.transforms import Compose
+from pipeline.workers.backends import LoaderOptions
 from tests.packs import Everything, write_images
 from tests.program import run
 

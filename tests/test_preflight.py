@@ -3,8 +3,8 @@
 import pytest
 
 import pipeline
-from pipeline import preflight
-from pipeline.composition import Composer
+from pipeline.checks import preflight
+from pipeline.checks.composition import Composer
 from pipeline.errors import ConfigError, DataError
 
 

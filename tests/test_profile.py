@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from benchmarks import built_cases
-from pipeline.backends import LoaderOptions
 from pipeline.clock import Clock
-from pipeline.verdict import Measured, judge
+from pipeline.tuning.verdict import Measured, judge
+from pipeline.workers.backends import LoaderOptions
 from tests import toy
 from tests.program import run
 

@@ -1,9 +1,9 @@
 import json
 
 from pipeline.fetch import batch_hash
-from pipeline.group import Group
 from pipeline.meter import Meter
-from pipeline.run_folder import RunFolder
+from pipeline.ranks.group import Group
+from pipeline.saving.run_folder import RunFolder
 from pipeline.tasks.recording import Digests, Metrics
 from tests.toy import loader
 

@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline import board, channel
-from pipeline.backends import LoaderOptions, WorkerError
+from pipeline import board
 from pipeline.collate import List, Stack
 from pipeline.fetch import Batch
 from pipeline.loader import Loader
-from pipeline.process_backend import ProcessBackend
 from pipeline.stream_fetch import StreamFetch
 from pipeline.streams import StreamOrder, StreamPlan
+from pipeline.workers import channel
+from pipeline.workers.backends import LoaderOptions, WorkerError
+from pipeline.workers.process_backend import ProcessBackend
 from tests import deaths, toy
 from tests.deaths import Doom, Files
 
@@ -43,7 +44,9 @@ def undisturbed(transform=None, epoch=0):
 
 def message(caplog):
     """What was said of one death."""
-    said = [record.getMessage() for record in caplog.records if record.name == "pipeline.crew"]
+    said = [
+        record.getMessage() for record in caplog.records if record.name == "pipeline.workers.crew"
+    ]
     assert len(said) == 1
     return said[0]
 

@@ -9,19 +9,19 @@ from torch import nn
 from torch.utils.data import Dataset
 from torchmetrics import MeanSquaredError
 
-from pipeline import checkpoint
-from pipeline.backends import LoaderOptions
-from pipeline.checkpoint import Checkpoints
 from pipeline.collate import Stack
 from pipeline.errors import ConfigError, PenstockError
 from pipeline.fetch import Fetch
-from pipeline.group import Group
 from pipeline.learner import Learner, Options
 from pipeline.loader import Loader
 from pipeline.objective import Regression
 from pipeline.plan import Plan
+from pipeline.ranks.group import Group
 from pipeline.runner import NonFiniteLossError, Observer, fit, train_epoch, validate
 from pipeline.samplers import Random, Sequential
+from pipeline.saving import checkpoint
+from pipeline.saving.checkpoint import Checkpoints
+from pipeline.workers.backends import LoaderOptions
 from pipeline.world import World
 
 

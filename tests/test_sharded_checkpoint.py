@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline import checkpoint
-from pipeline.checkpoint import CheckpointError, Checkpoints
+from pipeline.saving import checkpoint
+from pipeline.saving.checkpoint import CheckpointError, Checkpoints
 from tests.shards import network, state_of, step
 
 ROOT = Path(__file__).parent.parent

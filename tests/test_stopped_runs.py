@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from pipeline import checkpoint
+from pipeline.saving import checkpoint
 from tests.program import ROOT, run
 
 SMALL = (

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datasets.mixture import Mixture
-from pipeline.backends import LoaderOptions
 from pipeline.collate import Stack
 from pipeline.errors import ConfigError, DataError
 from pipeline.fetch import Fetch, batch_hash
@@ -17,6 +16,7 @@ from pipeline.plan import Plan
 from pipeline.samplers import Random
 from pipeline.stream_fetch import StreamFetch
 from pipeline.streams import End, StreamOrder, StreamPlan, is_stream
+from pipeline.workers.backends import LoaderOptions
 from pipeline.world import World
 from tests import streams, toy
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from pipeline.backends import LoaderOptions
 from pipeline.batch_colors import Normalize
 from pipeline.batch_transforms import BatchCompose
 from pipeline.loader import Loader
 from pipeline.plan import Plan
 from pipeline.samplers import Random
 from pipeline.transfer import Buffers, Transfer, ahead
+from pipeline.workers.backends import LoaderOptions
 from pipeline.world import World
 from tests import toy
 

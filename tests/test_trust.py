@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pipeline import trust
+from pipeline.checks import trust
 from pipeline.errors import ConfigError
 
 ALLOWED = [
@@ -59,8 +59,9 @@ REFUSED = [
     "torchvision.io.read_image", "torchvision.datasets.ImageFolder",
     "torchvision.transforms.v2.functional.register_kernel", "torchvision.transforms.Resize",
     "torchmetrics.text.bert.BERTScore", "torchmetrics.image.fid.FrechetInceptionDistance",
-    "torchmetrics.functional.accuracy", "pipeline.checkpoint.load", "pipeline.samplers.hash64",
-    "pipeline.trust.resolve", "pipeline.making.make", "pipeline.command.main",
+    "torchmetrics.functional.accuracy", "pipeline.saving.checkpoint.load",
+    "pipeline.samplers.hash64", "pipeline.checks.trust.resolve", "pipeline.making.make",
+    "pipeline.command.main",
     "datasets.reading.split.split_rows", "datasets.face_landmarks.read_image",
     # ways around
     "torch.nn.functional.torch.hub.load", "torch.nn.modules.module.torch.load",

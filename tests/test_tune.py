@@ -5,9 +5,9 @@ import json
 import pytest
 
 from benchmarks import built_cases
-from pipeline import tuned
 from pipeline.errors import ConfigError
-from pipeline.search import Search, Setting, Slice, Space
+from pipeline.tuning import tuned
+from pipeline.tuning.search import Search, Setting, Slice, Space
 from tests.program import run
 
 

@@ -6,9 +6,9 @@ from torchmetrics import MeanSquaredError
 from torchmetrics.classification import MulticlassAccuracy
 
 import pipeline
-from pipeline import checkpoint
 from pipeline.errors import PenstockError
 from pipeline.objective import Regression
+from pipeline.saving import checkpoint
 from pipeline.tasks import validate
 from pipeline.tasks.validate import load_weights, monitored, print_table
 from tests.program import run

@@ -5,8 +5,8 @@ import shutil
 import pytest
 import torch
 
-from pipeline import checkpoint
-from pipeline.checkpoint import Checkpoints
+from pipeline.saving import checkpoint
+from pipeline.saving.checkpoint import Checkpoints
 from tests.program import run
 
 FIT = (

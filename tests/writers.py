@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline import checkpoint, disk
-from pipeline.checkpoint import CheckpointError, Checkpoints
-from pipeline.disk import DiskError
+from pipeline.saving import checkpoint, disk
+from pipeline.saving.checkpoint import CheckpointError, Checkpoints
+from pipeline.saving.disk import DiskError
 
 KILLS = 30
 

@@ -31,8 +31,8 @@ import torchvision.io  # noqa: F401  (registers torch.ops.image)
 from torchvision import tv_tensors
 
 from datasets.reading.file_kind import stranger
-from pipeline.encoded import EncodedImage
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.images.encoded import EncodedImage
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -32,8 +32,8 @@ from pipeline.loader import Loader
 from pipeline.plan import Plan, Request
 from pipeline.quarantine import NAME, Entry, QuarantineFile, entries
 from pipeline.randomness import Draws, sample_keys
-from pipeline.run_folder import RunFolder
 from pipeline.samplers import Sequential
+from pipeline.saving.run_folder import RunFolder
 from pipeline.share import Share
 from pipeline.stream_fetch import StreamFetch
 from pipeline.streams import StreamOrder, StreamPlan

@@ -20,22 +20,23 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from torch import nn
 
-from pipeline import quarantine, trust
+from pipeline import quarantine
 from pipeline.build import Parts
+from pipeline.checks import trust
 from pipeline.config import TASK_KEYS, Config
 from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.group import Group, join
 from pipeline.learner import Options
 from pipeline.loader import Loader
 from pipeline.meter import NonFiniteLossError
 from pipeline.objective import Objective
-from pipeline.parallel import Parallel, prepare
 from pipeline.pictures import learning_curves
 from pipeline.plan import Plan
 from pipeline.preemption import Preempted, Preemption
+from pipeline.ranks.group import Group, join
+from pipeline.ranks.parallel import Parallel, prepare
 from pipeline.resumption import fingerprint
-from pipeline.run_folder import RunFolder, Status
 from pipeline.runner import Observer, Record, Result, fit
+from pipeline.saving.run_folder import RunFolder, Status
 from pipeline.streams import StreamPlan
 from pipeline.tasks import predictions, progress
 from pipeline.tasks.opening import Opened, open_run

@@ -11,22 +11,22 @@ from typing import Any
 
 import torch
 
-from pipeline.backends import LoaderOptions
 from pipeline.build import Parts
 from pipeline.clock import delayed
 from pipeline.config import Config
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.fetch import Batch
-from pipeline.group import Group
 from pipeline.isolation import SharedGeneratorError, ThreadRandomness, probe
 from pipeline.learner import Learner
 from pipeline.loader import Loader
-from pipeline.parallel import Parallel, prepare
 from pipeline.plan import Request
 from pipeline.randomness import scope
+from pipeline.ranks.group import Group
+from pipeline.ranks.parallel import Parallel, prepare
 from pipeline.streams import End
 from pipeline.tasks.fit import make_options, spare_cores
-from pipeline.timeline import Step
+from pipeline.tuning.timeline import Step
+from pipeline.workers.backends import LoaderOptions
 from pipeline.world import World, resolve_device
 
 WARM_UP = 3  # steps until allocations, compilation and autotuning are behind

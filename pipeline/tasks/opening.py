@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import checkpoint, world
-from pipeline.checkpoint import Checkpoints, Newest, State
+from pipeline import world
 from pipeline.config import Config
 from pipeline.errors import ConfigError
-from pipeline.group import Group
+from pipeline.ranks.group import Group
 from pipeline.resumption import Source, differences, source
-from pipeline.run_folder import RunFolder
+from pipeline.saving import checkpoint
+from pipeline.saving.checkpoint import Checkpoints, Newest, State
+from pipeline.saving.run_folder import RunFolder
 
 
 @dataclass

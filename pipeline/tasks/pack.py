@@ -10,9 +10,9 @@ split, samples, bytes, folder. What is there already is not made again.
 from __future__ import annotations
 
 from pipeline.build import Parts
+from pipeline.checks.nodes import datasets
 from pipeline.config import Config
-from pipeline.nodes import datasets
-from pipeline.pack_folder import Pack
+from pipeline.packs.folder import Pack
 from pipeline.world import World
 
 

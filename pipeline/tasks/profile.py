@@ -15,15 +15,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import timeline, verdict
-from pipeline.backends import LoaderOptions
 from pipeline.config import Config
-from pipeline.run_folder import RunFolder
+from pipeline.saving.run_folder import RunFolder
 from pipeline.streams import StreamPlan
 from pipeline.tasks.fit import command_line
 from pipeline.tasks.measuring import Course, fixed, steps_of
-from pipeline.timeline import Timeline
-from pipeline.verdict import Measured, Verdict
+from pipeline.tuning import timeline, verdict
+from pipeline.tuning.timeline import Timeline
+from pipeline.tuning.verdict import Measured, Verdict
+from pipeline.workers.backends import LoaderOptions
 from pipeline.world import usable_cpus
 
 DEFAULT_STEPS = 40

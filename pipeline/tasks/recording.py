@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pipeline.bad_samples import LeftOut
 from pipeline.budget import Budget
-from pipeline.disk import append
 from pipeline.fetch import Batch
 from pipeline.meter import Step
 from pipeline.quarantine import QuarantineFile, entries, notes
-from pipeline.run_folder import RunFolder
 from pipeline.runner import Observer, Record
+from pipeline.saving.disk import append
+from pipeline.saving.run_folder import RunFolder
 from pipeline.tracker import Tracker
 
 _log = logging.getLogger(__name__)

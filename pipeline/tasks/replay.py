@@ -17,7 +17,7 @@ from pipeline.config import Config
 from pipeline.errors import ConfigError, Problem
 from pipeline.fetch import Batch, batch_hash
 from pipeline.randomness import scope
-from pipeline.run_folder import RunFolder
+from pipeline.saving.run_folder import RunFolder
 from pipeline.streams import End
 from pipeline.tasks.predictions import denormalized
 from pipeline.world import World

@@ -21,9 +21,9 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from pipeline.checks.nodes import direction
 from pipeline.config import Config
 from pipeline.errors import PREEMPTED
-from pipeline.nodes import direction
 
 FILE = "result.json"
 

@@ -1,9 +1,9 @@
 """`task=tune`: the fastest loader for this dataset on this machine, within a time budget.
 
 1. The training step is measured on a batch that is there already; no loader can be faster.
-2. Settings are tried with real training steps (pipeline/search.py), within `tune.seconds` and
-   `loader.max_memory`. What cannot be is not tried: threads where data code draws from generators
-   that threads share, more workers than the memory has room for.
+2. Settings are tried with real training steps (pipeline/tuning/search.py), within `tune.seconds`
+   and `loader.max_memory`. What cannot be is not tried: threads where data code draws from
+   generators that threads share, more workers than the memory has room for.
 3. The trials are printed to stdout, and the best is kept for `loader=tuned` in the cache folder, by
    the dataset's fingerprint and the kind of machine.
 
@@ -20,17 +20,18 @@ from contextlib import closing
 from datetime import datetime
 from typing import Any
 
-from pipeline import loader_options, tuned, world
-from pipeline.backends import LoaderOptions
+from pipeline import loader_options, world
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.fetch import Batch
 from pipeline.loader import Loader
-from pipeline.memory import tree_pss
-from pipeline.search import Backend, Search, Setting, Slice, Space, Trial
 from pipeline.tasks.fit import command_line
 from pipeline.tasks.measuring import Course, fixed
-from pipeline.tuned import Tuned
+from pipeline.tuning import tuned
+from pipeline.tuning.memory import tree_pss
+from pipeline.tuning.search import Backend, Search, Setting, Slice, Space, Trial
+from pipeline.tuning.tuned import Tuned
+from pipeline.workers.backends import LoaderOptions
 
 _MIB = 2**20
 _STEPS = 40  # that the training step is measured with

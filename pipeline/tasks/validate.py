@@ -17,17 +17,17 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from pipeline import checkpoint
 from pipeline.build import Parts
 from pipeline.config import Config
 from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.group import Group, join
 from pipeline.learner import Mode
 from pipeline.loader import Loader
 from pipeline.objective import Constant, Objective
 from pipeline.plan import Plan
+from pipeline.ranks.group import Group, join
 from pipeline.runner import Record, validate
 from pipeline.samplers import Subset
+from pipeline.saving import checkpoint
 from pipeline.streams import StreamPlan
 
 BASELINE_SAMPLES = 1000

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 import yaml
 
-from pipeline.checkpoint import find_newest, has_checkpoint
 from pipeline.config import Config
 from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.state_tree import encode
+from pipeline.saving.checkpoint import find_newest, has_checkpoint
+from pipeline.saving.state_tree import encode
 
 # Who loads the data, on which machine and in how many processes, changes no batch; and what is
 # shown and saved changes nothing.

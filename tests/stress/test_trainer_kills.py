@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline import checkpoint, command
-from pipeline.checkpoint import find_newest, has_checkpoint
+from pipeline import command
+from pipeline.saving import checkpoint
+from pipeline.saving.checkpoint import find_newest, has_checkpoint
 
 pytestmark = pytest.mark.stress
 KILLS, SECONDS = 100, 1500

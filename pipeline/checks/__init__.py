@@ -1,0 +1,1 @@
+"""Everything that is looked at in a configuration before anything is built."""

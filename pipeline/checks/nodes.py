@@ -1,0 +1,173 @@
+"""The `_target_` nodes of a configuration: where they are, what the build supplies, what they call.
+
+A section such as `model` or `transform.train` is a tree of plain values in which some mappings have
+a `_target_`. Preflight walks it to check every node; the build walks it to make every node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.checks import signatures, trust
+from pipeline.config import Config, not_allowed, show, unknown_key
+from pipeline.errors import ConfigError, Problem
+
+# What a dataset may tell a model, an objective and its metrics; and torch's own names for it.
+SAME_FACTS = {"in_features": "num_features", "out_features": "num_outputs"}
+FACTS = ("num_classes", "num_features", "num_landmarks", "num_outputs", "classes", *SAME_FACTS)
+_SAMPLER = ("length", "seed", "metadata", "batch_size", "tail", "dataset", "data_source")
+_SCHEDULER = ("optimizer", "total_steps", "T_max", "total_iters")
+SCHEDULE_KEYS = ("warmup", "interval")  # of a scheduler node, but ours
+
+# Importing torchmetrics takes 1.3 s; tasks that measure nothing check only the names below it.
+_DATA_ONLY = ("digest", "replay")
+_SLOW = ("torchmetrics.", "pipeline.metrics.")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section that holds nodes.
+
+    Attributes:
+        key: its full key, e.g. "transform.train".
+        node: its plain values.
+        supplied: arguments the build puts in where the callable takes them and the YAML is silent.
+        nested: whether they go into the nodes inside as well.
+        is_map: whether it is a mapping of nodes by name and not a node itself.
+        measured: whether the task makes metrics.
+    """
+
+    key: str
+    node: Any
+    supplied: tuple[str, ...] = ()
+    nested: bool = False
+    is_map: bool = False
+    measured: bool = True
+
+
+def parts(config: Config) -> list[Part]:
+    """Every part of a configuration; those whose section is wrong are left out."""
+    sections = vars(config)
+    data = datasets(sections.get("dataset"))
+    found = [Part(key, node, ("split", "lazy"), nested=True) for key, node in data]
+    for split in ("train", "val"):
+        steps = getattr(sections.get("transform"), split, None)
+        if steps is not None:
+            found.append(Part(f"transform.{split}", steps, is_map=True))
+        steps = getattr(sections.get("transform"), f"{split}_batch", None)
+        if steps is not None:
+            found.append(Part(f"transform.{split}_batch", steps, FACTS, nested=True, is_map=True))
+    scheduler = sections.get("scheduler")
+    if isinstance(scheduler, Mapping):
+        scheduler = {name: v for name, v in scheduler.items() if name not in SCHEDULE_KEYS}
+    measured = sections.get("task") not in _DATA_ONLY
+    found += [
+        Part("sampler", sections.get("sampler"), _SAMPLER, nested=True),
+        Part("collate", sections.get("collate")),
+        Part("model", sections.get("model"), FACTS),
+        Part("objective", sections.get("objective"), FACTS, nested=True, measured=measured),
+        Part("optimizer", sections.get("optimizer"), ("params",)),
+        Part("scheduler", scheduler, _SCHEDULER),
+        Part("tracker", sections.get("tracker"), ("folder",)),
+    ]
+    return [part for part in found if part.node is not None]
+
+
+def datasets(node: Any) -> list[tuple[str, Any]]:
+    """Key and node of each dataset: one for both splits, or one each under `train` and `val`.
+
+    Without `packed`, which is no argument of theirs (`pipeline.packs.packing`).
+    """
+    if isinstance(node, Mapping) and "packed" in node:
+        node = {name: value for name, value in node.items() if name != "packed"}
+    if isinstance(node, Mapping) and "_target_" not in node and ("train" in node or "val" in node):
+        return [(f"dataset.{name}", node[name]) for name in node]
+    return [] if node is None else [("dataset", node)]
+
+
+def direction(config: Config, name: str) -> str | None:
+    """Whether a metric of the objective should be "min" or "max"; None where it doesn't say."""
+    if name == "loss":
+        return "min"
+    node = config.objective.get("metrics", {}).get(name)
+    try:
+        metric = trust.resolve(node["_target_"], "objective.metrics")
+    except (ConfigError, KeyError, TypeError):
+        return None
+    higher = getattr(metric, "higher_is_better", None)
+    return None if higher is None else "max" if higher else "min"
+
+
+def children(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """The values inside a mapping or list, with their full keys; a node's own keys are left out."""
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            if name != "_target_":
+                yield f"{key}.{name}", value
+    elif isinstance(node, (list, tuple)):
+        for place, value in enumerate(node):
+            yield f"{key}[{place}]", value
+
+
+def walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every mapping with a `_target_` in a tree, with its full key."""
+    if isinstance(node, Mapping) and "_target_" in node:
+        yield key, node
+    for below, value in children(node, key):
+        yield from walk(value, below)
+
+
+def check(part: Part) -> tuple[Any, list[Problem]]:
+    """The callable at the root of a part, if it is one, and everything wrong in the part."""
+    problems = _shape_problems(part)
+    root = None
+    for key, node in walk(part.node, part.key):
+        problems += _key_problems(node, key)
+        try:
+            trust.check_name(node["_target_"], f"{key}._target_")
+            if not part.measured and node["_target_"].startswith(_SLOW):
+                continue
+            found = trust.resolve(node["_target_"], f"{key}._target_")
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        is_root = key == part.key
+        root = found if is_root else root
+        supplied = part.supplied if is_root or part.nested else ()
+        problems += signatures.check(found, node, key, supplied)
+    return root, problems
+
+
+def _shape_problems(part: Part) -> list[Problem]:
+    """A part, or each of its entries, has to be a node."""
+    if part.is_map:
+        entries = {f"{part.key}.{name}": value for name, value in part.node.items()}
+        entries = {key: value for key, value in entries.items() if value is not None}
+    else:
+        entries = {part.key: part.node}
+    problems = []
+    for key, value in entries.items():
+        if not isinstance(value, Mapping):
+            problems.append(Problem(key, not_allowed(value, "a mapping with _target_")))
+        elif "_target_" not in value:
+            keys = ", ".join(map(str, value)) or "nothing"
+            problems.append(Problem(key, f"has no _target_, only {keys}; it names what is called"))
+    if part.key.startswith("dataset.") and part.key not in ("dataset.train", "dataset.val"):
+        name = part.key.removeprefix("dataset.")
+        problems = [unknown_key(part.key, name, ("train", "val"))]
+    return problems
+
+
+def _key_problems(node: Mapping[str, Any], key: str) -> list[Problem]:
+    problems = []
+    for name in node:
+        if str(name) in ("_convert_", "_recursive_"):
+            reason = "is not for configurations: parts always get plain values, built inside out"
+            problems.append(Problem(f"{key}.{name}", reason))
+    if not isinstance(node.get("_partial_", False), bool):
+        problems.append(Problem(f"{key}._partial_", not_allowed(node["_partial_"], "true | false")))
+    if not isinstance(node.get("_args_", []), list):
+        problems.append(Problem(f"{key}._args_", f"got {show(node['_args_'])}, expected a list"))
+    return problems

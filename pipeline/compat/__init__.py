@@ -1,0 +1,1 @@
+"""What `pipeline.dataloader`, a DataLoader with torch's arguments, is made of."""

@@ -1,0 +1,1 @@
+"""Packed data: samples decoded once, in files that are read from where they lie."""

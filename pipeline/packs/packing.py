@@ -1,0 +1,395 @@
+"""A dataset to a pack: every sample read once, in order, by the loader's own workers.
+
+1. A few samples are tried: what they hold, how large they are, that they draw no random numbers.
+2. Whoever holds the lock of the place writes; others wait and use what was made.
+3. Workers read (and shrink) samples and turn them into columns; this process writes them down as
+   they come, to a hidden folder beside the place.
+4. The folder is renamed when it is whole and on the disk. What a crash has left is deleted by the
+   next who packs.
+
+Memory: the batches that workers are ahead, about 8 MiB each, whatever the size of the dataset.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import torch
+import torchvision
+from filelock import FileLock, Timeout
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.fetch import Batch, Fetch
+from pipeline.images.encoded import EncodedImage
+from pipeline.loader import Loader
+from pipeline.packs.fields import Encode
+from pipeline.packs.folder import VERSION, Pack, PackWriter, is_pack
+from pipeline.packs.table import write_table
+from pipeline.plan import Plan
+from pipeline.randomness import global_states, moved, scope, seed_global
+from pipeline.samplers import Sequential
+from pipeline.streams import is_stream
+from pipeline.workers.backends import LoaderOptions
+from pipeline.world import World, usable_cpus
+
+_log = logging.getLogger(__name__)
+
+_TRIED = 8  # samples, evenly spread
+_BATCH_BYTES = 8 << 20
+_LARGEST_BATCH = 256
+_REFRESH_SECONDS = 0.1
+_WRITING = ".writing-"
+
+Progress = Literal["auto", "rich", "plain", "none"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is made of a dataset's samples before they are packed.
+
+    Attributes:
+        size: pixels of the shorter side of every picture; None leaves samples as they are.
+        square: cut a square out of the middle after that.
+        format: "pixels", or "encoded" for the files that pictures come from.
+    """
+
+    size: int | None = None
+    square: bool = True
+    format: Literal["pixels", "encoded"] = "pixels"
+
+    def steps(self) -> v2.Compose | None:
+        """The transform of a sample; None if it stays as it is."""
+        if self.size is None:
+            return None
+        steps = [v2.Resize(self.size, antialias=True)]
+        return v2.Compose(steps + ([v2.CenterCrop(self.size)] if self.square else []))
+
+    def name(self, fingerprint: str) -> str:
+        """The name of a pack: other samples, another name."""
+        return _hash(["pack", VERSION, fingerprint, self.format, *self._shrunk()])
+
+    def fingerprint(self, fingerprint: str) -> str:
+        """The packed dataset's own: the dataset's where samples are what they were."""
+        return fingerprint if self.size is None else _hash(["packed", fingerprint, *self._shrunk()])
+
+    def _shrunk(self) -> list[Any]:
+        return [] if self.size is None else [self.size, self.square]
+
+
+def _hash(parts: list[Any]) -> str:
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+
+def pack(
+    dataset: Any,
+    split: str,
+    recipe: Recipe,
+    cache_dir: str,
+    out: str | None = None,
+    options: LoaderOptions | None = None,
+    progress: Progress = "none",
+) -> Path:
+    """The folder of a dataset's pack, which is made if it is not there.
+
+    Args:
+        dataset: map-style, with a `fingerprint`.
+        split: of the dataset, "train" or "val".
+        recipe: what is done to samples first.
+        cache_dir: packs are kept in the folder `packed` in it.
+        out: a folder of a person's own in place of that; the pack goes to `out`/`split`.
+        options: who reads samples; without workers, processes do, one a core.
+
+    Raises:
+        ConfigError: the dataset cannot be packed, or `out` holds something else.
+        DataError: a sample is bad, or the pack cannot be written.
+    """
+    fingerprint = _packable(dataset)
+    name = recipe.name(fingerprint)
+    where = Path(cache_dir, "packed", name) if out is None else Path(out, split)
+    place = where.expanduser().absolute()
+    if _is_there(place, name):
+        return place
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(place):
+            if not _is_there(place, name):
+                _remove_leftovers(place)
+                _make(dataset, split, recipe, name, place, options or LoaderOptions(), progress)
+    except OSError as error:
+        _refuse(place, error)
+    return place
+
+
+def _packable(dataset: Any) -> str:
+    """The fingerprint of a dataset that can be packed."""
+    kind = type(dataset).__name__
+    if is_stream(dataset):
+        raise ConfigError(
+            Problem("dataset.packed", f"{kind} is a stream, which can only be read forwards; "
+                    "packing is for datasets with rows")
+        )  # fmt: skip
+    fingerprint = getattr(dataset, "fingerprint", None)
+    if not fingerprint:
+        raise ConfigError(
+            Problem("dataset.packed", f"{kind} has no `fingerprint`, so nobody could tell when its "
+                    "samples are others than the packed ones; give it one (docs/own_dataset.md)")
+        )  # fmt: skip
+    if not len(dataset):
+        raise DataError(f"{kind} has no samples to pack")
+    return str(fingerprint)
+
+
+def _is_there(place: Path, name: str) -> bool:
+    if not is_pack(place):
+        if place.exists() and any(place.iterdir()):
+            raise ConfigError(Problem("pack.out", f"{str(place)!r} is there already and is no "
+                                      "pack; choose another folder"))  # fmt: skip
+        return False
+    if Pack(place).record.get("name") != name:
+        raise ConfigError(
+            Problem("pack.out", f"{str(place)!r} holds other samples than these (another dataset, "
+                    "pack.size or pack.format); delete it or choose another folder")
+        )  # fmt: skip
+    return True
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    lock = FileLock(_lock_of(place))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        _log.info("waiting for another process that packs %s", place)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _lock_of(place: Path) -> Path:
+    return place.with_name(f".{place.name}.lock")
+
+
+def _remove_leftovers(place: Path) -> None:
+    """Delete what killed writers have left in the folder of packs; `place` is held."""
+    for folder in place.parent.glob(f".*{_WRITING}*"):
+        of = place.with_name(folder.name[1:].partition(_WRITING)[0])
+        if of == place:
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        with suppress(Timeout), FileLock(_lock_of(of)).acquire(timeout=0):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make(
+    dataset: Any,
+    split: str,
+    recipe: Recipe,
+    name: str,
+    place: Path,
+    options: LoaderOptions,
+    progress: Progress,
+) -> None:
+    fetch = Fetch(dataset, recipe.steps(), Encode(), 0)
+    size = _try_out(fetch, recipe, place)
+    hidden = place.with_name(f".{place.name}{_WRITING}{os.getpid()}-{secrets.token_hex(4)}")
+    hidden.mkdir()
+    try:
+        table = getattr(dataset, "metadata", None)
+        record = {
+            "name": name,
+            "split": split,
+            "fingerprint": recipe.fingerprint(str(dataset.fingerprint)),
+            "dataset": {"class": type(dataset).__qualname__, "fingerprint": dataset.fingerprint},
+            "recipe": vars(recipe),
+            "reader": getattr(dataset, "reader", None),
+            "versions": {"torch": torch.__version__, "torchvision": torchvision.__version__},
+            "facts": dict(getattr(dataset, "facts", {})),
+            "classes": [str(one) for one in getattr(dataset, "classes", None) or []],
+            "table": None if table is None else write_table(hidden, table),
+        }
+        began = time.perf_counter()
+        with Loader(
+            Plan(Sequential(len(dataset)), size), fetch, _readers(options), World()
+        ) as read:
+            _write(read, hidden, record, _shown(progress, split, len(dataset)))
+        _take_place(hidden, place)
+        rate = len(dataset) / (time.perf_counter() - began)
+        _log.info("packed %s: %d samples, %.0f a second", split, len(dataset), rate)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _readers(options: LoaderOptions) -> LoaderOptions:
+    """Who reads: the run's own workers; processes where it has none, since it is once."""
+    options = replace(options, pin_memory=False, in_order=True, persistent_workers=False)
+    if options.backend != "main" and options.num_workers:
+        return options
+    return LoaderOptions("process", usable_cpus()) if usable_cpus() > 1 else LoaderOptions()
+
+
+def _write(
+    loader: Loader,
+    folder: Path,
+    record: dict[str, Any],
+    shown: Callable[[Iterator[Batch]], Iterator[Batch]],
+) -> None:
+    writer: PackWriter | None = None
+    try:
+        for batch in shown(loader.epoch(0)):
+            if batch["differs"]:
+                row, reason = batch["differs"]
+                raise _differs(int(batch.indices[row]), reason)
+            writer = writer or PackWriter(folder, batch["fields"])
+            try:
+                writer.append(batch["columns"], batch["fields"])
+            except DataError as error:
+                raise _differs(int(batch.indices[0]), str(error)) from error
+        assert writer is not None, "a dataset without samples"
+        writer.finish(record)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _differs(row: int, reason: str) -> DataError:
+    return DataError(f"sample {row} cannot be packed with those before it: {reason}")
+
+
+def _take_place(hidden: Path, place: Path) -> None:
+    _sync(hidden)
+    if place.is_dir():  # empty, or `_is_there` would have said so
+        place.rmdir()
+    hidden.rename(place)
+    _sync(place.parent)
+
+
+def _sync(folder: Path) -> None:
+    with suppress(OSError):  # some network drives cannot
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _try_out(fetch: Fetch, recipe: Recipe, place: Path) -> int:
+    """How many samples make a batch; refuses what cannot be packed, from a few samples."""
+    dataset = fetch.dataset
+    rows = np.unique(np.linspace(0, len(dataset) - 1, _TRIED).astype(np.int64))
+    with scope():
+        samples = [_still(dataset, int(row)) for row in rows]
+    _check_pictures(samples[0], recipe, dataset)
+    steps = recipe.steps()
+    done = Encode()([steps(one) if steps else one for one in samples])
+    if done["differs"]:
+        row, reason = done["differs"]
+        raise _differs(int(rows[row]), reason)
+    total = sum(len(column.numbers) for column in done["columns"].values())
+    each = max(total // len(rows), 1)
+    needed, free = each * len(dataset), shutil.disk_usage(place.parent).free
+    _log.info("packing %d samples into %s: about %s", len(dataset), place, _size(needed))
+    if needed > 1.2 * free:
+        _refuse(place, OSError(errno.ENOSPC, f"about {_size(needed)} are needed, and "
+                               f"{_size(free)} are free"))  # fmt: skip
+    return min(max(_BATCH_BYTES // each, 1), _LARGEST_BATCH)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def _still(dataset: Any, row: int) -> Any:
+    """A sample; refuses one that is drawn at random."""
+    seed_global(row)
+    before = global_states()
+    try:
+        sample = dataset[row]
+    except OSError as error:
+        raise DataError(f"sample {row}: {type(error).__name__}: {error}") from error
+    drawn = moved(before)
+    if drawn:
+        raise ConfigError(
+            Problem("dataset.packed", f"{type(dataset).__name__}.__getitem__ draws from "
+                    f"{' and '.join(drawn)}; packed, its samples would be the same in every epoch. "
+                    "Draw in a transform instead")
+        )  # fmt: skip
+    return sample
+
+
+def _check_pictures(sample: Any, recipe: Recipe, dataset: Any) -> None:
+    """Refuse a recipe that finds nothing to do in the samples."""
+    values = list(sample.values()) if isinstance(sample, dict) else []
+    kind = type(dataset).__name__
+    if recipe.size is not None and not any(isinstance(v, tv_tensors.Image) for v in values):
+        raise ConfigError(
+            Problem("pack.size", f"{recipe.size}, but samples of {kind} hold no torchvision Image; "
+                    "set pack.size=null")
+        )  # fmt: skip
+    encoded = any(isinstance(value, EncodedImage) for value in values)
+    if recipe.format == "encoded" and not encoded:
+        raise ConfigError(
+            Problem("pack.format", f"encoded, but {kind} gives no undecoded pictures (it takes no "
+                    "argument `lazy`); set pack.format=pixels")
+        )  # fmt: skip
+
+
+def _refuse(place: Path, error: OSError) -> NoReturn:
+    causes = {
+        errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up",
+        errno.EFBIG: "a file is larger than this process may write (ulimit -f)",
+    }  # fmt: skip
+    cause = causes.get(error.errno or 0, error.strerror or str(error))
+    more = f" ({error.strerror})" if error.errno == errno.ENOSPC and error.strerror else ""
+    raise DataError(
+        f"the pack {str(place)!r} cannot be written: {cause}{more}. Free some space, take a "
+        "smaller pack.size, pack.format=encoded, or another place (cache_dir, pack.out)"
+    ) from error
+
+
+def _shown(kind: Progress, what: str, total: int) -> Callable[[Iterator[Batch]], Iterator[Batch]]:
+    """Batches with a bar on stderr, where a person looks on."""
+    if kind == "rich" or (kind == "auto" and sys.stderr.isatty()):
+        return lambda batches: _with_bar(batches, what, total)
+    return lambda batches: batches
+
+
+def _with_bar(batches: Iterator[Batch], what: str, total: int) -> Iterator[Batch]:
+    """Drawn from here and not by a thread, whose locks forked workers would inherit."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("packing {task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    bar = Bar(*columns, console=console, transient=True, auto_refresh=False)
+    task = bar.add_task(what, total=total)
+    drawn = 0.0
+    bar.start()
+    try:
+        for batch in batches:
+            yield batch
+            bar.advance(task, len(batch.indices))
+            if time.perf_counter() - drawn > _REFRESH_SECONDS:
+                bar.refresh()
+                drawn = time.perf_counter()
+    finally:
+        bar.stop()

@@ -1,0 +1,1 @@
+"""The processes of a run: talking to each other, sharing a model, being started."""

@@ -1,0 +1,1 @@
+"""What transforms of audio are computed with."""

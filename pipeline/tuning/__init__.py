@@ -1,0 +1,1 @@
+"""What a loader's time goes into, and which loader would be faster."""

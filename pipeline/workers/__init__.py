@@ -1,0 +1,1 @@
+"""Who works on requests: this process, threads, or processes that are replaced."""

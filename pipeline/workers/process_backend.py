@@ -1,0 +1,161 @@
+"""Works in worker processes: torch's DataLoader, given requests in place of indices.
+
+torch is told not to batch, so that all of its options keep their meaning. Its processes and queues
+are those of a crew (pipeline/workers/crew.py), which replaces workers that die or hang.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from pipeline.errors import ConfigError, Problem
+from pipeline.fetch import Fetch
+from pipeline.randomness import hash64
+from pipeline.workers import worker_side
+from pipeline.workers.backends import Asked, LoaderOptions, Result, Results, attempt
+from pipeline.workers.crew import CrewContext, Terms
+
+
+class ProcessBackend:
+    """Works in torch DataLoader worker processes."""
+
+    pins = True
+
+    def __init__(self, fetch: Fetch, options: LoaderOptions, pin: bool) -> None:
+        method = options.multiprocessing_context or _default_start_method()
+        if method != "fork":
+            _require_picklable(fetch, method)
+        if method == "forkserver":
+            _preload()
+        self._feed = _Feed()
+        terms = Terms(options.num_workers, options.limit, options.max_deaths)
+        self._context = CrewContext(method, terms, fetch.dataset)
+        seed = hash64(fetch.seed, "workers") if options.generator is None else options.generator
+        self._loader: DataLoader[Any] = DataLoader(
+            _Requests(fetch),
+            batch_size=None,
+            sampler=self._feed,
+            collate_fn=_unchanged,
+            num_workers=options.num_workers,
+            prefetch_factor=options.prefetch_factor,
+            persistent_workers=options.persistent_workers,
+            pin_memory=pin,
+            pin_memory_device=options.pin_memory_device if pin else "",
+            worker_init_fn=_WorkerStart(options.worker_init_fn),
+            multiprocessing_context=self._context,
+            in_order=options.in_order,
+            generator=torch.Generator().manual_seed(seed),
+        )
+
+    @property
+    def deaths(self) -> int:
+        return self._context.deaths
+
+    def pids(self) -> list[int]:
+        """Of the worker processes that are there."""
+        return self._context.pids()
+
+    @contextmanager
+    def run(self, requests: Iterator[Asked]) -> Iterator[Results]:
+        self._feed.requests = requests
+        iterator = None
+        try:
+            iterator = iter(self._loader)  # from now on the workers work
+            yield iterator
+        finally:
+            if self._loader._iterator is None:  # torch keeps that of persistent workers there
+                self._end(iterator)
+
+    def _end(self, iterator: Any) -> None:
+        """Let torch end its workers in good order, then end what is left."""
+        try:
+            if iterator is not None:
+                iterator._shutdown_workers()
+        finally:
+            self._context.dismiss()
+
+    def close(self) -> None:
+        iterator, self._loader._iterator = self._loader._iterator, None
+        self._end(iterator)
+
+
+class _Feed:
+    """The sampler of the DataLoader: the requests of the epoch at hand."""
+
+    def __init__(self) -> None:
+        self.requests: Iterator[Asked] = iter(())
+
+    def __iter__(self) -> Iterator[Asked]:
+        return self.requests
+
+
+class _Requests(Dataset[Any]):
+    """The dataset of the DataLoader: a request's batch, worked on in a worker process."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self.fetch = fetch
+
+    def __getitem__(self, request: Asked) -> Result:
+        return attempt(self.fetch, request)
+
+
+class _WorkerStart:
+    """What a worker process does before its first request, and the person's `worker_init_fn`."""
+
+    def __init__(self, own: Callable[[int], None] | None) -> None:
+        self.own = own
+
+    def __call__(self, worker_id: int) -> None:
+        worker_side.settle()
+        info = get_worker_info()
+        # People's code expects its own dataset there, not our wrapper (the class is frozen).
+        object.__setattr__(info, "dataset", info.dataset.fetch.dataset_of_worker())  # type: ignore[union-attr]
+        if self.own is not None:
+            self.own(worker_id)
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _default_start_method() -> str:
+    # The platform's default comes first; asking for it by name would fix it for good.
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
+
+
+def _preload() -> None:
+    """Let the fork server import what workers need, once and not in each; 3 s of a start."""
+    server: Any = forkserver._forkserver
+    if server._preload_modules == ["__main__"]:  # nobody has asked for anything else
+        forkserver.set_forkserver_preload(["__main__", __name__])
+
+
+def _require_picklable(fetch: Fetch, context: str) -> None:
+    """Name the part that cannot be sent to a worker, before torch fails somewhere inside."""
+    steps = getattr(fetch.transform, "steps", {"": fetch.transform})
+    parts = {"dataset": fetch.dataset, "collate": fetch.collate}
+    parts |= {f"transform.{name}".rstrip("."): step for name, step in steps.items()}
+    of_batches = getattr(fetch.batch_transform, "steps", {})
+    parts |= {f"transform.*_batch.{name}": step for name, step in of_batches.items()}
+    problems = []
+    for key, part in parts.items():
+        try:
+            ForkingPickler.dumps(part)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            problems.append(
+                Problem(key, f"cannot be sent to worker processes started by {context!r}: {error}. "
+                        "Define it at the top level of a module (no lambda, no local class), or "
+                        "use loader.multiprocessing_context=fork")
+            )  # fmt: skip
+    if problems:
+        raise ConfigError(problems)
