@@ -156,7 +156,9 @@ def main() -> None:
         if done.returncode:
             raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
         found[name].append(json.loads(done.stdout.splitlines()[-1]))
-    floor = given.workers * 1e3 / next(iter(floors(given.data / SIZE, SIZE).values()))
+    floor = (
+        given.workers * 1e3 / next(iter(floors(given.data / SIZE, SIZE, given.workers).values()))
+    )
     print("\n| | loader alone | training | together | GPU waited | of the floor |")
     print("|---|---|---|---|---|---|")
     for name, runs in found.items():

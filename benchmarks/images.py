@@ -6,7 +6,7 @@ The work: read, RandomResizedCrop to 224, flip, normalise, a float32 batch of 64
 photograph-like pictures are generated: 500 x 375 and 1600 x 1200, 4:2:0, quality 90. Every peer
 runs in a process of its own, with two workers; a round takes each in turn. After a few batches to
 warm up it counts CPU time over the whole process tree, images a second, the time to the first batch
-after the loader is made, and the tree's memory (PSS). Peers that are not installed are left out.
+after the loader is made, and the tree's memory. Peers that are not installed are left out.
 
 `--run NAME` runs one peer in this process and prints its figures as JSON: that is how the others'
 Pythons are used.
@@ -27,19 +27,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import image_peers
+from image_peers import BATCH, PACKAGES, PEERS
+
 ROOT = Path(__file__).resolve().parent.parent
 SETS = {"500x375": (500, 375, 96, 2048, 40), "1600x1200": (1600, 1200, 32, 512, 10)}
-MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-BATCH, WARM = 64, 4
+WARM = 4
 OURS = ["penstock native", "penstock pure"]
 FLOORS = ["floor", "floor, full decode alone"]
-PEERS = {
-    "torchvision, Pillow": "torchvision", "torchvision, decode_jpeg + v2": "torchvision",
-    "scikit-image tutorial": "skimage", "DALI, antialiased": "dali", "DALI": "dali",
-    "DALI, fast IDCT": "dali", "FFCV": "ffcv",
-}  # fmt: skip
-PACKAGES = {"torchvision": "torchvision", "skimage": "scikit-image",
-            "dali": "nvidia-dali-cuda120", "ffcv": "ffcv"}  # fmt: skip
 
 
 def generate(folder: Path, width: int, height: int, distinct: int, count: int) -> None:
@@ -93,15 +88,29 @@ def cpu_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def shared() -> int:
+    """KiB of shared memory in the whole system."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Shmem:"))
+
+
+SHARED_BEFORE = shared()
+
+
 def memory() -> float:
-    """PSS of the tree in MiB."""
-    total = 0
+    """What the tree takes, in MiB: PSS, and shared memory as the system counts it.
+
+    Batches on their way from worker processes lie in shared memory that no process has mapped, so
+    that PSS alone would leave them out.
+    """
+    total = shared() - SHARED_BEFORE
     for process in tree():
         try:
             lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines[1:]}
+        total += sizes["Pss"] - sizes.get("Pss_Shmem", 0)
     return total / 1024
 
 
@@ -124,117 +133,9 @@ def ours(name: str, folder: Path, workers: int) -> Iterator[Any]:
             yield batch
 
 
-def torchvision(name: str, folder: Path, workers: int) -> Iterator[Any]:
-    import torch
-    from torch.utils.data import DataLoader
-    from torchvision import datasets, io
-    from torchvision.transforms import v2
-
-    size = v2.RandomResizedCrop(224, antialias=True)
-    floats = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
-    if "Pillow" in name:
-        steps, load = [size, v2.RandomHorizontalFlip(), v2.ToImage(), *floats], None
-    else:
-        steps = [size, v2.RandomHorizontalFlip(), *floats]
-
-        def load(path: str) -> Any:
-            return io.decode_jpeg(io.read_file(path), mode=io.ImageReadMode.RGB)
-
-    yield None
-    options = {} if load is None else {"loader": load}
-    data = datasets.ImageFolder(str(folder), v2.Compose(steps), **options)
-    loader = DataLoader(data, BATCH, shuffle=True, num_workers=workers, drop_last=True,
-                        persistent_workers=True)  # fmt: skip
-    while True:
-        yield from loader
-
-
-def skimage(name: str, folder: Path, workers: int) -> Iterator[Any]:
-    """As PyTorch's data loading tutorial has it: imread, transform.resize, ToTensor."""
-    import numpy as np
-    import torch
-    from skimage import io, transform
-    from torch.utils.data import DataLoader, Dataset
-
-    class Tutorial(Dataset):  # type: ignore[type-arg]
-        def __init__(self) -> None:
-            self.paths = sorted(folder.rglob("*.jpg"))
-
-        def __len__(self) -> int:
-            return len(self.paths)
-
-        def __getitem__(self, index: int) -> Any:
-            image = io.imread(self.paths[index])
-            height, width = image.shape[:2]
-            side = int(min(height, width) * np.sqrt(np.random.uniform(0.3, 1)))
-            top = np.random.randint(0, height - side + 1)
-            left = np.random.randint(0, width - side + 1)
-            image = transform.resize(image[top : top + side, left : left + side], (224, 224))
-            if np.random.rand() < 0.5:
-                image = image[:, ::-1]
-            image = (image - np.array(MEAN)) / np.array(STD)
-            return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))).float()
-
-    yield None
-    loader = DataLoader(Tutorial(), BATCH, shuffle=True, num_workers=workers, drop_last=True,
-                        persistent_workers=True)  # fmt: skip
-    while True:
-        yield from loader
-
-
-def dali(name: str, folder: Path, workers: int) -> Iterator[Any]:
-    from nvidia.dali import fn, pipeline_def, types
-
-    @pipeline_def(batch_size=BATCH, num_threads=workers, device_id=None)  # type: ignore[untyped-decorator]
-    def work() -> Any:
-        content, label = fn.readers.file(file_root=str(folder), random_shuffle=True)
-        image = fn.decoders.image_random_crop(
-            content, device="cpu", output_type=types.RGB, random_area=[0.08, 1.0],
-            random_aspect_ratio=[3 / 4, 4 / 3], use_fast_idct="fast" in name,
-        )  # fmt: skip
-        image = fn.resize(image, size=(224, 224), interp_type=types.INTERP_LINEAR,
-                          antialias="antialiased" in name)  # fmt: skip
-        return fn.crop_mirror_normalize(
-            image, dtype=types.FLOAT, output_layout="CHW", mirror=fn.random.coin_flip(),
-            mean=[255 * one for one in MEAN], std=[255 * one for one in STD],
-        ), label  # fmt: skip
-
-    yield None
-    made = work()
-    made.build()
-    while True:
-        yield made.run()
-
-
-def ffcv(name: str, folder: Path, workers: int) -> Iterator[Any]:
-    from ffcv.fields import IntField, RGBImageField
-    from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
-    from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
-    from ffcv.writer import DatasetWriter
-    from numpy import array, float32
-    from torchvision.datasets import ImageFolder
-
-    path = folder.with_suffix(".beton")
-    if not path.exists():
-        fields = {"image": RGBImageField(write_mode="jpg"), "label": IntField()}
-        DatasetWriter(str(path), fields, num_workers=workers).from_indexed_dataset(
-            ImageFolder(str(folder))
-        )
-    yield None
-    normalize = NormalizeImage(255 * array(MEAN), 255 * array(STD), float32)
-    steps = [RandomResizedCropRGBImageDecoder((224, 224)), RandomHorizontalFlip(), ToTensor(),
-             ToTorchImage(), normalize]  # fmt: skip
-    fields = {"image": steps, "label": [IntDecoder(), ToTensor()]}
-    loader = Loader(str(path), batch_size=BATCH, num_workers=workers, order=OrderOption.RANDOM,
-                    drop_last=True, pipelines=fields)  # fmt: skip
-    while True:
-        yield from loader
-
-
 def measure(name: str, folder: Path, workers: int, batches: int) -> dict[str, float]:
     """Figures of one peer in this process."""
-    run = ours if name in OURS else globals()[PEERS[name]]
+    run = ours if name in OURS else getattr(image_peers, PEERS[name])
     work = run(name, folder, workers)
     next(work)  # everything is imported
     start = time.perf_counter()
@@ -251,8 +152,11 @@ def measure(name: str, folder: Path, workers: int, batches: int) -> dict[str, fl
             "memory": memory()}  # fmt: skip
 
 
-def floors(folder: Path, size: str) -> dict[str, float]:
-    """CPU milliseconds an image of benchmarks/floor.c."""
+def floors(folder: Path, size: str, workers: int) -> dict[str, float]:
+    """CPU milliseconds an image of benchmarks/floor.c, with as many at work as there are workers.
+
+    Cores share their memory and perhaps their arithmetic units: alone, one is faster.
+    """
     program = folder.parent / "floor"
     source = [str(ROOT / "pipeline/native" / name) for name in ("region.c", "resample.c")]
     flags = ["-O3", "-std=gnu11", "-ffp-contract=off", f"-I{ROOT}/pipeline/native"]
@@ -260,10 +164,12 @@ def floors(folder: Path, size: str) -> dict[str, float]:
     command = ["gcc", *flags, *source, "-o", str(program), "-ljpeg", "-lm"]
     subprocess.run(command, check=True)
     files = sorted(map(str, folder.rglob("*.jpg")))[:128]
-    return {
-        name: float(subprocess.check_output([program, *size.split("x"), "4", str(full), *files]))
-        for full, name in enumerate(FLOORS)
-    }
+    found = {}
+    for full, name in enumerate(FLOORS):
+        command = [str(program), *size.split("x"), "4", str(full), *files]
+        running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(workers)]
+        found[name] = statistics.fmean(float(one.communicate()[0]) for one in running)
+    return found
 
 
 def here(package: str, python: str) -> str | None:
@@ -341,7 +247,7 @@ def main() -> None:
                      str(batches)]  # fmt: skip
         found: dict[str, list[dict[str, float]]] = {}
         for _ in range(given.rounds):
-            for name, milliseconds in floors(folder, size).items():
+            for name, milliseconds in floors(folder, size, given.workers).items():
                 found.setdefault(name, []).append({"cpu": milliseconds})
             for name, python in names.items():
                 found.setdefault(name, []).append(one(name, python, arguments))

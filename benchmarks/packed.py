@@ -31,7 +31,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from images import BATCH, MEAN, ROOT, SETS, STD, WARM, cpu_seconds, generate, here, memory
+from image_peers import BATCH, MEAN, STD
+from images import ROOT, SETS, WARM, cpu_seconds, generate, here, memory
 
 SIDE, CROP = 256, 224
 _FILES = ["transform.train.crop.size=[224,224]", "transform.train.crop.scale=[0.08,1.0]"]
