@@ -122,8 +122,8 @@ def ffcv(name: str, folder: Path, workers: int) -> Iterator[Any]:
         )
     yield None
     normalize = NormalizeImage(255 * array(MEAN), 255 * array(STD), float32)
-    steps = [RandomResizedCropRGBImageDecoder((224, 224)), RandomHorizontalFlip(), ToTensor(),
-             ToTorchImage(), normalize]  # fmt: skip
+    steps = [RandomResizedCropRGBImageDecoder((224, 224)), RandomHorizontalFlip(), normalize,
+             ToTensor(), ToTorchImage(convert_back_int16=False)]  # fmt: skip
     fields = {"image": steps, "label": [IntDecoder(), ToTensor()]}
     loader = Loader(str(path), batch_size=BATCH, num_workers=workers, order=OrderOption.RANDOM,
                     drop_last=True, pipelines=fields)  # fmt: skip
@@ -158,8 +158,10 @@ def grain(name: str, folder: Path, workers: int) -> Iterator[Any]:
 
     yield None
     data = g.MapDataset.source(paths).seed(0).shuffle().random_map(load).batch(BATCH).repeat()
+    # An element is a batch here; by default 500 would be read ahead.
+    read = g.ReadOptions(num_threads=2, prefetch_buffer_size=2)
     options = g.MultiprocessingOptions(num_workers=workers)
-    yield from data.to_iter_dataset().mp_prefetch(options)
+    yield from data.to_iter_dataset(read).mp_prefetch(options)
 
 
 def tensorflow(name: str, folder: Path, workers: int) -> Iterator[Any]:

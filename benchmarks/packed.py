@@ -110,8 +110,8 @@ def ffcv(folder: Path, workers: int) -> Iterator[Any]:
             ImageFolder(str(folder), square)
         )
     normalize = NormalizeImage(255 * array(MEAN), 255 * array(STD), float32)
-    steps = [RandomResizedCropRGBImageDecoder((CROP, CROP)), RandomHorizontalFlip(), ToTensor(),
-             ToTorchImage(), normalize]  # fmt: skip
+    steps = [RandomResizedCropRGBImageDecoder((CROP, CROP)), RandomHorizontalFlip(), normalize,
+             ToTensor(), ToTorchImage(convert_back_int16=False)]  # fmt: skip
     loader = Loader(str(path), batch_size=BATCH, num_workers=workers, order=OrderOption.RANDOM,
                     drop_last=True, os_cache=True,
                     pipelines={"image": steps, "label": [IntDecoder(), ToTensor()]})  # fmt: skip
