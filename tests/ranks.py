@@ -4,6 +4,7 @@ Rank 0 leaves what it has seen in <folder>/<world size>.json.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -34,7 +35,8 @@ CASES = {
 }
 # Resumed by worlds of other sizes; validated at its end only, where nobody is asked to stop.
 LEGS = Case(optimizer="adamw", scheduler="one cycle", plain=True, options={"val_every": 3})
-ORDER_OF_WORLDS = (1, 2, 4, 3)
+# The default is one that divides no batch evenly; `make stress` takes 1,2,4,3.
+ORDER_OF_WORLDS = tuple(map(int, os.environ.get("PENSTOCK_TEST_WORLDS", "1,3").split(",")))
 LEG_STEPS = 3
 
 

@@ -302,6 +302,7 @@ def test_what_cannot_be_meant(override, message, capsys, tmp_path, monkeypatch):
     assert re.search(message, outcome.err), outcome.err
 
 
+@pytest.mark.stress
 def test_ranks_leave_out_the_same_and_write_one_file(images, capsys):
     policy = ["bad_samples.on_error=skip", "bad_samples.budget=0.1", "trainer.max_epochs=1"]
     alone = run(capsys, *FIT, images, *policy, "run_dir=alone")

@@ -62,7 +62,11 @@ def undisturbed(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.stress)
+                       for one in (signal.SIGINT, signal.SIGUSR1))],
+)  # fmt: skip
 def test_a_signal_stops_a_run_that_can_go_on(number, undisturbed, tmp_path, capsys):
     folder = tmp_path / "run"
     process = start(folder)
