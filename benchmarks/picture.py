@@ -1,6 +1,6 @@
 """Draws docs/pictures/images.png from the tables of docs/benchmarks.md, so that both say the same.
 
-    python benchmarks/picture.py
+python benchmarks/picture.py
 """
 
 from __future__ import annotations

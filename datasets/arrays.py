@@ -52,6 +52,7 @@ class Arrays(Dataset[dict[str, Any]]):
             negative. A value that is not finite is refused when its row is read.
     """
 
+    draws = False  # reading a sample takes no random numbers
     columns: ClassVar[tuple[str, ...]] = ("row", "label")  # no label when targets are values
 
     def __init__(

@@ -61,6 +61,7 @@ class AudioPairs(Dataset[dict[str, Any]]):
         ConfigError: the split or its share is none; `soundfile` is not installed.
     """
 
+    draws = False  # reading a sample takes no random numbers
     columns: ClassVar[tuple[str, ...]] = ("path", "target", "length", "rate")
 
     def __init__(

@@ -65,6 +65,7 @@ class DelimitedText(Dataset[dict[str, Any]]):
         ConfigError: the file is compressed, or an argument is out of range.
     """
 
+    draws = False  # reading a sample takes no random numbers
     columns: ClassVar[tuple[str, ...]] = ("length", "label", "class")  # without label: length
 
     def __init__(

@@ -54,6 +54,7 @@ class FaceLandmarks(Dataset[dict[str, Any]]):
         ConfigError: the reader, the split or its share is none.
     """
 
+    draws = False  # reading a sample takes no random numbers
     columns: ClassVar[tuple[str, ...]] = ("path", "name", "line", "pose", "label")
 
     def __init__(

@@ -47,6 +47,8 @@ class Packed(Dataset[dict[str, Any]]):
         DataError: there is no pack, or it is damaged.
     """
 
+    draws = False  # reading a sample takes no random numbers
+
     def __init__(self, folder: str, split: str = "train", lazy: bool = False) -> None:
         path = Path(folder).expanduser()
         self.pack = Pack(path / split if not is_pack(path) and (path / split).is_dir() else path)

@@ -69,6 +69,8 @@ class Parquet(Dataset[dict[str, Any]]):
         ConfigError: pyarrow is not installed, there is no such column, or it is not of that kind.
     """
 
+    draws = False  # reading a sample takes no random numbers
+
     def __init__(
         self,
         root: str,

@@ -48,6 +48,7 @@ class Sequences(Dataset[dict[str, Any]]):
             to the end; a label is negative. A value that is not finite is refused when it is read.
     """
 
+    draws = False  # reading a sample takes no random numbers
     columns: ClassVar[tuple[str, ...]] = ("length", "label", "class")
 
     def __init__(

@@ -68,6 +68,7 @@ class SpokenDigits(Dataset[dict[str, Any]]):
         ConfigError: `split` or a speaker's name is none; `soundfile` is not installed.
     """
 
+    draws = False  # reading a sample takes no random numbers
     columns: ClassVar[tuple[str, ...]] = ("path", "label", "speaker", "take", "length", "rate")
 
     def __init__(

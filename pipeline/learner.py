@@ -143,12 +143,14 @@ class Learner:
             losses, _ = self.objective(self._forward, batch)
         # The mean is over the samples of all accumulated batches, whose number is known only at
         # the end. Until then it is taken to be this one's, times the batches; update() corrects.
+        count = losses.shape[0]
         if not self._samples:
-            self._divisor = self._expected(batch, len(losses)) * self.options.accumulate
-        self._samples += len(losses)
+            self._divisor = self._expected(batch, count) * self.options.accumulate
+        self._samples += count
         self._begun = True
         self.batches += 1
-        self.scaler.scale(losses.sum() / self._divisor).backward()
+        # What the sum's and the division's own backward would come to, without either.
+        self.scaler.scale(losses).backward(torch.full_like(losses, 1 / self._divisor))
         return losses.detach()
 
     def _expected(self, batch: Batch, samples: int) -> int:
@@ -166,7 +168,7 @@ class Learner:
         self.scaler.unscale_(self.optimizer)
         weights = [w for group in self.optimizer.param_groups for w in group["params"]]
         scale = self.scaler.get_scale()
-        if self._average([local(weight.grad) for weight in weights if weight.grad is not None]):
+        if self._average(weights):
             if self.options.clip_norm is not None:
                 nn.utils.clip_grad_norm_(weights, self.options.clip_norm)
             self.scaler.step(self.optimizer)
@@ -178,16 +180,18 @@ class Learner:
         if self.options.schedule == "step" and self.scaler.get_scale() >= scale:
             self._step_scheduler(None)
 
-    def _average(self, gradients: list[Tensor]) -> bool:
+    def _average(self, weights: list[Tensor]) -> bool:
         """Make of what backward left the gradient of the mean over all samples of all ranks.
 
         Returns:
             Whether there was any sample.
         """
-        if self.group.alone:
-            if self._samples not in (0, self._divisor):
-                torch._foreach_mul_(gradients, self._divisor / self._samples)
+        if self.group.alone and self._samples in (0, self._divisor):
             return self._samples > 0
+        gradients = [local(weight.grad) for weight in weights if weight.grad is not None]
+        if self.group.alone:
+            torch._foreach_mul_(gradients, self._divisor / self._samples)
+            return True
         samples = self.group.sum(torch.tensor(float(self._samples), device=self.device))
         if not self._samples and not samples.item():  # only then is the device waited for
             return False

@@ -81,7 +81,7 @@ class Meter:
 
     def add(self, batch: Batch, losses: Tensor) -> None:
         """Count a batch; `losses` are those of this rank's samples, float32[n] on the device."""
-        self._pending.append((_row_of(batch), losses.sum(), len(losses)))
+        self._pending.append((_row_of(batch), losses.sum(), losses.shape[0]))
 
     def read(self) -> list[Step]:
         """What was added since the last reading, summed over the ranks; waits for the device.

@@ -172,7 +172,7 @@ class Regression(Objective):
             raise ConfigError(f"the model gives {outputs.shape[1]} numbers a sample, but "
                               f"{self.target!r} has {target.shape[1]}")  # fmt: skip
         losses: Tensor = self.loss(outputs, target)
-        return losses.flatten(1).mean(1)
+        return losses.squeeze(1) if losses.shape[1] == 1 else losses.mean(1)
 
     def _statistics(self, batch: Batch) -> Tensor:
         target = self.targets(batch)

@@ -42,24 +42,19 @@ static void widen(const uint8_t *from, int count, uint8_t *to)
     memcpy(to + (count - 1) * LANES, from + (count - 1) * CHANNELS, CHANNELS);
 }
 
-static void write_row(const Task *task, const uint8_t *from, int y)
+static void write_row(const Task *task, uint8_t *pixels, int y)
 {
     size_t plane = (size_t)task->rows * (size_t)task->columns;
     size_t at = (size_t)y * (size_t)task->columns;
-    int last = task->columns - 1;
 
-    for (int channel = 0; channel < CHANNELS; channel++, at += plane) {
-        float scale = task->scale[channel], bias = task->bias[channel];
+    if (task->flip)
+        mirror(pixels, task->columns);
+    for (int channel = 0; channel < CHANNELS; channel++, at += plane)
         if (task->bytes)
-            for (int x = 0; x <= last; x++)
-                task->bytes[at + (size_t)x] = from[(task->flip ? last - x : x) * LANES + channel];
-        else if (task->flip)
-            for (int x = 0; x <= last; x++)
-                task->floats[at + (size_t)x] = from[(last - x) * LANES + channel] * scale + bias;
+            write_bytes(pixels, task->columns, channel, task->bytes + at);
         else
-            for (int x = 0; x <= last; x++)
-                task->floats[at + (size_t)x] = from[x * LANES + channel] * scale + bias;
-    }
+            write_floats(pixels, task->columns, channel, task->scale[channel], task->bias[channel],
+                         task->floats + at);
 }
 
 /* Resample down and then across, a row of the result at a time; -1 without memory. */

@@ -202,36 +202,22 @@ static const uint8_t *decoded(Session *session, int y)
     return slot(session, y) + (size_t)(session->low_x - session->origin) * LANES;
 }
 
-static void mirror(uint8_t *row, int count)
-{
-    for (int left = 0, right = count - 1; left < right; left++, right--) {
-        uint8_t kept[LANES];
-        memcpy(kept, row + left * LANES, LANES);
-        memcpy(row + left * LANES, row + right * LANES, LANES);
-        memcpy(row + right * LANES, kept, LANES);
-    }
-}
-
-static void write_channel(const Region *region, const uint8_t *from, int channel, ptrdiff_t at,
+static void write_channel(const Region *region, const uint8_t *pixels, int channel, ptrdiff_t at,
                           ptrdiff_t step)
 {
-    ptrdiff_t count = region->out_width;
     float scale = region->scale[channel], bias = region->bias[channel];
-    uint8_t *bytes = region->bytes ? region->bytes + at : NULL;
-    float *floats = region->bytes ? NULL : region->floats + at;
+    int count = region->out_width;
 
-    if (step == 1 && bytes)
-        for (ptrdiff_t x = 0; x < count; x++)
-            bytes[x] = from[x * LANES];
+    if (step == 1 && region->bytes)
+        write_bytes(pixels, count, channel, region->bytes + at);
     else if (step == 1)
+        write_floats(pixels, count, channel, scale, bias, region->floats + at);
+    else if (region->bytes)
         for (ptrdiff_t x = 0; x < count; x++)
-            floats[x] = (float)from[x * LANES] * scale + bias;
-    else if (bytes)
-        for (ptrdiff_t x = 0; x < count; x++)
-            bytes[x * step] = from[x * LANES];
+            region->bytes[at + x * step] = pixels[x * LANES + channel];
     else
         for (ptrdiff_t x = 0; x < count; x++)
-            floats[x * step] = (float)from[x * LANES] * scale + bias;
+            region->floats[at + x * step] = (float)pixels[x * LANES + channel] * scale + bias;
 }
 
 static void write_row(Session *session, int y)
@@ -245,8 +231,7 @@ static void write_row(Session *session, int y)
         step = 1;
     }
     for (int channel = 0; channel < CHANNELS; channel++)
-        write_channel(region, session->pixels + channel, channel, at + channel * region->plane,
-                      step);
+        write_channel(region, session->pixels, channel, at + channel * region->plane, step);
 }
 
 static void resample(Session *session)

@@ -105,23 +105,67 @@ void add_rows(const uint8_t *const *rows, const uint16_t *weights, int taps, int
     }
 }
 
+/* The sums of a result's taps in 1/256: those of even taps, then those of odd ones. */
+static inline __m128i sum_of(const uint16_t *row, const Filter *filter, ptrdiff_t x)
+{
+    const uint16_t *from = row + (ptrdiff_t)filter->first[x] * LANES;
+    const uint16_t *weights = filter->spread + x * filter->taps * LANES;
+    __m128i sum = _mm_mulhi_epu16(_mm_loadu_si128((const __m128i *)from),
+                                  _mm_loadu_si128((const __m128i *)weights));
+
+    for (int tap = PAIR; tap < filter->used[x]; tap += PAIR) {
+        const __m128i two = _mm_loadu_si128((const __m128i *)(from + tap * LANES));
+        const __m128i by = _mm_loadu_si128((const __m128i *)(weights + tap * LANES));
+        sum = _mm_add_epi16(sum, _mm_mulhi_epu16(two, by));
+    }
+    return sum;
+}
+
+/* Two results from their sums, rounded, a 16-bit number each channel. */
+static inline __m128i rounded(__m128i first, __m128i second, int used, int used_next)
+{
+    const __m128i rounding = _mm_unpacklo_epi64(_mm_set1_epi16((short)(128 + lost(used))),
+                                                _mm_set1_epi16((short)(128 + lost(used_next))));
+    const __m128i sum = _mm_add_epi16(_mm_unpacklo_epi64(first, second),
+                                      _mm_unpackhi_epi64(first, second));
+
+    return _mm_srli_epi16(_mm_adds_epu16(sum, rounding), 8);
+}
+
 void resample_row(const uint16_t *row, int low, const Filter *filter, int count, uint8_t *pixels)
 {
-    for (ptrdiff_t x = 0; x < count; x++) {
-        const uint16_t *from = row + (size_t)(filter->first[x] - low) * LANES;
-        const uint16_t *weights = filter->spread + (size_t)x * (size_t)filter->taps * LANES;
-        __m128i sum = _mm_setzero_si128(), rounding = _mm_set1_epi16((short)(128 + lost(filter->used[x])));
-        int32_t pixel;
-        for (ptrdiff_t tap = 0; tap < filter->used[x]; tap += PAIR) {
-            const __m128i two = _mm_loadu_si128((const __m128i *)(from + tap * LANES));
-            const __m128i by = _mm_loadu_si128((const __m128i *)(weights + tap * LANES));
-            sum = _mm_add_epi16(sum, _mm_mulhi_epu16(two, by));
-        }
-        sum = _mm_adds_epu16(_mm_add_epi16(sum, _mm_srli_si128(sum, 8)), rounding);
-        sum = _mm_srli_epi16(sum, 8);
-        pixel = _mm_cvtsi128_si32(_mm_packus_epi16(sum, sum));
-        memcpy(pixels + (size_t)x * LANES, &pixel, sizeof pixel);
+    const int *used = filter->used;
+    ptrdiff_t x = 0;
+
+    row -= (ptrdiff_t)low * LANES;
+    for (; x + 4 <= count; x += 4) {
+        const __m128i a = sum_of(row, filter, x), b = sum_of(row, filter, x + 1);
+        const __m128i c = sum_of(row, filter, x + 2), d = sum_of(row, filter, x + 3);
+        _mm_storeu_si128((__m128i *)(pixels + x * LANES),
+                         _mm_packus_epi16(rounded(a, b, used[x], used[x + 1]),
+                                          rounded(c, d, used[x + 2], used[x + 3])));
     }
+    for (; x < count; x++) {
+        const __m128i one = sum_of(row, filter, x);
+        const __m128i two = rounded(one, one, used[x], used[x]);
+        const int32_t pixel = _mm_cvtsi128_si32(_mm_packus_epi16(two, two));
+        memcpy(pixels + x * LANES, &pixel, sizeof pixel);
+    }
+}
+
+void write_floats(const uint8_t *pixels, int count, int channel, float scale, float bias, float *to)
+{
+    const __m128 times = _mm_set1_ps(scale), plus = _mm_set1_ps(bias);
+    const __m128i byte = _mm_set1_epi32(255), shift = _mm_cvtsi32_si128(8 * channel);
+    ptrdiff_t x = 0;
+
+    for (; x + 4 <= count; x += 4) {
+        const __m128i four = _mm_loadu_si128((const __m128i *)(pixels + x * LANES));
+        const __m128i values = _mm_and_si128(_mm_srl_epi32(four, shift), byte);
+        _mm_storeu_ps(to + x, _mm_add_ps(_mm_mul_ps(_mm_cvtepi32_ps(values), times), plus));
+    }
+    for (; x < count; x++)
+        to[x] = (float)pixels[x * LANES + channel] * scale + bias;
 }
 
 #else
@@ -160,4 +204,27 @@ void resample_row(const uint16_t *row, int low, const Filter *filter, int count,
     }
 }
 
+void write_floats(const uint8_t *pixels, int count, int channel, float scale, float bias, float *to)
+{
+    for (ptrdiff_t x = 0; x < count; x++)
+        to[x] = (float)pixels[x * LANES + channel] * scale + bias;
+}
+
 #endif
+
+void write_bytes(const uint8_t *pixels, int count, int channel, uint8_t *to)
+{
+    for (ptrdiff_t x = 0; x < count; x++)
+        to[x] = pixels[x * LANES + channel];
+}
+
+void mirror(uint8_t *pixels, int count)
+{
+    for (int left = 0, right = count - 1; left < right; left++, right--) {
+        uint32_t one, other;
+        memcpy(&one, pixels + (size_t)left * LANES, LANES);
+        memcpy(&other, pixels + (size_t)right * LANES, LANES);
+        memcpy(pixels + (size_t)left * LANES, &other, LANES);
+        memcpy(pixels + (size_t)right * LANES, &one, LANES);
+    }
+}

@@ -36,4 +36,11 @@ void add_rows(const uint8_t *const *rows, const uint16_t *weights, int taps, int
 /* `count` pixels from a row in 1/256, whose first pixel has the number `low`. The filter is spread. */
 void resample_row(const uint16_t *row, int low, const Filter *filter, int count, uint8_t *pixels);
 
+/* One channel of `count` pixels, side by side; as value * scale + bias, or as it is. */
+void write_floats(const uint8_t *pixels, int count, int channel, float scale, float bias, float *to);
+void write_bytes(const uint8_t *pixels, int count, int channel, uint8_t *to);
+
+/* `count` pixels in the opposite order. */
+void mirror(uint8_t *pixels, int count);
+
 #endif
