@@ -90,7 +90,7 @@ def test_memory_bounds_the_climb():
 
 
 def test_it_looks_again_after_a_while():
-    climb = Climb(1, Auto(16), patience=5)
+    climb = Climb(1, Auto(16), patience=2.0)  # five windows
     windows_until_settled(climb, lambda n: window(n, 0.001, 1.0))
     assert climb.workers == 1
     tried = [climb.observe(window(climb.workers, 0.04, 0.005)) for _ in range(20)]

@@ -64,13 +64,14 @@ class Climb:
         start: workers at first.
         bounds: of the search.
         base: bytes of the process without workers, 0 if that is not known.
-        patience: windows after which a settled search looks again for the first time.
+        patience: seconds after which a settled search looks again for the first time. Starting
+            workers costs about half a second, however short the batches are.
 
     Attributes:
         workers: how many to use now.
     """
 
-    def __init__(self, start: int, bounds: Auto, base: int = 0, patience: int = 30) -> None:
+    def __init__(self, start: int, bounds: Auto, base: int = 0, patience: float = 60.0) -> None:
         self.workers = max(1, min(start, bounds.most))
         self._most = bounds.most
         self._budget = bounds.memory
@@ -78,7 +79,7 @@ class Climb:
         self._patience = patience
         self._from: tuple[int, float] | None = None  # workers and pace before the climb under trial
         self._tried: float | None = None  # the best pace of that trial so far
-        self._resting: int | None = None  # windows until it looks again; None: it is climbing
+        self._resting: float | None = None  # seconds until it looks again; None: it is climbing
         self._each = 0.0  # the most that a worker was seen to take
 
     @property
@@ -91,7 +92,7 @@ class Climb:
         if self._is_too_much(window.memory):
             return self._shrink()
         if self._resting is not None:
-            self._resting -= 1
+            self._resting -= window.elapsed
             if self._resting > 0:
                 return self.workers
             self._resting = None
