@@ -8,6 +8,8 @@
               (`draws = False`), and of one that does not say
     runner    epochs of 2 ms steps through `train_epoch` against a bare loop over the same batches:
               forward, backward, optimizer; in turns, median of the ratios
+    lightning the same through Lightning's Trainer without logger, checkpoints and progress bar,
+              where it is installed
 
 Times are of the processor, which other programs take less part in.
 """
@@ -18,6 +20,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -140,16 +143,19 @@ def made(count: int) -> list[Batch]:
 
 def running(rounds: int) -> None:
     batches, times = made(300), calibrated(0.002)
-    ratios, extra, bare_times = [], [], []
+    others = {"runner": our_epoch} | (
+        {"lightning": lightning_epoch} if find_spec("lightning") else {}
+    )
+    taken: dict[str, list[float]] = {name: [] for name in ("bare", *others)}
     for _ in range(rounds):
-        bare = bare_epoch(batches, times)
-        ours = our_epoch(batches, times)
-        ratios.append(ours / bare)
-        extra.append((ours - bare) / len(batches))
-        bare_times.append(bare / len(batches))
-    step, ratio = 1e3 * statistics.median(bare_times), statistics.median(ratios)
-    print(f"runner       a bare step {step:.3f} ms; through the runner {ratio:.3f} of it "
-          f"({1e6 * statistics.median(extra):.0f} us more)")  # fmt: skip
+        for name, epoch in ({"bare": bare_epoch} | others).items():
+            taken[name].append(epoch(batches, times) / len(batches))
+    print(f"bare         a step {1e3 * statistics.median(taken['bare']):.3f} ms")
+    for name in others:
+        pairs = list(zip(taken[name], taken["bare"], strict=True))
+        ratio = statistics.median(one / bare for one, bare in pairs)
+        more = statistics.median(one - bare for one, bare in pairs)
+        print(f"{name:<12} {ratio:.3f} of it ({1e6 * more:.0f} us more)")
 
 
 def bare_epoch(batches: list[Batch], times: int) -> float:
@@ -174,6 +180,33 @@ def our_epoch(batches: list[Batch], times: int) -> float:
     loader.ready = batches
     began = time.process_time()
     train_epoch(learner, loader, 0)
+    return time.process_time() - began
+
+
+def lightning_epoch(batches: list[Batch], times: int) -> float:
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Busy(times)
+
+        def training_step(self, batch: Batch, number: int) -> torch.Tensor:
+            return nn.functional.mse_loss(self.model(batch["x"]), batch["y"])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    plain = [dict(batch) for batch in batches]
+    module = Module()
+    trainer.fit(module, plain[:2])  # what it does once
+    trainer.fit_loop.max_epochs = 2
+    began = time.process_time()
+    trainer.fit(module, plain)
     return time.process_time() - began
 
 

@@ -42,6 +42,7 @@ def main() -> None:
                           fontsize=8)  # fmt: skip
         axis.set_xscale("log")  # the slowest is fifteen times the fastest
         axis.set_xlim(min(shown.values()) / 1.3, max(shown.values()) * 1.8)
+        axis.xaxis.set_major_formatter("{x:g}")
         axis.grid(axis="both", alpha=0.3)
         axis.set_title(f"{size} pixels to 224 x 224", fontsize=10)
         axis.set_xlabel("CPU milliseconds an image (logarithmic)", fontsize=9)

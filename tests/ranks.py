@@ -25,18 +25,22 @@ from pipeline.saving import checkpoint
 from pipeline.world import from_environment, is_launched
 from tests.resuming import SAMPLERS, STREAMS, Case
 
+# By default a world that divides no batch evenly, and a few cases; all with `make stress`.
+ALL = bool(os.environ.get("PENSTOCK_TEST_ALL_RANKS"))
+ORDER_OF_WORLDS = (1, 2, 4, 3) if ALL else (1, 3)
 LENGTHS = (1, 2, 7, 97, 1000)
 SIZES = (1, 3, 64)
-CASES = {
+ALL_CASES = {
     **{f"sampler {name}": Case(name, plain=True) for name in SAMPLERS},
     **{f"stream {name}": Case(stream=name, plain=True) for name in STREAMS},
     "stream shuffled": Case(stream="sharded", buffer=7, plain=True),
     "gradients added up": Case(options={"accumulate": 3}, plain=True),
 }
+FEW = ("sampler random", "sampler weighted", "sampler bucket", "sampler torch's weighted",
+       "stream sharded", "gradients added up")  # fmt: skip
+CASES = {name: case for name, case in ALL_CASES.items() if ALL or name in FEW}
 # Resumed by worlds of other sizes; validated at its end only, where nobody is asked to stop.
 LEGS = Case(optimizer="adamw", scheduler="one cycle", plain=True, options={"val_every": 3})
-# The default is one that divides no batch evenly; `make stress` takes 1,2,4,3.
-ORDER_OF_WORLDS = tuple(map(int, os.environ.get("PENSTOCK_TEST_WORLDS", "1,3").split(",")))
 LEG_STEPS = 3
 
 

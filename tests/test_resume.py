@@ -35,7 +35,13 @@ def same(found, undisturbed):
     assert result.reason == undisturbed[2].reason
 
 
-@pytest.mark.parametrize("name", CASES)
+# Of the optimizers, those whose states differ most in kind; the others with `make stress`.
+RARE = {f"optimizer {name}" for name in ("adam, amsgrad", "rmsprop", "adagrad", "nadam", "asgd")}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.stress] * (name in RARE)) for name in CASES]
+)
 def test_left_at_every_step(name, tmp_path):
     case = CASES[name]
     undisturbed = case.fit(tmp_path / "whole")

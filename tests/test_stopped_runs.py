@@ -90,6 +90,7 @@ def test_a_signal_stops_a_run_that_can_go_on(number, undisturbed, tmp_path, caps
     assert len(manifest["sessions"]) == 2
 
 
+@pytest.mark.stress
 def test_a_killed_run_goes_on_from_its_last_checkpoint(undisturbed, tmp_path, capsys):
     folder = tmp_path / "run"
     process = start(folder)
