@@ -179,8 +179,9 @@ def here(package: str, python: str) -> str | None:
     return done.stdout.strip() or None
 
 
-def one(name: str, python: str, arguments: list[str]) -> dict[str, float]:
-    command = [python, __file__, "--run", name, *arguments]
+def one(name: str, python: str, arguments: list[str], script: str = __file__) -> dict[str, float]:
+    """Figures of one contender, which a Python of its own measures."""
+    command = [python, script, "--run", name, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:

@@ -23,7 +23,6 @@ import os
 import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from image_peers import BATCH, MEAN, STD
-from images import ROOT, SETS, WARM, cpu_seconds, generate, here, memory
+from images import ROOT, SETS, WARM, cpu_seconds, generate, here, memory, one
 
 SIDE, CROP = 256, 224
 _FILES = ["transform.train.crop.size=[224,224]", "transform.train.crop.scale=[0.08,1.0]"]
@@ -168,16 +167,6 @@ def packing(name: str, folder: Path, workers: int) -> dict[str, float]:
     return {"cpu": cpu / len(dataset) * 1e3, "rate": len(dataset) / seconds, "memory": memory()}
 
 
-def one(name: str, python: str, arguments: list[str]) -> dict[str, float]:
-    command = [python, __file__, "--run", name, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
 def show(found: dict[str, list[dict[str, float]]]) -> None:
     print("\n| | CPU ms/image | images/s | range | memory, MiB |\n|---|---|---|---|---|")
     for name, runs in found.items():
@@ -229,7 +218,7 @@ def main() -> None:
             found: dict[str, list[dict[str, float]]] = {name: [] for name in members}
             for _ in range(given.rounds):
                 for name, python in members.items():
-                    found[name].append(one(name, python, arguments))
+                    found[name].append(one(name, python, arguments, __file__))
                     print(f"{name}: {found[name][-1]}", file=sys.stderr)
             show(found)
 
