@@ -168,6 +168,7 @@ def ranks_of(process):
     return [int(line.split()[0]) for line in children if "run.py" in line]
 
 
+@pytest.mark.stress
 def test_a_killed_rank_ends_the_run_and_is_named(tmp_path):
     folder = tmp_path / "run"
     process = start(folder, ranks=2)

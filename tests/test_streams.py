@@ -293,7 +293,9 @@ def of_kind(kind, length, options, world):
     return loader_of(dataset, options, order, size=6, transform=Noise(), world=world)
 
 
-@pytest.mark.parametrize("workers", range(5))
+@pytest.mark.parametrize(
+    "workers", [0, 1, 3, *(pytest.param(n, marks=pytest.mark.stress) for n in (2, 4))]
+)
 @pytest.mark.parametrize("kind", ["map-style", "stream", "sharded stream", "mixed"])
 def test_every_kind_for_any_workers_and_ranks(kind, workers):
     """Real worker processes and 1 to 3 ranks; also fewer records than ranks x workers."""
