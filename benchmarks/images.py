@@ -141,15 +141,19 @@ def measure(name: str, folder: Path, workers: int, batches: int) -> dict[str, fl
     start = time.perf_counter()
     next(work)
     first = time.perf_counter() - start
-    for _ in range(WARM):
+    return {"first": first, **steady(work, WARM, batches)}
+
+
+def steady(work: Iterator[Any], warm: int, batches: int) -> dict[str, float]:
+    """CPU milliseconds an image, images/s and memory, after `warm` batches that do not count."""
+    for _ in range(warm):
         next(work)
     before, start = cpu_seconds(), time.perf_counter()
     for _ in range(batches):
         next(work)
     seconds, cpu = time.perf_counter() - start, cpu_seconds() - before
     images = batches * BATCH
-    return {"cpu": cpu / images * 1e3, "rate": images / seconds, "first": first,
-            "memory": memory()}  # fmt: skip
+    return {"cpu": cpu / images * 1e3, "rate": images / seconds, "memory": memory()}
 
 
 def floors(folder: Path, size: str, workers: int) -> dict[str, float]:

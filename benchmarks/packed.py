@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from image_peers import BATCH, MEAN, STD
-from images import ROOT, SETS, WARM, cpu_seconds, generate, here, memory, one
+from images import ROOT, SETS, WARM, cpu_seconds, generate, here, memory, one, steady
 
 SIDE, CROP = 256, 224
 _FILES = ["transform.train.crop.size=[224,224]", "transform.train.crop.scale=[0.08,1.0]"]
@@ -125,14 +125,8 @@ def reading(name: str, folder: Path, workers: int, batches: int) -> dict[str, fl
         torch.set_num_threads(1)
     work = (ours(name, folder, workers) if name in OURS
             else ffcv(folder, workers) if name == FFCV else floor(folder))  # fmt: skip
-    for _ in range(WARM + folder_batches(folder)):  # once through: in the system's cache, compiled
-        next(work)
-    before, start = cpu_seconds(), time.perf_counter()
-    for _ in range(batches):
-        next(work)
-    seconds, cpu = time.perf_counter() - start, cpu_seconds() - before
-    images = batches * BATCH
-    return {"cpu": cpu / images * 1e3, "rate": images / seconds, "memory": memory()}
+    # Once through: then all is compiled, and in the system's cache.
+    return steady(work, WARM + folder_batches(folder), batches)
 
 
 def folder_batches(folder: Path) -> int:

@@ -23,17 +23,6 @@ typedef struct {
     float scale[CHANNELS], bias[CHANNELS];
 } Task;
 
-/* The source pixels low .. high-1 that `count` results over [start, end) are made of. */
-static void set_bounds(double start, double end, int count, int inside, int size, int *low,
-                       int *high)
-{
-    double scale = (end - start) / count, border = inside ? 0 : scale > 1 ? scale : 1;
-    double first = floor(start - border), last = ceil(end + border);
-
-    *low = first > 0 ? (int)first : 0;
-    *high = last < size ? (int)last : size;
-}
-
 /* Three bytes a pixel become four; the fourth means nothing. */
 static void widen(const uint8_t *from, int count, uint8_t *to)
 {

@@ -129,17 +129,6 @@ static void read_header(Session *session, const uint8_t *data, size_t size)
         give_up(session, UNSUPPORTED, "it is too large for a progressive file");
 }
 
-/* The source pixels low .. high-1 that `count` results over [start, end) are made of. */
-static void set_bounds(double start, double end, int count, int inside, int size, int *low,
-                       int *high)
-{
-    double scale = (end - start) / count, border = inside ? 0 : scale > 1 ? scale : 1;
-    double first = floor(start - border), last = ceil(end + border);
-
-    *low = first > 0 ? (int)first : 0;
-    *high = last < size ? (int)last : size;
-}
-
 /* Begin to decode the columns of the region, at its first row. */
 static void start(Session *session)
 {

@@ -12,6 +12,15 @@ enum { ONE = 65536, PAIR = 2, STRIP = 32 };
 
 static double triangle(double distance) { return distance < 1 ? 1 - distance : 0; }
 
+void set_bounds(double start, double end, int count, int inside, int size, int *low, int *high)
+{
+    double scale = (end - start) / count, border = inside ? 0 : scale > 1 ? scale : 1;
+    double first = floor(start - border), last = ceil(end + border);
+
+    *low = first > 0 ? (int)first : 0;
+    *high = last < size ? (int)last : size;
+}
+
 /* The weights of one result; they add up to 65535, which stands for one. */
 static void weigh(double centre, double radius, int first, int used, uint16_t *weights,
                   double *exact)

@@ -24,6 +24,10 @@ typedef struct {
     uint16_t *spread;  /* [count][taps][LANES], the same; NULL unless asked for */
 } Filter;
 
+/* The source pixels low .. high-1, of `size`, that `count` results over [start, end) are made of;
+ * `inside`: without those beside it. */
+void set_bounds(double start, double end, int count, int inside, int size, int *low, int *high);
+
 /* Weights for `count` results over source [start, end), of which pixels low .. high-1 exist.
  * Returns 0, or -1 without memory. */
 int make_filter(Filter *filter, double start, double end, int low, int high, int count, int spread);
