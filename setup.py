@@ -40,22 +40,25 @@ class OptionalBuild(build_ext):
 
 
 NATIVE = "pipeline/native/"
+COMMON = ("rows.c", "resample.c", "resample_avx2.c")
+HEADERS = ("rows.h", "region.h", "resample.h", "resample_avx2.h")
+MATHS = ["m"] if os.name == "posix" else []
+
+
+def extension(name, *sources, libraries=()):
+    return Extension(
+        f"pipeline.native.{name}",
+        [NATIVE + source for source in (*sources, *COMMON)],
+        depends=[NATIVE + header for header in HEADERS],
+        libraries=[*libraries, *MATHS],
+        optional=True,
+    )
+
+
 setup(
     cmdclass={"build_ext": OptionalBuild},
     ext_modules=[
-        Extension(
-            "pipeline.native.jpeg",
-            [NATIVE + name for name in ("jpeg.c", "region.c", "resample.c")],
-            depends=[NATIVE + name for name in ("region.h", "resample.h")],
-            libraries=["jpeg"] + (["m"] if os.name == "posix" else []),
-            optional=True,
-        ),
-        Extension(
-            "pipeline.native.pixels",
-            [NATIVE + name for name in ("pixels.c", "resample.c")],
-            depends=[NATIVE + "resample.h"],
-            libraries=["m"] if os.name == "posix" else [],
-            optional=True,
-        ),
+        extension("jpeg", "jpeg.c", "region.c", libraries=["jpeg"]),
+        extension("pixels", "pixels.c"),
     ],
 )

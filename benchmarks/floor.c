@@ -46,6 +46,7 @@ static void choose(Region *region, float *to)
     region->inside = region->reduce = 1;
     region->out_width = region->out_height = SIDE;
     region->plane = PLANE;
+    region->past_cache = 1;
     region->row = SIDE;
     region->column = flip ? -1 : 1;
     region->floats = to + (flip ? SIDE - 1 : 0);
@@ -76,7 +77,7 @@ int main(int count, char **names)
     int full = atoi(names[4]), files = count - 5, done = 0;
     uint8_t **data = calloc((size_t)files, sizeof *data), *row = malloc((size_t)width * 4);
     size_t *sizes = calloc((size_t)files, sizeof *sizes);
-    float *batch = malloc(sizeof *batch * BATCH * IMAGE);
+    float *batch = aligned_alloc(64, sizeof *batch * BATCH * IMAGE);
     double start;
 
     for (int i = 0; i < files; i++) {

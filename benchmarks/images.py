@@ -162,7 +162,10 @@ def floors(folder: Path, size: str, workers: int) -> dict[str, float]:
     Cores share their memory and perhaps their arithmetic units: alone, one is faster.
     """
     program = folder.parent / "floor"
-    source = [str(ROOT / "pipeline/native" / name) for name in ("region.c", "resample.c")]
+    source = [
+        str(ROOT / "pipeline/native" / name)
+        for name in ("region.c", "resample.c", "resample_avx2.c")
+    ]
     flags = ["-O3", "-std=gnu11", "-ffp-contract=off", f"-I{ROOT}/pipeline/native"]
     source.append(str(ROOT / "benchmarks/floor.c"))
     command = ["gcc", *flags, *source, "-o", str(program), "-ljpeg", "-lm"]

@@ -7,7 +7,7 @@ without a step of Python for each sample, if all samples have one shape.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from datasets.reading.image import check_reader, decode_image
 from pipeline.errors import DataError
 from pipeline.images.encoded import EncodedImage
+from pipeline.images.stored import StoredPictures
 from pipeline.packs.fields import Field
 from pipeline.packs.folder import Pack, is_pack
 from pipeline.packs.table import read_table, text_of
@@ -106,23 +107,47 @@ class Packed(Dataset[dict[str, Any]]):
             for row, canvas in zip(block, canvases, strict=True)
         ]
 
-    @property
+    @cached_property
     def fetches_batches(self) -> bool:
         """Whether `fetch_batch` can be used: every field is of numbers of one shape."""
-        kinds = {field.kind for field in self.pack.fields.values()}
-        return self.pack.even and kinds <= {"tensor", "array", "int", "float", "bool"}
+        return self.pack.even and self._has_numbers(self.pack.fields.values())
 
-    def fetch_batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
-        """What stacking the samples gives, tensors [B, ...], in one copy a field."""
+    @cached_property
+    def fetches_pictures(self) -> bool:
+        """Whether `fetch_batch` can leave pictures in place: there are some, and no points."""
+        fields = self.pack.fields.values()
+        pictures = [field for field in fields if _is_picture(field)]
+        rest = [field for field in fields if not _is_picture(field)]
+        even = all(self.pack.is_even(field.name) and not field.type for field in rest)
+        return bool(pictures) and even and self._has_numbers(rest)
+
+    @staticmethod
+    def _has_numbers(fields: Iterable[Field]) -> bool:
+        return {field.kind for field in fields} <= {"tensor", "array", "int", "float", "bool"}
+
+    def fetch_batch(
+        self, indices: Sequence[int], in_place: bool = False
+    ) -> dict[str, torch.Tensor | StoredPictures]:
+        """What stacking the samples gives, tensors [B, ...], in one copy a field.
+
+        Args:
+            in_place: leave pictures where they lie; they may be of any sizes.
+        """
         rows = np.asarray(indices, dtype=np.int64)
         return {
-            name: field.tensor(self.pack.rows(name, rows))
+            name: self._stored(name, rows)
+            if in_place and _is_picture(field)
+            else field.tensor(self.pack.rows(name, rows))
             for name, field in self.pack.fields.items()
         }
 
+    def _stored(self, name: str, rows: Any) -> StoredPictures:
+        pixels, starts, shapes = self.pack.places(name, rows)
+        return StoredPictures(pixels, starts, *shapes.T)
+
     @cached_property
     def kinds(self) -> dict[str, str]:
-        """What the fields are to transforms of batches; `pipeline.fetch.kinds_of` has the words."""
+        """What the fields are to transforms of batches: see `pipeline.collate.kinds_of`."""
         found = {name: self._kind(field) for name, field in self.pack.fields.items()}
         return {name: kind for name, kind in found.items() if kind}
 
@@ -140,3 +165,8 @@ class Packed(Dataset[dict[str, Any]]):
     def path(self, index: int) -> str:
         """Where a sample came from, as far as the table knows it."""
         return text_of(self.pack, "path", index) or f"{self.pack.folder}, sample {index}"
+
+
+def _is_picture(field: Field) -> bool:
+    """Whether a field holds decoded pictures, uint8 [C, H, W]."""
+    return field.channels_last and field.dtype == "|u1"

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import default_collate, default_convert
+from torchvision import tv_tensors
 
 from pipeline import slots
 from pipeline.images.encoded import EncodedImage
@@ -197,3 +198,26 @@ def _stack(field: str, values: list[Any]) -> Any:
 
 def _shapes(first: Any, other: Any) -> str:
     return f"shapes {list(first.shape)} and {list(other.shape)} differ"
+
+
+def kinds_of(sample: Any) -> dict[str, str]:
+    """What the fields of a sample are, of those that have a type of torchvision's.
+
+    "image", "mask", "keypoints", or "boxes/" and their format ("boxes/xyxy"), by name of the field.
+    """
+    if not isinstance(sample, Mapping):
+        return {}
+    kinds = {name: _kind(value) for name, value in sample.items()}
+    return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def _kind(value: Any) -> str | None:
+    if isinstance(value, tv_tensors.BoundingBoxes):
+        return f"boxes/{value.format.value.lower()}"
+    names = {
+        tv_tensors.Image: "image",
+        EncodedImage: "image",
+        tv_tensors.Mask: "mask",
+        tv_tensors.KeyPoints: "keypoints",
+    }
+    return names.get(type(value))

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Subset
-from torchvision import tv_tensors
 
 from pipeline import board, slots
 from pipeline.bad_samples import (
@@ -33,12 +32,20 @@ from pipeline.bad_samples import (
 )
 from pipeline.bad_samples import SampleError as SampleError  # where its readers look for it
 from pipeline.clock import Clock, Trace
-from pipeline.collate import Mismatch, Stack, plain
+from pipeline.collate import Mismatch, kinds_of, plain
 from pipeline.errors import DataError
 from pipeline.images.encoded import EncodedImage
 from pipeline.plan import Request
-from pipeline.randomness import GLOBAL, Draws, IntArray, begin_sample, sample_keys
+from pipeline.randomness import (
+    GLOBAL,
+    Draws,
+    IntArray,
+    begin_sample,
+    sample_key_array,
+    sample_keys,
+)
 from pipeline.share import Share
+from pipeline.whole_batches import WholeBatches
 
 
 class Batch(dict[str, Any]):
@@ -101,37 +108,14 @@ def _map(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return value
 
 
-def kinds_of(sample: Any) -> dict[str, str]:
-    """What the fields of a sample are, of those that have a type of torchvision's.
-
-    "image", "mask", "keypoints", or "boxes/" and their format ("boxes/xyxy"), by name of the field.
-    """
-    if not isinstance(sample, Mapping):
-        return {}
-    kinds = {name: _kind(value) for name, value in sample.items()}
-    return {name: kind for name, kind in kinds.items() if kind is not None}
-
-
-def _kind(value: Any) -> str | None:
-    if isinstance(value, tv_tensors.BoundingBoxes):
-        return f"boxes/{value.format.value.lower()}"
-    names = {
-        tv_tensors.Image: "image",
-        EncodedImage: "image",
-        tv_tensors.Mask: "mask",
-        tv_tensors.KeyPoints: "keypoints",
-    }
-    return names.get(type(value))
-
-
 class Fetch:
     """Work on one request.
 
     Args:
         dataset: `dataset[index] -> dict`, or `dataset.__getitems__(list) -> list of dicts`, which
             then must not draw at random (a batch is read at once, but keys belong to samples).
-            With `fetches_batches`, `fetch_batch(indices) -> dict of tensors` and `kinds` it stacks
-            batches by itself where nothing is done to single samples.
+            Where nothing is done to single samples, or no more than decoding, batches are made at
+            once (pipeline/whole_batches.py).
         transform: sample -> sample; None leaves it.
         collate: list of samples -> dict of batched fields.
         seed: of the run.
@@ -191,28 +175,31 @@ class Fetch:
         Args:
             stand_ins: which rows may stand in for bad ones; None takes those of `bad`.
         """
-        if self._stacks_itself:
-            return self._stacked(request, rows)
+        batch = self._at_once(request, rows, draws, stand_ins)
+        if batch is not None:
+            return batch
         try:
             with slots.batch(len(request)):
                 return self._worked(request, rows, draws, stand_ins)
         finally:
             begin_sample(None)
 
-    @property
-    def _stacks_itself(self) -> bool:
-        """Whether the dataset can make whole batches, and nothing is done to single samples."""
-        plain_steps = self.transform is None or not getattr(self.transform, "steps", True)
-        alone = plain_steps and not self.hashed and not self.bad.known
-        able = getattr(self.dataset, "fetches_batches", False)
-        return alone and able and type(self.collate) is Stack
-
-    def _stacked(self, request: Request, rows: Any) -> Batch:
-        """A batch that the dataset makes, without a step of Python for each sample."""
+    def _at_once(
+        self, request: Request, rows: Any, draws: Draws, stand_ins: StandIns | None
+    ) -> Batch | None:
+        """The batch without a step of Python for each sample; None where that cannot be."""
+        whole = WholeBatches(self.dataset, self.transform, self.collate)
+        if self.hashed or not whole.usable or (self.bad.known and not whole.by_sample):
+            return None
         clock = self._clock()
-        batch = Batch(rows.fetch_batch(request.indices), request, np.arange(len(request)))
-        batch.kinds = dict(rows.kinds)
-        clock.lap("read")
+        share = Share(request, rows, self.dataset, None, self.bad, stand_ins,
+                      self._many and whole.by_sample, draws)  # fmt: skip
+        keys = sample_key_array(self.seed, request.epoch, request.positions)
+        made = whole.make(share, rows, keys, clock)
+        if made is None:
+            return None
+        batch = Batch(made.fields, request, np.arange(len(request)))
+        batch.kinds = made.kinds
         return self._finished(batch, clock)
 
     def _worked(

@@ -14,56 +14,35 @@ Cost for 500 x 375 to 224 x 224 on one core: see docs/benchmarks.md.
 from __future__ import annotations
 
 import copy
-import importlib
-import io
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torchvision.io  # noqa: F401  (registers torch.ops.image)
-from torch.nn.functional import interpolate
 from torchvision import tv_tensors
 
 from pipeline import slots
 from pipeline.batch_colors import Normalize
 from pipeline.batch_transforms import BatchCompose
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.images.crops import CenterCrop, Crop, RandomResizedCrop, Whole
+from pipeline.images import native, pure
+from pipeline.images.crops import CenterCrop, Crop, Crops, RandomResizedCrop, Whole
 from pipeline.images.encoded import EncodedImage
 from pipeline.images.jpeg_header import JpegHeader, jpeg_header
-from pipeline.randomness import key_at_hand
+from pipeline.images.native import Normal
+from pipeline.images.stored import StoredPictures
+from pipeline.randomness import KeyArray, key_at_hand
 from pipeline.slots import Slot
 from pipeline.transforms import Compose, Sample
 
 Decoder = Literal["auto", "native", "pure"]
 Size = int | Sequence[int]
 Pixels = npt.NDArray[Any]
-Normal = tuple[tuple[float, ...], tuple[float, ...]]  # scale and bias of each channel, of bytes
 
 MOST_PIXELS = 2**28  # of a JPEG file; its pixels take three times as many bytes
 
-_SAME: Normal = ((1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
-
-
-@cache
-def native() -> Any:
-    """The module `pipeline.native.jpeg`, or None where it was not built."""
-    try:
-        return importlib.import_module("pipeline.native.jpeg")
-    except ImportError:
-        return None
-
-
-@cache
-def native_pixels() -> Any:
-    """The module `pipeline.native.pixels`, or None where it was not built."""
-    try:
-        return importlib.import_module("pipeline.native.pixels")
-    except ImportError:
-        return None
+_NONE = JpegHeader(1, 1, 0)  # in the place of a header that cannot be had; C leaves it alone
 
 
 class Decode:
@@ -108,6 +87,41 @@ class Decode:
         key = key_at_hand() if self.crop.draws else 0
         return {name: self._one(value, key) for name, value in sample.items()}
 
+    @property
+    def takes_batches(self) -> bool:
+        """Whether `decode_batch` can be used."""
+        return self.decoder == "native" and native.pixels() is not None
+
+    def decode_batch(
+        self, pictures: Sequence[EncodedImage] | StoredPictures, keys: KeyArray
+    ) -> torch.Tensor | None:
+        """The pictures of a batch as the samples with these keys would have them: [B, 3, *size].
+
+        Returns:
+            None where they have to be worked on one by one.
+
+        Raises:
+            DataError: one of them is bad.
+        """
+        array, tensor = slots.room((len(keys), 3, *self.size), np.dtype(self._dtype))
+        if not isinstance(pictures, StoredPictures):
+            self._decode_files(pictures, keys, array)
+            return tensor
+        if (pictures.channels != 3).any():
+            return None
+        crops = self.crop.many(keys, pictures.widths, pictures.heights)
+        return tensor if native.crop_resize(pictures, crops, array, self._normal) else None
+
+    def _decode_files(self, files: Sequence[EncodedImage], keys: KeyArray, array: Pixels) -> None:
+        headers = [self._header(file) or _NONE for file in files]
+        sizes = np.array(headers, np.int64)
+        done = native.decode(
+            [file.content for file in files], headers,
+            self.crop.many(keys, sizes[:, 0], sizes[:, 1]), array, self.reduce, self._normal,
+        )  # fmt: skip
+        for row in np.flatnonzero(~done).tolist():
+            self._put(self._from_pixels(files[row].decode(), int(keys[row])), array[row])
+
     def _one(self, value: Any, key: int) -> Any:
         if isinstance(value, EncodedImage):
             return self._decoded(value, key).as_subclass(tv_tensors.Image)
@@ -123,18 +137,26 @@ class Decode:
             )
         return value
 
+    @property
+    def _dtype(self) -> type[np.generic]:
+        return np.uint8 if self._normal is None else np.float32
+
     def _slot(self) -> Slot:
-        dtype = np.uint8 if self._normal is None else np.float32
-        return slots.take((3, *self.size), dtype)
+        return slots.take((3, *self.size), self._dtype)
+
+    @staticmethod
+    def _header(image: EncodedImage) -> JpegHeader | None:
+        header = jpeg_header(image.content)
+        if header is not None and header.width * header.height > MOST_PIXELS:
+            raise too_large(image, header)
+        return header
 
     def _decoded(self, image: EncodedImage, key: int) -> torch.Tensor:
         target, tensor = self._slot()
-        header = jpeg_header(image.content)
+        header = self._header(image)
         if header is None:
             self._put(self._from_pixels(image.decode(), key), target)
             return tensor
-        if header.width * header.height > MOST_PIXELS:
-            raise too_large(image, header)
         crop = self.crop(key, header.width, header.height)
         decode = self._natively if self.decoder == "native" else self._purely
         if not decode(image.content, header, crop, target):
@@ -143,110 +165,40 @@ class Decode:
 
     def _natively(self, content: bytes, header: JpegHeader, crop: Crop, target: Pixels) -> bool:
         """Whether the file was fit for it, and whole as far as it was read."""
-        jpeg = native()
-        try:
-            warnings, _ = jpeg.decode(
-                content, target, header[:2], crop[:4], crop.inside, self.size,
-                header.orientation, crop.flip, self.reduce, self._normal or _SAME,
-            )  # fmt: skip
-        except (jpeg.Unsupported, jpeg.Damaged):
-            return False
-        return bool(warnings == 0)
+        done = native.decode([content], [header], Crops.of([crop], crop.inside), target[None],
+                             self.reduce, self._normal)  # fmt: skip
+        return bool(done[0])
 
     def _purely(self, content: bytes, header: JpegHeader, crop: Crop, target: Pixels) -> bool:
         """Whether the file was fit for it."""
-        try:
-            if crop.inside and self._reduction(crop) == 1:
-                data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-                pixels = self._cut(torch.ops.image.decode_jpeg(data, 3, True), crop)
-            else:
-                pixels = self._with_pillow(content, header, crop)
-        except (RuntimeError, OSError, SyntaxError, ValueError):
+        pixels = pure.decode(content, header, crop, self.size, self.reduce)
+        if pixels is None:
             return False
         self._put(pixels, target)
         return True
 
-    def _reduction(self, crop: Crop) -> int:
-        """The largest divisor of the DCT at which the crop still covers the result."""
-        rows, columns = self.size
-        found = 1
-        while (
-            self.reduce and found < 8
-            and crop.right - crop.left >= columns * found * 2
-            and crop.bottom - crop.top >= rows * found * 2
-        ):  # fmt: skip
-            found *= 2
-        return found
-
-    def _with_pillow(self, content: bytes, header: JpegHeader, crop: Crop) -> Pixels:
-        from PIL import ImageOps
-        from PIL.JpegImagePlugin import JpegImageFile
-
-        with JpegImageFile(io.BytesIO(content)) as image:
-            wanted = self._reduction(crop)
-            if wanted > 1:
-                image.draft(None, (image.width // wanted, image.height // wanted))
-            divisor = image.decoderconfig[0] if image.decoderconfig else 1
-            image.load()
-            upright = image if header.orientation == 1 else ImageOps.exif_transpose(image)
-            return self._resized(upright.convert("RGB"), crop, divisor)
-
-    def _resized(self, image: Any, crop: Crop, divisor: int = 1) -> Pixels:
-        """A part of a Pillow image that was decoded at 1 / `divisor`: [3, *size]."""
-        from PIL import Image
-
-        left, top, right, bottom = (side / divisor for side in crop[:4])
-        right, bottom = min(right, image.width), min(bottom, image.height)
-        if crop.inside:
-            x, y = int(left), int(top)
-            image = image.crop((x, y, -int(-right // 1), -int(-bottom // 1)))
-            left, top, right, bottom = left - x, top - y, right - x, bottom - y
-        box = (left, top, right, bottom)
-        resized = image.resize(self.size[::-1], Image.Resampling.BILINEAR, box=box)
-        return _mirrored(np.asarray(resized).transpose(2, 0, 1), crop)
-
-    def _cut(self, pixels: torch.Tensor, crop: Crop) -> Pixels:
-        """A crop at whole pixels, resized by torch."""
-        left, top, right, bottom = map(int, crop[:4])
-        # numpy makes it contiguous in this thread; torch would share the copy out to others, and
-        # waiting for them costs more than all the rest.
-        part = np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()[top:bottom, left:right])
-        channels_last = torch.from_numpy(part).permute(2, 0, 1)[None]
-        resized = interpolate(channels_last, self.size, mode="bilinear", antialias=True)
-        return _mirrored(resized[0].numpy(), crop)
-
     def _from_pixels(self, image: torch.Tensor, key: int) -> Pixels:
         """The crop of a whole picture, uint8 [3, H, W]."""
-        from PIL import Image
-
         if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3:
             raise DataError(
                 f"{type(self).__name__} takes uint8 pictures [3, H, W], not {image.dtype} "
                 f"{list(image.shape)}"
             )
         pixels = image.as_subclass(torch.Tensor)
-        crop = self.crop(key, pixels.shape[2], pixels.shape[1])
-        if crop.inside:
-            return self._cut(pixels, crop)
-        whole = np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
-        return self._resized(Image.fromarray(whole), crop)
+        return pure.resize(pixels, self.crop(key, pixels.shape[2], pixels.shape[1]), self.size)
 
     def _cut_natively(self, image: torch.Tensor, key: int, target: Pixels) -> bool:
         """Whether a decoded picture lay in memory as C wants it, and was worked on there."""
-        module = native_pixels() if self.decoder == "native" else None
-        if module is None or image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3:
+        plain = image.dtype == torch.uint8 and image.ndim == 3 and len(image) == 3
+        if not (plain and self.takes_batches):
             return False
         pixels = image.as_subclass(torch.Tensor).permute(1, 2, 0)
         if not pixels.is_contiguous():
             return False
         crop = self.crop(key, pixels.shape[1], pixels.shape[0])
-        try:
-            module.crop_resize(
-                pixels.numpy(), target, crop[:4], crop.inside, crop.flip, self._normal or _SAME
-            )
-        except ValueError:  # too large a picture, or too small a result
-            return False
-        return True
+        crops = Crops.of([crop], crop.inside)
+        stored = StoredPictures.of(pixels.numpy())
+        return native.crop_resize(stored, crops, target[None], self._normal)
 
     def _put(self, pixels: Pixels, target: Pixels) -> None:
         """Write bytes [3, *size] into the target, normalised if that is asked for."""
@@ -349,7 +301,7 @@ def side_lengths(size: Size) -> tuple[int, int]:
 def _chosen(decoder: str) -> Literal["native", "pure"]:
     if decoder not in ("auto", "native", "pure"):
         raise ConfigError(Problem("decoder", f"got {decoder!r}, expected auto | native | pure"))
-    if decoder == "native" and native() is None:
+    if decoder == "native" and native.jpeg() is None:
         raise ConfigError(
             Problem(
                 "decoder",
@@ -357,7 +309,7 @@ def _chosen(decoder: str) -> Literal["native", "pure"]:
                 "compiler and install Penstock again, or set decoder=pure",
             )
         )
-    return "pure" if decoder == "pure" or native() is None else "native"
+    return "pure" if decoder == "pure" or native.jpeg() is None else "native"
 
 
 def too_large(image: EncodedImage, header: JpegHeader) -> DataError:
@@ -368,15 +320,11 @@ def too_large(image: EncodedImage, header: JpegHeader) -> DataError:
     )
 
 
-def _mirrored(pixels: Pixels, crop: Crop) -> Pixels:
-    return pixels[:, :, ::-1] if crop.flip else pixels
-
-
 def describe(step: Decode) -> str:
     """The decoder in a few words, for people."""
     if step.decoder == "native":
-        return f"native JPEG decoder ({native().library})"
-    built = "" if native() else " (the native one was not built: it needs libjpeg-dev)"
+        return f"native JPEG decoder ({native.jpeg().library})"
+    built = "" if native.jpeg() else " (the native one was not built: it needs libjpeg-dev)"
     return f"JPEG decoder in pure Python{built}"
 
 

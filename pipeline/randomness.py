@@ -172,7 +172,12 @@ def _sorted_permutation(length: int, key: int) -> IntArray:
 
 def sample_keys(seed: int, epoch: int, positions: IntArray) -> list[int]:
     """The keys of samples: their only source of randomness. `positions` are of the epoch."""
-    return [int(key) for key in hash64_array(hash64(seed, "sample", epoch), positions)]
+    return [int(key) for key in sample_key_array(seed, epoch, positions)]
+
+
+def sample_key_array(seed: int, epoch: int, positions: IntArray) -> KeyArray:
+    """The same as uint64 [B]."""
+    return hash64_array(hash64(seed, "sample", epoch), positions)
 
 
 def seed_global(key: int) -> None:

@@ -100,6 +100,7 @@ def test_datasets_know_only_the_top_of_the_pipeline(path):
     allowed = {f"pipeline.{name}" for name in ("errors", "randomness", "transforms")}
     allowed |= {
         "pipeline.images.encoded",
+        "pipeline.images.stored",
         "pipeline.packs.fields",
         "pipeline.packs.folder",
         "pipeline.packs.table",

@@ -19,7 +19,7 @@ from torchvision import tv_tensors
 import pipeline
 from datasets.image_folder import ImageFolder
 from datasets.reading.image import encoded_image, read_image
-from pipeline import image_decoding, slots
+from pipeline import slots
 from pipeline.batch_colors import Normalize
 from pipeline.batch_transforms import BatchCompose
 from pipeline.build import Parts
@@ -30,8 +30,8 @@ from pipeline.image_decoding import (
     DecodeRandomResizedCrop,
     DecodeResize,
     DecodeResizeCenterCrop,
-    native,
 )
+from pipeline.images import native
 from pipeline.images.crops import CenterCrop, Crop, RandomResizedCrop
 from pipeline.images.encoded import EncodedImage
 from pipeline.images.jpeg_header import jpeg_header
@@ -40,7 +40,7 @@ from pipeline.randomness import begin_sample, hash64, uniform, uniform_at
 from pipeline.transforms import Compose
 from tests import program
 
-BUILT = native() is not None
+BUILT = native.jpeg() is not None
 DECODERS = ["pure", pytest.param("native", marks=pytest.mark.skipif(not BUILT, reason="not built"))]
 both = pytest.mark.skipif(not BUILT, reason="the native decoder was not built")
 INSECTS = Path(__file__).parent.parent.parent / "shared" / "data" / "hymenoptera"
@@ -336,7 +336,7 @@ def test_arguments_that_make_no_sense(make, key):
 
 
 def test_without_the_native_decoder(monkeypatch):
-    monkeypatch.setattr(image_decoding, "native", lambda: None)
+    monkeypatch.setattr(native, "jpeg", lambda: None)
     assert DecodeRandomResizedCrop(8).decoder == "pure"
     with pytest.raises(ConfigError, match=r"'native' was not built: .*libjpeg-dev.*decoder=pure"):
         DecodeRandomResizedCrop(8, decoder="native")

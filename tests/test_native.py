@@ -6,7 +6,6 @@ import random
 import sys
 import threading
 import time
-from array import array
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from tests import fuzz
 jpeg = pytest.importorskip("pipeline.native.jpeg", reason="the native decoder was not built")
 
 INSECTS = Path(__file__).parent.parent.parent / "shared" / "data" / "hymenoptera"
+LEFT, DAMAGED = -1, -2  # outcomes
 AS_IT_IS = ((1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
 KINDS = {
     "4:4:4": {"subsampling": "4:4:4"},
@@ -49,14 +49,22 @@ def pixels(content):
     return np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).astype(int)
 
 
-def decode(content, size, region, out, inside=True, orientation=1, flip=False, reduce=False,
-           kind=np.uint8, normal=AS_IT_IS):  # fmt: skip
+def asked(size, region, out, inside=True, orientation=1, flip=False, reduce=False, kind="uint8",
+          normal=AS_IT_IS):  # fmt: skip
+    return [*size, orientation, flip], region, inside, out, kind, reduce, normal
+
+
+def outcome(content, *given, **more):
+    """What the decoder says of a file: warnings, or why there is no picture."""
+    return fuzz.decode(jpeg, [content], [asked(*given, **more)])[1][0]
+
+
+def decode(content, *given, **more):
     """[height, width, 3] of the decoder."""
-    target = np.zeros((3, *out), kind)
-    warnings, _ = jpeg.decode(content, target, size, region, inside, out, orientation, flip, reduce,
-                              normal)  # fmt: skip
+    target, (warnings,) = fuzz.decode(jpeg, [content], [asked(*given, **more)])
     assert warnings == 0
-    return target.transpose(1, 2, 0)
+    found = np.asarray(target)[0]
+    return found if more.get("kind") == "channels last" else found.transpose(1, 2, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,7 +161,7 @@ def test_floats_are_bytes_normalised():
     for flip in (False, True):
         given = ((120, 90), (10, 10, 100, 80), (31, 43), True, 1, flip)
         as_bytes = decode(content, *given)
-        as_floats = decode(content, *given, kind=np.float32, normal=normal)
+        as_floats = decode(content, *given, kind="float32", normal=normal)
         scale, bias = (np.array(one, np.float32) for one in normal)
         assert np.array_equal(as_floats, as_bytes.astype(np.float32) * scale + bias)
 
@@ -166,20 +174,11 @@ def test_white_stays_white():
 
 def test_damage_is_counted_or_refused():
     content = saved(picture(200, 200))
-    target = np.zeros((3, 50, 50), np.uint8)
-
-    def attempt(data):
-        region = (0, 0, 200, 200)
-        return jpeg.decode(
-            data, target, (200, 200), region, True, (50, 50), 1, False, True, AS_IT_IS
-        )
-
-    warnings, message = attempt(content[: len(content) // 2])
-    assert warnings > 0
-    assert "premature end" in message.lower()
+    given = ((200, 200), (0, 0, 200, 200), (50, 50))
+    assert outcome(content, *given) == 0
+    assert outcome(content[: len(content) // 2], *given) > 0
     for data in (b"", b"x", content[:100], b"\x89PNG\r\n\x1a\n" + content):
-        with pytest.raises(jpeg.Damaged):
-            attempt(data)
+        assert outcome(data, *given) == DAMAGED
 
 
 def test_rows_behind_the_region_are_not_read():
@@ -189,46 +188,75 @@ def test_rows_behind_the_region_are_not_read():
 
 
 def test_what_is_left_to_others():
-    target = np.zeros((3, 10, 10), np.uint8)
-
-    def refused(content, size, region, match):
-        with pytest.raises(jpeg.Unsupported, match=match):
-            jpeg.decode(content, target, size, region, True, (10, 10), 1, False, True, AS_IT_IS)
-
     content = saved(picture(40, 30))
-    refused(content, (40, 31), (0, 0, 40, 30), "another size")
-    refused(saved(picture(40, 30).convert("CMYK")), (40, 30), (0, 0, 40, 30), "colours")
+    assert outcome(content, (40, 31), (0, 0, 40, 30), (10, 10)) == LEFT
+    cmyk = saved(picture(40, 30).convert("CMYK"))
+    assert outcome(cmyk, (40, 30), (0, 0, 40, 30), (10, 10)) == LEFT
     for region in ((-1, 0, 40, 30), (0, 0, 41, 30), (5, 5, 5, 30), (0, 0, math.nan, 30)):
-        refused(content, (40, 30), region, "out of bounds")
-    wide = saved(
-        picture(6000, 8)
-    )  # so many source pixels for one that weights of 16 bits are not enough
-    with pytest.raises(jpeg.Unsupported):
-        jpeg.decode(wide, target[:, :1, :1].copy(), (6000, 8), (0, 0, 6000, 8), True, (1, 1), 1,
-                    False, False, AS_IT_IS)  # fmt: skip
+        assert outcome(content, (40, 30), region, (10, 10)) == LEFT
+    for orientation in (0, 9):
+        given = (40, 30), (0, 0, 40, 30), (10, 10), True, orientation
+        assert outcome(content, *given) == LEFT
+    # So many source pixels for one that weights of 16 bits are not enough.
+    wide = saved(picture(6000, 8))
+    assert outcome(wide, (6000, 8), (0, 0, 6000, 8), (1, 1)) == LEFT
+
+
+def test_each_row_of_a_batch_is_what_it_is_alone():
+    pictures = [(picture(90, 70, seed), 1 + seed) for seed in range(8)]
+    contents = [saved(one) for one, _ in pictures]
+    contents[3] = contents[3][:200]  # no picture, and not the fault of its neighbours
+    given = [
+        asked((90, 70) if turn < 5 else (70, 90), (seed, 3, 60, 65), (40, 50), True, turn, seed % 2)
+        for seed, (_, turn) in enumerate(pictures)
+    ]
+    for kind in ("uint8", "float32", "channels last"):
+        rows = [(*one[:4], kind, *one[5:]) for one in given]
+        together, outcomes = fuzz.decode(jpeg, contents, rows)
+        assert outcomes == [0, 0, 0, DAMAGED, 0, 0, 0, 0]
+        for row, content in enumerate(contents):
+            alone, _ = fuzz.decode(jpeg, [content], [rows[row]])
+            assert row == 3 or np.array_equal(np.asarray(together)[row], np.asarray(alone)[0])
+
+
+def test_channels_may_come_last():
+    content = saved(picture(120, 90))
+    for orientation in range(1, 9):
+        size = (120, 90) if orientation < 5 else (90, 120)
+        for flip in (False, True):
+            given = (size, (5, 6, 70, 80), (31, 45), False, orientation, flip)
+            last = decode(content, *given, kind="channels last")
+            assert np.array_equal(last, decode(content, *given))
+
+
+def table(kind, *shape):
+    return np.zeros(shape, kind)
 
 
 @pytest.mark.parametrize(
-    "target",
-    [np.zeros((3, 10, 9), np.uint8), np.zeros((3, 10, 10), np.int8),
-     np.zeros((3, 10, 10), np.float64), np.zeros((3, 10, 10), np.int32)],
+    "change",
+    [{"target": table(np.uint8, 1, 10, 10, 3)}, {"target": table(np.int8, 1, 3, 10, 10)},
+     {"target": table(np.float64, 1, 3, 10, 10)}, {"target": table(np.uint8, 3, 10, 10)},
+     {"target": table(np.uint8, 1, 3, 0, 10)}, {"target": table(np.uint8, 2, 3, 10, 10)},
+     {"target": table(np.uint8, 1, 3, 10, 20)[..., ::2]}, {"target": bytes(300)},
+     {"channels_last": True}, {"facts": table(np.int32, 1, 4)}, {"facts": table(np.int64, 1, 3)},
+     {"facts": table(np.int64, 2, 4)}, {"regions": table(np.float32, 1, 4)},
+     {"regions": table(np.float64, 4)}, {"place": table(np.int64, 2)},
+     {"outcomes": table(np.int64, 2)}, {"outcomes": table(np.float64, 1)},
+     {"contents": []}, {"contents": ["text"]}, {"contents": 7}],
+    ids=str,
 )  # fmt: skip
-def test_targets_of_another_size_or_type(target):
-    content = saved(picture(40, 30))
-    with pytest.raises(ValueError, match="uint8 or float32"):
-        jpeg.decode(
-            content, target, (40, 30), (0, 0, 40, 30), True, (10, 10), 1, False, True, AS_IT_IS
-        )
-
-
-def test_targets_that_cannot_be_written():
-    content = saved(picture(40, 30))
-    given = ((40, 30), (0, 0, 40, 30), True, (10, 10), 1, False, True, AS_IT_IS)
-    fixed = np.zeros((3, 10, 10), np.uint8)
-    fixed.flags.writeable = False
-    for target in (fixed, np.zeros((3, 10, 20), np.uint8)[:, :, ::2], bytes(300)):
-        with pytest.raises((BufferError, ValueError, TypeError)):
-            jpeg.decode(content, target, *given)
+def test_arguments_of_another_type_or_shape(change):
+    given = {
+        "contents": [saved(picture(40, 30))], "target": table(np.uint8, 1, 3, 10, 10),
+        "facts": np.array([[40, 30, 1, 0]]), "regions": np.array([[0.0, 0, 40, 30]]),
+        "inside": True, "channels_last": False, "reduce": True, "normal": AS_IT_IS,
+        "place": table(np.int64, 1), "outcomes": table(np.int64, 1),
+    }  # fmt: skip
+    jpeg.decode(*given.values())
+    assert given["target"].any()
+    with pytest.raises((ValueError, TypeError, BufferError)):
+        jpeg.decode(*(given | change).values())
 
 
 def test_threads_get_the_same_pixels_and_the_lock_is_free():
@@ -262,7 +290,7 @@ def test_damaged_files_come_back():
     assert sum(done.values()) == 2000
     assert done["decoded"] > 200
     assert done["decoded with warnings"] > 100
-    assert done["refused: Damaged"] > 100
+    assert done["damaged"] > 100
 
 
 def test_nothing_is_left_behind():
@@ -278,9 +306,7 @@ def test_nothing_is_left_behind():
 
 def test_any_buffer_will_do():
     content = saved(picture(40, 30))
-    target = array("B", bytes(300))
-    given = ((40, 30), (0, 0, 40, 30), True, (10, 10), 1, False, True, AS_IT_IS)
-    jpeg.decode(memoryview(content), target, *given)
-    expected = np.zeros((3, 10, 10), np.uint8)
-    jpeg.decode(bytearray(content), expected, *given)
-    assert bytes(target) == expected.tobytes()
+    given = asked((40, 30), (0, 0, 40, 30), (10, 10))
+    expected, _ = fuzz.decode(jpeg, [content], [given])
+    for kind in (memoryview, bytearray, lambda one: np.frombuffer(one, np.uint8)):
+        assert fuzz.decode(jpeg, [kind(content)], [given])[0] == expected

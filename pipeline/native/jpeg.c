@@ -1,8 +1,7 @@
-/* pipeline.native.jpeg: one function, which makes a JPEG file's bytes into a picture of a region.
+/* pipeline.native.jpeg: one function, which makes JPEG files into pictures of their regions.
  * jpeg.pyi says what it takes. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "rows.h"
 
 #include <string.h>
 
@@ -10,9 +9,13 @@
 
 #include "region.h"
 
-static PyObject *unsupported, *damaged;
+enum { WHOLE = 0, IS_UNSUPPORTED = -1, IS_DAMAGED = -2, IS_TOO_MUCH = -3 }; /* see jpeg.pyi */
 
-enum { PIXELS = 1 << 26 }; /* of a result, at most */
+typedef struct {
+    Py_buffer *contents;
+    Py_buffer outcomes; /* int64 [count] */
+    int reduce;
+} Files;
 
 static void swap(double *one, double *other)
 {
@@ -22,38 +25,37 @@ static void swap(double *one, double *other)
 }
 
 /* From the picture as it is to be looked at to the picture as the file stores it. */
-static void turn(Region *region, int orientation, int flip)
+static void turn(const Rows *rows, Region *region, int orientation, int flip)
 {
     int mirrored = orientation == 2 || orientation == 3 || orientation == 6 || orientation == 7;
     int upended = orientation == 3 || orientation == 4 || orientation == 7 || orientation == 8;
-    int transposed = orientation >= 5, columns = region->out_width, rows = region->out_height;
-    double width = region->image_width, height = region->image_height;
-    ptrdiff_t right = 1, down = columns, start = 0;
+    int transposed = orientation >= 5, columns = region->out_width, height = region->out_height;
+    ptrdiff_t right = rows->channels_last ? CHANNELS : 1, down = columns * right, start = 0;
 
     if (mirrored) {
-        region->left = width - region->left;
-        region->right = width - region->right;
+        region->left = region->image_width - region->left;
+        region->right = region->image_width - region->right;
         swap(&region->left, &region->right);
     }
     if (upended) {
-        region->top = height - region->top;
-        region->bottom = height - region->bottom;
+        region->top = region->image_height - region->top;
+        region->bottom = region->image_height - region->bottom;
         swap(&region->top, &region->bottom);
-        start += (ptrdiff_t)(rows - 1) * columns;
+        start += (height - 1) * down;
         down = -down;
     }
     if (mirrored != flip) {
-        start += columns - 1;
-        right = -1;
+        start += (columns - 1) * right;
+        right = -right;
     }
-    region->plane = (ptrdiff_t)rows * columns;
+    region->plane = rows->channels_last ? 1 : (ptrdiff_t)height * columns;
     region->row = transposed ? right : down;
     region->column = transposed ? down : right;
     if (transposed) {
         int side = region->image_width;
         region->image_width = region->image_height;
         region->image_height = side;
-        region->out_width = rows;
+        region->out_width = height;
         region->out_height = columns;
         swap(&region->left, &region->top);
         swap(&region->right, &region->bottom);
@@ -64,75 +66,140 @@ static void turn(Region *region, int orientation, int flip)
         region->floats += start;
 }
 
-static int set_target(Region *region, const Py_buffer *target)
+/* What is to be made of a file; -1 if its facts are none. */
+static int describe(const Rows *rows, const Files *files, Py_ssize_t row, Region *region)
 {
-    Py_ssize_t elements = (Py_ssize_t)region->out_width * region->out_height * CHANNELS;
-    int is_float = target->itemsize == 4 && target->format && strcmp(target->format, "f") == 0;
-    int is_byte = target->itemsize == 1 && target->format && strcmp(target->format, "B") == 0;
+    const int64_t *facts = facts_of(rows, row); /* width, height, orientation, flip */
+    const double *sides = region_of(rows, row);
 
-    if ((!is_float && !is_byte) || target->len != elements * target->itemsize) {
-        PyErr_SetString(PyExc_ValueError, "the target has to be uint8 or float32 [3, height, width]");
+    memset(region, 0, sizeof *region);
+    if (facts[0] < 1 || facts[0] > JPEG_MAX_DIMENSION || facts[1] < 1 ||
+        facts[1] > JPEG_MAX_DIMENSION || facts[2] < 1 || facts[2] > 8)
         return -1;
-    }
-    region->bytes = is_byte ? target->buf : NULL;
-    region->floats = is_byte ? NULL : target->buf;
+    region->image_width = (int)facts[0];
+    region->image_height = (int)facts[1];
+    region->left = sides[0];
+    region->top = sides[1];
+    region->right = sides[2];
+    region->bottom = sides[3];
+    region->inside = rows->inside;
+    region->reduce = files->reduce;
+    region->out_width = rows->width;
+    region->out_height = rows->height;
+    region->bytes = bytes_of(rows, row);
+    region->floats = floats_of(rows, row);
+    memcpy(region->scale, rows->scale, sizeof region->scale);
+    memcpy(region->bias, rows->bias, sizeof region->bias);
+    region->past_cache = is_past_cache(rows);
+    turn(rows, region, (int)facts[2], facts[3] != 0);
     return 0;
 }
 
-static PyObject *told(Outcome outcome, const Region *region)
+static int64_t decode_one(const Rows *rows, const Files *files, Py_ssize_t row)
 {
-    switch (outcome) {
+    const Py_buffer *content = files->contents + row;
+    Region region;
+
+    if (describe(rows, files, row, &region))
+        return IS_UNSUPPORTED;
+    switch (decode_region(content->buf, (size_t)content->len, &region)) {
     case DECODED:
-        return Py_BuildValue("ls", region->warnings, region->message);
-    case NO_MEMORY:
-        return PyErr_NoMemory();
+        return WHOLE + region.warnings;
     case UNSUPPORTED:
-        PyErr_SetString(unsupported, region->message);
-        return NULL;
+        return IS_UNSUPPORTED;
+    case NO_MEMORY:
+        return IS_TOO_MUCH;
     default:
-        PyErr_SetString(damaged, region->message);
-        return NULL;
+        return IS_DAMAGED;
     }
+}
+
+/* 0, or -1 without memory. */
+static int decode_all(const Rows *rows, const Files *files)
+{
+    int64_t *outcomes = files->outcomes.buf;
+
+    for (Py_ssize_t row = 0; row < rows->count; row++) {
+        tell_place(rows, row);
+        outcomes[row] = decode_one(rows, files, row);
+        if (outcomes[row] == IS_TOO_MUCH)
+            return -1;
+    }
+    return 0;
+}
+
+static int take_outcomes(Files *files, PyObject *from, Py_ssize_t count)
+{
+    if (PyObject_GetBuffer(from, &files->outcomes,
+                           PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT))
+        return -1;
+    if (files->outcomes.itemsize == 8 && files->outcomes.len == count * 8 &&
+        files->outcomes.format && strchr("lq", files->outcomes.format[0]))
+        return 0;
+    PyBuffer_Release(&files->outcomes);
+    PyErr_SetString(PyExc_ValueError, "the outcomes have to be int64 [rows]");
+    return -1;
+}
+
+/* Take hold of the files' bytes, one after the other, and decode them. */
+static PyObject *decode_held(const Rows *rows, Files *files, PyObject *contents)
+{
+    Py_ssize_t held = 0, count = rows->count;
+    int failed = 0;
+
+    files->contents = PyMem_Calloc(count ? (size_t)count : 1, sizeof *files->contents);
+    if (!files->contents)
+        return PyErr_NoMemory();
+    for (; held < count; held++)
+        if (PyObject_GetBuffer(PySequence_Fast_GET_ITEM(contents, held), files->contents + held,
+                               PyBUF_SIMPLE))
+            break;
+    if (held == count) {
+        Py_BEGIN_ALLOW_THREADS
+        failed = decode_all(rows, files);
+        Py_END_ALLOW_THREADS
+        if (failed)
+            PyErr_NoMemory();
+    }
+    while (held > 0)
+        PyBuffer_Release(files->contents + --held);
+    PyMem_Free(files->contents);
+    if (PyErr_Occurred())
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 static PyObject *decode(PyObject *module, PyObject *arguments)
 {
-    PyObject *into;
-    Py_buffer data, target;
-    Region region;
-    Outcome outcome = UNSUPPORTED;
-    int orientation, flip, is_set;
-    float *s = region.scale, *b = region.bias;
+    PyObject *given, *target, *facts, *regions, *place, *outcomes, *contents, *done = NULL;
+    Rows rows;
+    Files files = {0};
+    float *s = rows.scale, *b = rows.bias;
 
     (void)module;
-    memset(&region, 0, sizeof region);
-    if (!PyArg_ParseTuple(arguments, "y*O(ii)(dddd)p(ii)ipp((fff)(fff)):decode", &data, &into,
-                          &region.image_width, &region.image_height, &region.left, &region.top,
-                          &region.right, &region.bottom, &region.inside, &region.out_height,
-                          &region.out_width, &orientation, &flip, &region.reduce, s, s + 1, s + 2,
-                          b, b + 1, b + 2))
+    memset(&rows, 0, sizeof rows);
+    if (!PyArg_ParseTuple(arguments, "OOOOppp((fff)(fff))OO:decode", &given, &target, &facts,
+                          &regions, &rows.inside, &rows.channels_last, &files.reduce, s, s + 1,
+                          s + 2, b, b + 1, b + 2, &place, &outcomes))
         return NULL;
-    if (PyObject_GetBuffer(into, &target, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) {
-        PyBuffer_Release(&data);
+    contents = PySequence_Fast(given, "the files have to be a list");
+    if (!contents)
         return NULL;
+    if (take_rows(&rows, target, facts, regions, place) == 0) {
+        if (PySequence_Fast_GET_SIZE(contents) != rows.count)
+            PyErr_SetString(PyExc_ValueError, "there have to be as many files as rows");
+        else if (take_outcomes(&files, outcomes, rows.count) == 0) {
+            done = decode_held(&rows, &files, contents);
+            PyBuffer_Release(&files.outcomes);
+        }
+        release_rows(&rows);
     }
-    is_set = region.out_width > 0 && region.out_height > 0 &&
-             region.out_height <= PIXELS / region.out_width && orientation >= 1 && orientation <= 8;
-    if (!is_set)
-        PyErr_SetString(PyExc_ValueError, "the size or the orientation is out of bounds");
-    else if ((is_set = set_target(&region, &target) == 0)) {
-        turn(&region, orientation, flip);
-        Py_BEGIN_ALLOW_THREADS
-        outcome = decode_region(data.buf, (size_t)data.len, &region);
-        Py_END_ALLOW_THREADS
-    }
-    PyBuffer_Release(&data);
-    PyBuffer_Release(&target);
-    return is_set ? told(outcome, &region) : NULL;
+    Py_DECREF(contents);
+    return done;
 }
 
 static PyMethodDef methods[] = {
-    {"decode", decode, METH_VARARGS, "Decode a region of a JPEG file into `target`."},
+    {"decode", decode, METH_VARARGS, "Decode regions of JPEG files into `target`."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -146,12 +213,8 @@ PyMODINIT_FUNC PyInit_jpeg(void)
 {
     PyObject *module = PyModule_Create(&definition);
 
-    unsupported = PyErr_NewException("pipeline.native.jpeg.Unsupported", PyExc_ValueError, NULL);
-    damaged = PyErr_NewException("pipeline.native.jpeg.Damaged", PyExc_ValueError, NULL);
-    if (!module || PyModule_AddObjectRef(module, "Unsupported", unsupported) ||
-        PyModule_AddObjectRef(module, "Damaged", damaged) ||
-        PyModule_AddStringConstant(module, "library",
-                                   "libjpeg-turbo " VERSION(LIBJPEG_TURBO_VERSION)))
+    if (!module || PyModule_AddStringConstant(module, "library",
+                                              "libjpeg-turbo " VERSION(LIBJPEG_TURBO_VERSION)))
         return NULL;
     return module;
 }

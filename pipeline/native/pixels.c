@@ -1,171 +1,157 @@
-/* pipeline.native.pixels: a region of a decoded picture, resampled as pipeline.native.jpeg does it.
+/* pipeline.native.pixels: regions of decoded pictures, resampled as pipeline.native.jpeg does it.
  * pixels.pyi says what it takes. It needs no library. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "rows.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "resample.h"
-
-enum { CHANNELS = 3, MOST_SIDE = 1 << 16, MOST_REDUCTION = 127 };
+enum { MOST_REDUCTION = 127 };
 
 typedef struct {
     const uint8_t *pixels;           /* [height][width][CHANNELS] */
-    int height, width;
+    int height, width, flip;
     double left, top, right, bottom; /* of the region */
-    int inside, flip;
-    int rows, columns;               /* of the result */
-    uint8_t *bytes;                  /* the result, [CHANNELS][rows][columns]; or NULL: */
-    float *floats;                   /* the same, for value * scale + bias */
-    float scale[CHANNELS], bias[CHANNELS];
-} Task;
+} Picture;
 
-/* Three bytes a pixel become four; the fourth means nothing. */
-static void widen(const uint8_t *from, int count, uint8_t *to)
+/* The picture of a row; -1 if it does not lie in `pixels`, or its region in it. */
+static int find(const Rows *rows, Py_ssize_t row, const Py_buffer *pixels, Picture *picture)
 {
-    for (int x = 0; x < count - 1; x++)
-        memcpy(to + x * LANES, from + x * CHANNELS, LANES);
-    memcpy(to + (count - 1) * LANES, from + (count - 1) * CHANNELS, CHANNELS);
+    const int64_t *facts = facts_of(rows, row);
+    const double *region = region_of(rows, row);
+    int64_t start = facts[0], height = facts[1], width = facts[2];
+    double across = region[2] - region[0], down = region[3] - region[1];
+
+    if (height < 1 || height > MOST_SIDE || width < 1 || width > MOST_SIDE || start < 0 ||
+        start > pixels->len || height * width * CHANNELS > pixels->len - start)
+        return -1;
+    if (!(region[0] >= 0 && region[1] >= 0 && region[2] <= (double)width &&
+          region[3] <= (double)height && across >= 0.5 && down >= 0.5 &&
+          across <= rows->width * (double)MOST_REDUCTION &&
+          down <= rows->height * (double)MOST_REDUCTION))
+        return -1;
+    picture->pixels = (const uint8_t *)pixels->buf + start;
+    picture->height = (int)height;
+    picture->width = (int)width;
+    picture->flip = facts[3] != 0;
+    picture->left = region[0];
+    picture->top = region[1];
+    picture->right = region[2];
+    picture->bottom = region[3];
+    return 0;
 }
 
-static void write_row(const Task *task, uint8_t *pixels, int y)
+static void write_row(const Rows *rows, Py_ssize_t row, const uint8_t *pixels, int y)
 {
-    size_t plane = (size_t)task->rows * (size_t)task->columns;
-    size_t at = (size_t)y * (size_t)task->columns;
+    ptrdiff_t plane = (ptrdiff_t)rows->height * rows->width, at = (ptrdiff_t)y * rows->width;
 
-    if (task->flip)
-        mirror(pixels, task->columns);
-    for (int channel = 0; channel < CHANNELS; channel++, at += plane)
-        if (task->bytes)
-            write_bytes(pixels, task->columns, channel, task->bytes + at);
-        else
-            write_floats(pixels, task->columns, channel, task->scale[channel], task->bias[channel],
-                         task->floats + at);
+    if (rows->channels_last)
+        narrow(pixels, rows->width, bytes_of(rows, row) + at * CHANNELS);
+    else if (has_floats(rows))
+        write_floats(pixels, rows->width, rows->scale, rows->bias, floats_of(rows, row) + at, plane,
+                     is_past_cache(rows));
+    else
+        write_bytes(pixels, rows->width, bytes_of(rows, row) + at, plane);
 }
 
 /* Resample down and then across, a row of the result at a time; -1 without memory. */
-static int resample(const Task *task)
+static int resample(const Rows *rows, Py_ssize_t row, const Picture *from)
 {
     Filter across = {0}, down = {0};
     int low_x, high_x, low_y, high_y, next, failed = -1;
     size_t pitch, lanes;
     uint8_t *ring = NULL, *pixels = NULL;
     uint16_t *sums = NULL;
-    const uint8_t **rows = NULL;
+    const uint8_t **lines = NULL;
 
-    set_bounds(task->left, task->right, task->columns, task->inside, task->width, &low_x, &high_x);
-    set_bounds(task->top, task->bottom, task->rows, task->inside, task->height, &low_y, &high_y);
+    set_bounds(from->left, from->right, rows->width, rows->inside, from->width, &low_x, &high_x);
+    set_bounds(from->top, from->bottom, rows->height, rows->inside, from->height, &low_y, &high_y);
     lanes = (size_t)(high_x - low_x) * LANES;
     pitch = lanes + PADDING;
-    if (make_filter(&across, task->left, task->right, low_x, high_x, task->columns, 1) ||
-        make_filter(&down, task->top, task->bottom, low_y, high_y, task->rows, 0))
+    if (make_filter(&across, from->left, from->right, low_x, high_x, rows->width,
+                    from->flip ? MIRRORED : ACROSS) ||
+        make_filter(&down, from->top, from->bottom, low_y, high_y, rows->height, DOWN))
         goto end;
     ring = calloc(pitch * (size_t)down.taps, 1);
     sums = calloc(lanes + PADDING, sizeof *sums);
-    rows = calloc((size_t)down.taps, sizeof *rows);
-    pixels = calloc((size_t)task->columns, LANES);
-    if (!ring || !sums || !rows || !pixels)
+    lines = calloc((size_t)down.taps, sizeof *lines);
+    pixels = calloc((size_t)rows->width, LANES);
+    if (!ring || !sums || !lines || !pixels)
         goto end;
     next = low_y;
-    for (int y = 0; y < task->rows; y++) {
+    for (int y = 0; y < rows->height; y++) {
         int first = down.first[y], used = down.used[y];
         for (next = next < first ? first : next; next < first + used; next++)
-            widen(task->pixels + ((size_t)next * (size_t)task->width + (size_t)low_x) * CHANNELS,
+            widen(from->pixels + ((size_t)next * (size_t)from->width + (size_t)low_x) * CHANNELS,
                   high_x - low_x, ring + pitch * (size_t)(next % down.taps));
         for (int tap = 0; tap < used; tap++)
-            rows[tap] = ring + pitch * (size_t)((first + tap) % down.taps);
-        add_rows(rows, down.weights + (size_t)y * (size_t)down.taps, used, (int)lanes, sums);
-        resample_row(sums, low_x, &across, task->columns, pixels);
-        write_row(task, pixels, y);
+            lines[tap] = ring + pitch * (size_t)((first + tap) % down.taps);
+        add_rows(lines, down.weights + (size_t)y * (size_t)down.taps, used, (int)lanes, sums);
+        resample_row(sums, low_x, &across, rows->width, pixels);
+        write_row(rows, row, pixels, y);
     }
+    have_written();
     failed = 0;
 end:
     free_filter(&across);
     free_filter(&down);
     free(ring);
     free(sums);
-    free(rows);
+    free(lines);
     free(pixels);
     return failed;
 }
 
-static int is_of(const Py_buffer *buffer, const char *format, Py_ssize_t itemsize)
+typedef enum { DONE, NOT_THERE, NO_MEMORY } Outcome;
+
+static Outcome resample_all(const Rows *rows, const Py_buffer *pixels)
 {
-    return buffer->itemsize == itemsize && buffer->format && strcmp(buffer->format, format) == 0;
-}
-
-static int set_buffers(Task *task, const Py_buffer *pixels, const Py_buffer *target)
-{
-    int floats = is_of(target, "f", sizeof(float));
-
-    if (pixels->ndim != 3 || pixels->shape[2] != CHANNELS || !is_of(pixels, "B", 1) ||
-        target->ndim != 3 || target->shape[0] != CHANNELS || (!floats && !is_of(target, "B", 1)))
-        return -1;
-    for (int axis = 0; axis < 3; axis++)
-        if (pixels->shape[axis] < 1 || pixels->shape[axis] > MOST_SIDE ||
-            target->shape[axis] < 1 || target->shape[axis] > MOST_SIDE)
-            return -1;
-    task->pixels = pixels->buf;
-    task->height = (int)pixels->shape[0];
-    task->width = (int)pixels->shape[1];
-    task->rows = (int)target->shape[1];
-    task->columns = (int)target->shape[2];
-    task->bytes = floats ? NULL : target->buf;
-    task->floats = floats ? target->buf : NULL;
-    return 0;
-}
-
-static int is_sound(const Task *task)
-{
-    double width = task->right - task->left, height = task->bottom - task->top;
-
-    return task->left >= 0 && task->top >= 0 && task->right <= task->width &&
-           task->bottom <= task->height && width >= 0.5 && height >= 0.5 &&
-           width <= task->columns * (double)MOST_REDUCTION &&
-           height <= task->rows * (double)MOST_REDUCTION;
+    for (Py_ssize_t row = 0; row < rows->count; row++) {
+        Picture picture;
+        tell_place(rows, row);
+        if (find(rows, row, pixels, &picture))
+            return NOT_THERE;
+        if (resample(rows, row, &picture))
+            return NO_MEMORY;
+    }
+    return DONE;
 }
 
 static PyObject *crop_resize(PyObject *module, PyObject *arguments)
 {
-    PyObject *from, *into;
-    Py_buffer pixels, target;
-    Task task;
-    float *s = task.scale, *b = task.bias;
-    int failed = 1;
+    PyObject *from, *target, *facts, *regions, *place;
+    Py_buffer pixels;
+    Rows rows;
+    Outcome outcome;
+    float *s = rows.scale, *b = rows.bias;
 
     (void)module;
-    memset(&task, 0, sizeof task);
-    if (!PyArg_ParseTuple(arguments, "OO(dddd)pp((fff)(fff)):crop_resize", &from, &into, &task.left,
-                          &task.top, &task.right, &task.bottom, &task.inside, &task.flip, s, s + 1,
-                          s + 2, b, b + 1, b + 2))
+    memset(&rows, 0, sizeof rows);
+    if (!PyArg_ParseTuple(arguments, "OOOOpp((fff)(fff))O:crop_resize", &from, &target, &facts,
+                          &regions, &rows.inside, &rows.channels_last, s, s + 1, s + 2, b, b + 1,
+                          b + 2, &place) ||
+        take_rows(&rows, target, facts, regions, place))
         return NULL;
-    if (PyObject_GetBuffer(from, &pixels, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT))
-        return NULL;
-    if (PyObject_GetBuffer(into, &target, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) {
-        PyBuffer_Release(&pixels);
+    if (PyObject_GetBuffer(from, &pixels, PyBUF_C_CONTIGUOUS)) {
+        release_rows(&rows);
         return NULL;
     }
-    if (set_buffers(&task, &pixels, &target) || !is_sound(&task)) {
-        PyErr_SetString(PyExc_ValueError, "the pictures or the region are none of their kind");
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        failed = resample(&task);
-        Py_END_ALLOW_THREADS
-        if (failed)
-            PyErr_NoMemory();
-    }
+    Py_BEGIN_ALLOW_THREADS
+    outcome = resample_all(&rows, &pixels);
+    Py_END_ALLOW_THREADS
     PyBuffer_Release(&pixels);
-    PyBuffer_Release(&target);
-    if (failed)
-        return NULL;
-    Py_RETURN_NONE;
+    release_rows(&rows);
+    if (outcome == NO_MEMORY)
+        return PyErr_NoMemory();
+    if (outcome == DONE)
+        Py_RETURN_NONE;
+    PyErr_SetString(PyExc_ValueError, "a picture or its region is out of bounds");
+    return NULL;
 }
 
 static PyMethodDef methods[] = {
-    {"crop_resize", crop_resize, METH_VARARGS, "Resample a region of a picture into `target`."},
+    {"crop_resize", crop_resize, METH_VARARGS, "Resample regions of pictures into `target`."},
     {NULL, NULL, 0, NULL},
 };
 

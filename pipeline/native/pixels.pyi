@@ -5,23 +5,29 @@ from typing import Any
 def crop_resize(
     pixels: Any,
     target: Any,
-    region: tuple[float, float, float, float],
+    facts: Any,
+    regions: Any,
     inside: bool,
-    flip: bool,
+    channels_last: bool,
     normal: tuple[tuple[float, float, float], tuple[float, float, float]],
+    place: Any,
     /,
 ) -> None:
-    """Resample a region of a picture into `target`, as `pipeline.native.jpeg.decode` does.
+    """Resample a region of each of B pictures into `target`, as `pipeline.native.jpeg.decode` does.
 
     Args:
-        pixels: contiguous, uint8 [H, W, 3].
-        target: contiguous, uint8 or float32 [3, height, width].
-        region: left, top, right, bottom in pixels of the picture.
+        pixels: contiguous bytes that the pictures are in, each as [height, width, 3].
+        target: contiguous, uint8 or float32 [B, 3, height, width].
+        facts: int64 [B, 4]: the byte at which a picture begins, its height and width, and whether
+            to mirror the result.
+        regions: float64 [B, 4]: left, top, right, bottom in pixels of the picture.
         inside: whether pixels beside the region must not count, as after a crop.
-        flip: mirror the result.
+        channels_last: the target is uint8 [B, height, width, 3].
         normal: scales and biases of the channels, for float32: value * scale + bias.
+        place: int64 [1]; before each picture its number is written there.
 
     Raises:
-        ValueError: the picture, the target or the region is none.
+        ValueError: an argument is of another type or shape, or a picture or its region is out of
+            bounds; results before it are written.
         MemoryError: there is not enough.
     """

@@ -19,7 +19,6 @@
 #include <jpeglib.h>
 
 #include "region.h"
-#include "resample.h"
 
 #if !defined(JCS_EXTENSIONS) || !defined(LIBJPEG_TURBO_VERSION_NUMBER)
 #error "libjpeg-turbo is needed: another libjpeg cannot skip rows"
@@ -50,40 +49,24 @@ typedef struct {
     uint8_t *pixels;   /* a row of the result */
 } Session;
 
-static void give_up(Session *session, Outcome outcome, const char *why)
+static void give_up(Session *session, Outcome outcome)
 {
     session->outcome = outcome;
-    if (why)
-        snprintf(session->region->message, MESSAGE_LENGTH, "%s", why);
     longjmp(session->escape, 1);
 }
 
-static void keep_message(j_common_ptr jpeg)
-{
-    char text[JMSG_LENGTH_MAX];
-
-    (*jpeg->err->format_message)(jpeg, text);
-    snprintf(((Session *)jpeg->client_data)->region->message, MESSAGE_LENGTH, "%s", text);
-}
-
-static void on_error(j_common_ptr jpeg)
-{
-    keep_message(jpeg);
-    give_up(jpeg->client_data, DAMAGED, NULL);
-}
+static void on_error(j_common_ptr jpeg) { give_up(jpeg->client_data, DAMAGED); }
 
 static void on_message(j_common_ptr jpeg, int level)
 {
-    if (level >= 0)
-        return;
-    if (((Session *)jpeg->client_data)->region->warnings++ == 0)
-        keep_message(jpeg);
+    if (level < 0)
+        ((Session *)jpeg->client_data)->region->warnings++;
 }
 
 static void on_progress(j_common_ptr jpeg)
 {
     if (((j_decompress_ptr)jpeg)->input_scan_number > MOST_SCANS)
-        give_up(jpeg->client_data, DAMAGED, "it has more scans than any honest file");
+        give_up(jpeg->client_data, DAMAGED); /* it has more scans than any honest file */
 }
 
 static void no_output(j_common_ptr jpeg) { (void)jpeg; }
@@ -93,7 +76,7 @@ static void *bytes(Session *session, size_t count)
     void *found = calloc(count ? count : 1, 1);
 
     if (!found)
-        give_up(session, NO_MEMORY, "there is not enough memory");
+        give_up(session, NO_MEMORY);
     return found;
 }
 
@@ -118,15 +101,15 @@ static void read_header(Session *session, const uint8_t *data, size_t size)
     jpeg_read_header(jpeg, TRUE);
     if ((int)jpeg->image_width != region->image_width ||
         (int)jpeg->image_height != region->image_height)
-        give_up(session, UNSUPPORTED, "its header gives another size");
+        give_up(session, UNSUPPORTED); /* its header gives another size */
     if (jpeg->data_precision != 8 ||
         (jpeg->jpeg_color_space != JCS_GRAYSCALE && jpeg->jpeg_color_space != JCS_YCbCr &&
          jpeg->jpeg_color_space != JCS_RGB))
-        give_up(session, UNSUPPORTED, "its colours are of another kind");
+        give_up(session, UNSUPPORTED); /* its colours are of another kind */
     if (jpeg_has_multiple_scans(jpeg) &&
         (size_t)jpeg->image_width * jpeg->image_height * (size_t)jpeg->num_components >
             MOST_COEFFICIENTS)
-        give_up(session, UNSUPPORTED, "it is too large for a progressive file");
+        give_up(session, UNSUPPORTED); /* it is too large for a progressive file */
 }
 
 /* Begin to decode the columns of the region, at its first row. */
@@ -151,12 +134,12 @@ static void start(Session *session)
     set_bounds(region->top * scale, region->bottom * scale, rows, region->inside,
                (int)jpeg->output_height, &session->low_y, &session->high_y);
     if (session->low_x >= session->high_x || session->low_y >= session->high_y)
-        give_up(session, UNSUPPORTED, "it does not hold the region");
+        give_up(session, UNSUPPORTED); /* it does not hold the region */
     if (make_filter(&session->across, region->left * scale, region->right * scale, session->low_x,
-                    session->high_x, count, 1) ||
+                    session->high_x, count, region->column < 0 ? MIRRORED : ACROSS) ||
         make_filter(&session->down, region->top * scale, region->bottom * scale, session->low_y,
-                    session->high_y, rows, 0))
-        give_up(session, NO_MEMORY, "there is not enough memory");
+                    session->high_y, rows, DOWN))
+        give_up(session, NO_MEMORY);
 
     offset = session->low_x > BORDER ? (JDIMENSION)(session->low_x - BORDER) : 0;
     width = (JDIMENSION)session->high_x + BORDER - offset;
@@ -166,7 +149,7 @@ static void start(Session *session)
     session->origin = (int)offset;
     if (session->low_y > 0 &&
         jpeg_skip_scanlines(jpeg, (JDIMENSION)session->low_y) != (JDIMENSION)session->low_y)
-        give_up(session, DAMAGED, "it ends above the region");
+        give_up(session, DAMAGED); /* it ends above the region */
 }
 
 static void make_room(Session *session)
@@ -191,36 +174,33 @@ static const uint8_t *decoded(Session *session, int y)
     return slot(session, y) + (size_t)(session->low_x - session->origin) * LANES;
 }
 
-static void write_channel(const Region *region, const uint8_t *pixels, int channel, ptrdiff_t at,
-                          ptrdiff_t step)
-{
-    float scale = region->scale[channel], bias = region->bias[channel];
-    int count = region->out_width;
-
-    if (step == 1 && region->bytes)
-        write_bytes(pixels, count, channel, region->bytes + at);
-    else if (step == 1)
-        write_floats(pixels, count, channel, scale, bias, region->floats + at);
-    else if (region->bytes)
-        for (ptrdiff_t x = 0; x < count; x++)
-            region->bytes[at + x * step] = pixels[x * LANES + channel];
-    else
-        for (ptrdiff_t x = 0; x < count; x++)
-            region->floats[at + x * step] = (float)pixels[x * LANES + channel] * scale + bias;
-}
-
-static void write_row(Session *session, int y)
+static void write_row(const Session *session, int y)
 {
     const Region *region = session->region;
-    ptrdiff_t at = y * region->row, step = region->column;
+    const uint8_t *pixels = session->pixels;
+    const float *scale = region->scale, *bias = region->bias;
+    ptrdiff_t at = y * region->row, step = region->column, plane = region->plane;
+    int count = region->out_width;
 
-    if (step == -1) {
-        mirror(session->pixels, region->out_width);
-        at -= region->out_width - 1;
-        step = 1;
+    if (step < 0) { /* they come from right to left */
+        at += step * (count - 1);
+        step = -step;
     }
-    for (int channel = 0; channel < CHANNELS; channel++)
-        write_channel(region, session->pixels, channel, at + channel * region->plane, step);
+    if (step == 1 && region->bytes)
+        write_bytes(pixels, count, region->bytes + at, plane);
+    else if (step == 1)
+        write_floats(pixels, count, scale, bias, region->floats + at, plane,
+                     region->past_cache);
+    else if (step == CHANNELS && plane == 1 && region->bytes)
+        narrow(pixels, count, region->bytes + at);
+    else
+        for (int channel = 0; channel < CHANNELS; channel++, at += plane)
+            for (ptrdiff_t x = 0; x < count; x++)
+                if (region->bytes)
+                    region->bytes[at + x * step] = pixels[x * LANES + channel];
+                else
+                    region->floats[at + x * step] =
+                        (float)pixels[x * LANES + channel] * scale[channel] + bias[channel];
 }
 
 static void resample(Session *session)
@@ -232,7 +212,7 @@ static void resample(Session *session)
         for (; next < first + used; next++) {
             JSAMPROW row = slot(session, next);
             if (jpeg_read_scanlines(&session->jpeg, &row, 1) != 1)
-                give_up(session, DAMAGED, "it ends inside the region");
+                give_up(session, DAMAGED); /* it ends inside the region */
         }
         for (int tap = 0; tap < used; tap++)
             session->rows[tap] = decoded(session, first + tap);
@@ -271,11 +251,8 @@ Outcome decode_region(const uint8_t *data, size_t size, Region *region)
     memset(&session, 0, sizeof session);
     session.region = region;
     region->warnings = 0;
-    region->message[0] = '\0';
-    if (!is_sound(region) || !has_few_taps(region)) {
-        snprintf(region->message, MESSAGE_LENGTH, "the region or its reduction is out of bounds");
+    if (!is_sound(region) || !has_few_taps(region))
         return UNSUPPORTED;
-    }
     session.jpeg.err = jpeg_std_error(&session.errors);
     session.errors.error_exit = on_error;
     session.errors.emit_message = on_message;
@@ -292,6 +269,7 @@ Outcome decode_region(const uint8_t *data, size_t size, Region *region)
         resample(&session);
         session.outcome = DECODED;
     }
+    have_written();
     jpeg_destroy_decompress(&session.jpeg);
     free_filter(&session.across);
     free_filter(&session.down);

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MESSAGE_LENGTH = 256, CHANNELS = 3 };
+#include "resample.h"
 
 typedef enum {
     DECODED,      /* `warnings` says how much of it was damaged */
@@ -25,8 +25,8 @@ typedef struct {
     uint8_t *bytes;                        /* where element (0, 0) of channel 0 goes; or NULL: */
     float *floats;                         /* the same, for value * scale + bias */
     float scale[CHANNELS], bias[CHANNELS];
+    int past_cache;                        /* see write_floats */
     long warnings;                         /* counted by the decoder */
-    char message[MESSAGE_LENGTH];          /* of the last error or warning */
 } Region;
 
 Outcome decode_region(const uint8_t *data, size_t size, Region *region);

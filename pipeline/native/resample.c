@@ -1,10 +1,12 @@
 #include "resample.h"
 
+#include "resample_avx2.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__SSE2__)
+#if defined(PENSTOCK_SSE2)
 #include <emmintrin.h>
 #endif
 
@@ -39,40 +41,58 @@ static void weigh(double centre, double radius, int first, int used, uint16_t *w
     weights[largest] = (uint16_t)(weights[largest] + left);
 }
 
-static int has_room(Filter *filter, size_t count, size_t weights, int spread)
+static int has_room(Filter *filter, size_t count, size_t weights, Direction direction)
 {
     filter->first = malloc(sizeof *filter->first * count);
     filter->used = malloc(sizeof *filter->used * count);
     filter->weights = calloc(weights, sizeof *filter->weights);
-    filter->spread = spread ? malloc(sizeof *filter->spread * weights * LANES) : NULL;
-    return filter->first && filter->used && filter->weights && (filter->spread || !spread);
+    if (direction == DOWN)
+        return filter->first && filter->used && filter->weights;
+    filter->spread = malloc(sizeof *filter->spread * weights * LANES);
+    filter->rounding = malloc(sizeof *filter->rounding * count * LANES);
+    return filter->first && filter->used && filter->weights && filter->spread && filter->rounding;
 }
 
-int make_filter(Filter *filter, double start, double end, int low, int high, int count, int spread)
+/* What is known of each result, once for each lane. */
+static void spread(Filter *filter, size_t count, size_t weights)
+{
+    for (size_t i = 0; i < weights; i++)
+        for (int lane = 0; lane < LANES; lane++)
+            filter->spread[i * LANES + (size_t)lane] = filter->weights[i];
+    for (size_t i = 0; i < count; i++)
+        for (int lane = 0; lane < LANES; lane++)
+            filter->rounding[i * LANES + (size_t)lane] = (uint16_t)(128 + lost(filter->used[i]));
+}
+
+int make_filter(Filter *filter, double start, double end, int low, int high, int count,
+                Direction direction)
 {
     double scale = (end - start) / count, radius = scale > 1 ? scale : 1;
     int most = (int)ceil(2 * radius) + 1;
     size_t weights;
     double *exact = malloc(sizeof *exact * (size_t)most);
 
+    /* Upwards a result has two taps; a third would be nought. */
+    most = radius == 1 ? PAIR : most;
     filter->taps = (most + PAIR - 1) / PAIR * PAIR;
     weights = (size_t)count * (size_t)filter->taps;
-    if (!exact || !has_room(filter, (size_t)count, weights, spread)) {
+    if (!exact || !has_room(filter, (size_t)count, weights, direction)) {
         free(exact);
         return -1;
     }
     for (int i = 0; i < count; i++) {
         double centre = start + (i + 0.5) * scale;
         int first = (int)floor(centre - radius + 0.5), last = (int)floor(centre + radius + 0.5);
+        int place = direction == MIRRORED ? count - 1 - i : i;
         first = first < low ? low : first > high - 1 ? high - 1 : first;
         last = last > high ? high : last <= first ? first + 1 : last;
-        filter->first[i] = first;
-        filter->used[i] = last - first < most ? last - first : most;
-        weigh(centre, radius, first, filter->used[i],
-              filter->weights + (size_t)i * (size_t)filter->taps, exact);
+        filter->first[place] = first;
+        filter->used[place] = last - first < most ? last - first : most;
+        weigh(centre, radius, first, filter->used[place],
+              filter->weights + (size_t)place * (size_t)filter->taps, exact);
     }
-    for (size_t i = 0; spread && i < weights * LANES; i++)
-        filter->spread[i] = filter->weights[i / LANES];
+    if (direction != DOWN)
+        spread(filter, (size_t)count, weights);
     free(exact);
     return 0;
 }
@@ -83,16 +103,14 @@ void free_filter(Filter *filter)
     free(filter->used);
     free(filter->weights);
     free(filter->spread);
+    free(filter->rounding);
     memset(filter, 0, sizeof *filter);
 }
 
-/* Each product loses what is below its unit: on average half of one, which is put in beforehand. */
-static inline int lost(int taps) { return taps / 2; }
+#if defined(PENSTOCK_SSE2)
 
-#if defined(__SSE2__)
-
-void add_rows(const uint8_t *const *rows, const uint16_t *weights, int taps, int count,
-              uint16_t *sum)
+static void add_vectors(const uint8_t *const *rows, const uint16_t *weights, int taps, int count,
+                        uint16_t *sum)
 {
     const __m128i nought = _mm_setzero_si128(), start = _mm_set1_epi16((short)lost(taps));
 
@@ -115,14 +133,14 @@ void add_rows(const uint8_t *const *rows, const uint16_t *weights, int taps, int
 }
 
 /* The sums of a result's taps in 1/256: those of even taps, then those of odd ones. */
-static inline __m128i sum_of(const uint16_t *row, const Filter *filter, ptrdiff_t x)
+static inline __m128i sum_of(const uint16_t *row, const Filter *across, ptrdiff_t x)
 {
-    const uint16_t *from = row + (ptrdiff_t)filter->first[x] * LANES;
-    const uint16_t *weights = filter->spread + x * filter->taps * LANES;
+    const uint16_t *from = row + (ptrdiff_t)across->first[x] * LANES;
+    const uint16_t *weights = across->spread + x * across->taps * LANES;
     __m128i sum = _mm_mulhi_epu16(_mm_loadu_si128((const __m128i *)from),
                                   _mm_loadu_si128((const __m128i *)weights));
 
-    for (int tap = PAIR; tap < filter->used[x]; tap += PAIR) {
+    for (int tap = PAIR; tap < across->used[x]; tap += PAIR) {
         const __m128i two = _mm_loadu_si128((const __m128i *)(from + tap * LANES));
         const __m128i by = _mm_loadu_si128((const __m128i *)(weights + tap * LANES));
         sum = _mm_add_epi16(sum, _mm_mulhi_epu16(two, by));
@@ -131,50 +149,31 @@ static inline __m128i sum_of(const uint16_t *row, const Filter *filter, ptrdiff_
 }
 
 /* Two results from their sums, rounded, a 16-bit number each channel. */
-static inline __m128i rounded(__m128i first, __m128i second, int used, int used_next)
+static inline __m128i rounded(__m128i first, __m128i second, __m128i rounding)
 {
-    const __m128i rounding = _mm_unpacklo_epi64(_mm_set1_epi16((short)(128 + lost(used))),
-                                                _mm_set1_epi16((short)(128 + lost(used_next))));
     const __m128i sum = _mm_add_epi16(_mm_unpacklo_epi64(first, second),
                                       _mm_unpackhi_epi64(first, second));
 
     return _mm_srli_epi16(_mm_adds_epu16(sum, rounding), 8);
 }
 
-void resample_row(const uint16_t *row, int low, const Filter *filter, int count, uint8_t *pixels)
+/* Results from number `x` on. */
+static void resample_vectors(const uint16_t *row, int low, const Filter *across, ptrdiff_t x,
+                             int count, uint8_t *pixels)
 {
-    const int *used = filter->used;
-    ptrdiff_t x = 0;
-
     row -= (ptrdiff_t)low * LANES;
-    for (; x + 4 <= count; x += 4) {
-        const __m128i a = sum_of(row, filter, x), b = sum_of(row, filter, x + 1);
-        const __m128i c = sum_of(row, filter, x + 2), d = sum_of(row, filter, x + 3);
-        _mm_storeu_si128((__m128i *)(pixels + x * LANES),
-                         _mm_packus_epi16(rounded(a, b, used[x], used[x + 1]),
-                                          rounded(c, d, used[x + 2], used[x + 3])));
+    for (; x + PAIR <= count; x += PAIR) {
+        const __m128i rounding = _mm_loadu_si128((const __m128i *)(across->rounding + x * LANES));
+        const __m128i two = rounded(sum_of(row, across, x), sum_of(row, across, x + 1), rounding);
+        _mm_storel_epi64((__m128i *)(pixels + x * LANES), _mm_packus_epi16(two, two));
     }
     for (; x < count; x++) {
-        const __m128i one = sum_of(row, filter, x);
-        const __m128i two = rounded(one, one, used[x], used[x]);
+        const __m128i one = sum_of(row, across, x);
+        const __m128i by = _mm_loadl_epi64((const __m128i *)(across->rounding + x * LANES));
+        const __m128i two = rounded(one, one, by);
         const int32_t pixel = _mm_cvtsi128_si32(_mm_packus_epi16(two, two));
         memcpy(pixels + x * LANES, &pixel, sizeof pixel);
     }
-}
-
-void write_floats(const uint8_t *pixels, int count, int channel, float scale, float bias, float *to)
-{
-    const __m128 times = _mm_set1_ps(scale), plus = _mm_set1_ps(bias);
-    const __m128i byte = _mm_set1_epi32(255), shift = _mm_cvtsi32_si128(8 * channel);
-    ptrdiff_t x = 0;
-
-    for (; x + 4 <= count; x += 4) {
-        const __m128i four = _mm_loadu_si128((const __m128i *)(pixels + x * LANES));
-        const __m128i values = _mm_and_si128(_mm_srl_epi32(four, shift), byte);
-        _mm_storeu_ps(to + x, _mm_add_ps(_mm_mul_ps(_mm_cvtepi32_ps(values), times), plus));
-    }
-    for (; x < count; x++)
-        to[x] = (float)pixels[x * LANES + channel] * scale + bias;
 }
 
 #else
@@ -184,8 +183,8 @@ static inline uint16_t part(uint16_t value, uint16_t weight)
     return (uint16_t)(((uint32_t)value * weight) >> 16);
 }
 
-void add_rows(const uint8_t *const *rows, const uint16_t *weights, int taps, int count,
-              uint16_t *sum)
+static void add_vectors(const uint8_t *const *rows, const uint16_t *weights, int taps, int count,
+                        uint16_t *sum)
 {
     for (ptrdiff_t at = 0; at < count; at += STRIP) {
         uint16_t strip[STRIP];
@@ -198,42 +197,99 @@ void add_rows(const uint8_t *const *rows, const uint16_t *weights, int taps, int
     }
 }
 
-void resample_row(const uint16_t *row, int low, const Filter *filter, int count, uint8_t *pixels)
+static void resample_vectors(const uint16_t *row, int low, const Filter *across, ptrdiff_t x,
+                             int count, uint8_t *pixels)
 {
-    for (ptrdiff_t x = 0; x < count; x++) {
-        const uint16_t *from = row + (size_t)(filter->first[x] - low) * LANES;
-        const uint16_t *weights = filter->spread + (size_t)x * (size_t)filter->taps * LANES;
+    for (; x < count; x++) {
+        const uint16_t *from = row + (size_t)(across->first[x] - low) * LANES;
+        const uint16_t *weights = across->spread + (size_t)x * (size_t)across->taps * LANES;
         uint32_t sum[LANES] = {0};
-        for (int i = 0; i < filter->used[x] * LANES; i++)
+        for (int i = 0; i < across->used[x] * LANES; i++)
             sum[i % LANES] += part(from[i], weights[i]);
         for (int i = 0; i < LANES; i++) {
-            uint32_t value = sum[i] + 128 + (uint32_t)lost(filter->used[x]);
+            uint32_t value = sum[i] + across->rounding[x * LANES + i];
             pixels[x * LANES + i] = (uint8_t)(value > 65535 ? 255 : value >> 8);
         }
     }
 }
 
-void write_floats(const uint8_t *pixels, int count, int channel, float scale, float bias, float *to)
-{
-    for (ptrdiff_t x = 0; x < count; x++)
-        to[x] = (float)pixels[x * LANES + channel] * scale + bias;
-}
-
 #endif
 
-void write_bytes(const uint8_t *pixels, int count, int channel, uint8_t *to)
+void widen(const uint8_t *from, int count, uint8_t *to)
 {
-    for (ptrdiff_t x = 0; x < count; x++)
-        to[x] = pixels[x * LANES + channel];
+#if defined(PENSTOCK_AVX2)
+    if (has_avx2()) {
+        widen_avx2(from, count, to);
+        return;
+    }
+#endif
+    for (ptrdiff_t x = 0; x < count - 1; x++) /* one byte more, and the last pixel without it */
+        memcpy(to + x * LANES, from + x * CHANNELS, LANES);
+    memcpy(to + (ptrdiff_t)(count - 1) * LANES, from + (ptrdiff_t)(count - 1) * CHANNELS, CHANNELS);
 }
 
-void mirror(uint8_t *pixels, int count)
+void add_rows(const uint8_t *const *rows, const uint16_t *weights, int taps, int count,
+              uint16_t *sum)
 {
-    for (int left = 0, right = count - 1; left < right; left++, right--) {
-        uint32_t one, other;
-        memcpy(&one, pixels + (size_t)left * LANES, LANES);
-        memcpy(&other, pixels + (size_t)right * LANES, LANES);
-        memcpy(pixels + (size_t)left * LANES, &other, LANES);
-        memcpy(pixels + (size_t)right * LANES, &one, LANES);
+#if defined(PENSTOCK_AVX2)
+    if (has_avx2()) {
+        add_rows_avx2(rows, weights, taps, count, sum);
+        return;
     }
+#endif
+    add_vectors(rows, weights, taps, count, sum);
+}
+
+void resample_row(const uint16_t *row, int low, const Filter *across, int count, uint8_t *pixels)
+{
+    int done = 0;
+
+#if defined(PENSTOCK_AVX2)
+    /* With more taps, neighbours would be read too far beyond the end of the row. */
+    if (has_avx2() && across->taps <= PADDING / LANES / 2) {
+        resample_row_avx2(row, low, across, count, pixels);
+        done = count / 8 * 8;
+    }
+#endif
+    resample_vectors(row, low, across, done, count, pixels);
+}
+
+void write_floats(const uint8_t *pixels, int count, const float *scale, const float *bias, float *to,
+                  ptrdiff_t plane, int past_cache)
+{
+    int done = 0;
+
+#if defined(PENSTOCK_AVX2)
+    if (has_avx2()) {
+        write_floats_avx2(pixels, count, scale, bias, to, plane, past_cache);
+        done = count / 8 * 8;
+    }
+#else
+    (void)past_cache;
+#endif
+    for (int channel = 0; channel < CHANNELS; channel++)
+        for (ptrdiff_t x = done; x < count; x++)
+            to[channel * plane + x] = (float)pixels[x * LANES + channel] * scale[channel]
+                                      + bias[channel];
+}
+
+void have_written(void)
+{
+#if defined(PENSTOCK_SSE2)
+    _mm_sfence();
+#endif
+}
+
+void write_bytes(const uint8_t *pixels, int count, uint8_t *to, ptrdiff_t plane)
+{
+    for (int channel = 0; channel < CHANNELS; channel++)
+        for (ptrdiff_t x = 0; x < count; x++)
+            to[channel * plane + x] = pixels[x * LANES + channel];
+}
+
+void narrow(const uint8_t *pixels, int count, uint8_t *to)
+{
+    for (ptrdiff_t x = 0; x < count - 1; x++) /* one byte more, which the next pixel covers */
+        memcpy(to + x * CHANNELS, pixels + x * LANES, LANES);
+    memcpy(to + (ptrdiff_t)(count - 1) * CHANNELS, pixels + (ptrdiff_t)(count - 1) * LANES, CHANNELS);
 }

@@ -2,7 +2,8 @@
  *
  * A triangle as wide as two pixels of the result, or of the source where that is the coarser one:
  * what Pillow calls BILINEAR and torch `interpolate(mode="bilinear", antialias=True)`. All
- * arithmetic is in integers of 16 bits, so that every machine gives the same pixels.
+ * arithmetic is in integers of 16 bits, so that every machine gives the same pixels: in plain C,
+ * with SSE2, and with AVX2 where the processor has it (resample_avx2.c).
  */
 
 #ifndef PENSTOCK_RESAMPLE_H
@@ -12,17 +13,21 @@
 #include <stdint.h>
 
 enum {
+    CHANNELS = 3,
     LANES = 4,    /* elements of a pixel: red, green, blue and one that is not used */
     PADDING = 128 /* elements behind a row that are read or written, and mean nothing */
 };
 
 typedef struct {
-    int taps;          /* places for weights of each result, an even number */
-    int *first;        /* [count] the first source pixel of each result */
-    int *used;         /* [count] how many of its taps are not nought */
-    uint16_t *weights; /* [count][taps], in 1/65536 */
-    uint16_t *spread;  /* [count][taps][LANES], the same; NULL unless asked for */
+    int taps;           /* places for weights of each result, an even number */
+    int *first;         /* [count] the first source pixel of each result */
+    int *used;          /* [count] how many of its taps are not nought */
+    uint16_t *weights;  /* [count][taps], in 1/65536 */
+    uint16_t *spread;   /* [count][taps][LANES], the same; NULL unless it is a filter across */
+    uint16_t *rounding; /* [count][LANES], what is added to a result's sum; likewise */
 } Filter;
+
+typedef enum { DOWN, ACROSS, MIRRORED } Direction; /* MIRRORED: ACROSS, results from right to left */
 
 /* The source pixels low .. high-1, of `size`, that `count` results over [start, end) are made of;
  * `inside`: without those beside it. */
@@ -30,21 +35,32 @@ void set_bounds(double start, double end, int count, int inside, int size, int *
 
 /* Weights for `count` results over source [start, end), of which pixels low .. high-1 exist.
  * Returns 0, or -1 without memory. */
-int make_filter(Filter *filter, double start, double end, int low, int high, int count, int spread);
+int make_filter(Filter *filter, double start, double end, int low, int high, int count,
+                Direction direction);
 void free_filter(Filter *filter);
+
+/* What a product loses that is cut to its upper half, on average over so many of them. */
+static inline int lost(int taps) { return taps / 2; }
+
+/* `count` pixels of CHANNELS bytes become pixels of LANES. */
+void widen(const uint8_t *from, int count, uint8_t *to);
 
 /* sum[i] = sum of rows[k][i] * weights[k], in 1/256, for i below `count` and up to PADDING more. */
 void add_rows(const uint8_t *const *rows, const uint16_t *weights, int taps, int count,
               uint16_t *sum);
 
-/* `count` pixels from a row in 1/256, whose first pixel has the number `low`. The filter is spread. */
-void resample_row(const uint16_t *row, int low, const Filter *filter, int count, uint8_t *pixels);
+/* `count` pixels from a row in 1/256, whose first pixel has the number `low`. */
+void resample_row(const uint16_t *row, int low, const Filter *across, int count, uint8_t *pixels);
 
-/* One channel of `count` pixels, side by side; as value * scale + bias, or as it is. */
-void write_floats(const uint8_t *pixels, int count, int channel, float scale, float bias, float *to);
-void write_bytes(const uint8_t *pixels, int count, int channel, uint8_t *to);
+/* The channels of `count` pixels side by side, `plane` elements apart; floats as
+ * value * scale + bias. `past_cache` is for results that are too many for a cache anyhow: they are
+ * written without being read first, if they are aligned, and `have_written` ends such writing. */
+void write_floats(const uint8_t *pixels, int count, const float *scale, const float *bias, float *to,
+                  ptrdiff_t plane, int past_cache);
+void have_written(void);
+void write_bytes(const uint8_t *pixels, int count, uint8_t *to, ptrdiff_t plane);
 
-/* `count` pixels in the opposite order. */
-void mirror(uint8_t *pixels, int count);
+/* `count` pixels of CHANNELS bytes. */
+void narrow(const uint8_t *pixels, int count, uint8_t *to);
 
 #endif

@@ -260,6 +260,19 @@ class Pack:
             out[place] = array[indices[place]]
         return out
 
+    def places(self, name: str, indices: Indices) -> tuple[Numbers, Indices, Indices]:
+        """Where the numbers of a field lie: all of them in a row, and for int64[n] of its rows the
+        number at which each begins, int64[n], and its shape, int64[n, ndim]. Nothing is copied.
+        """
+        array = self.array(self._files[name])
+        if self._even[name]:
+            shape = np.array(array.shape[1:], np.int64)
+            shapes = np.broadcast_to(shape, (len(indices), len(shape)))
+            return array.reshape(-1), indices * int(shape.prod()), shapes
+        offsets = self.array(f"{self._files[name]}.offsets")
+        shapes = self.array(f"{self._files[name]}.shapes")[indices].astype(np.int64)
+        return array, offsets[indices], shapes
+
     def row(self, name: str, index: int) -> Numbers:
         """A copy of the numbers of one sample's field."""
         array = self.array(self._files[name])
