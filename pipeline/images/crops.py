@@ -20,6 +20,7 @@ from pipeline.randomness import KeyArray, hash64_rows, uniform_at
 Sizes = npt.NDArray[np.int64]
 
 _TRIES = 10
+_AT_ONCE = 3  # of them, where there are many pictures; few need more
 
 
 class Crop(NamedTuple):
@@ -95,21 +96,26 @@ class RandomResizedCrop:
 
     def many(self, keys: KeyArray, widths: Sizes, heights: Sizes) -> Crops:
         """The crops of pictures, the same as one by one; each argument is [B]."""
-        draws = (hash64_rows(keys, range(5)) >> np.uint64(11)).astype(np.float64).T * 2.0**-53
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        share = self.scale[0] + (self.scale[1] - self.scale[0]) * draws[1]
+        draws = (hash64_rows(keys, range(1 + 4 * _AT_ONCE)) >> np.uint64(11)) * 2.0**-53
+        tries = draws[:, 1:].reshape(len(keys), _AT_ONCE, 4)
+        wide, high, area = widths[:, None], heights[:, None], (widths * heights)[:, None]
+        low, most = math.log(self.ratio[0]), math.log(self.ratio[1])
+        share = self.scale[0] + (self.scale[1] - self.scale[0]) * tries[..., 0]
         # numpy's exp is not that of `math` to the last bit, and the crops have to be.
-        ratio = np.array([math.exp(one) for one in (low + (high - low) * draws[2]).tolist()])
-        area = widths * heights
-        across = np.rint(np.sqrt(area * share * ratio))
-        down = np.rint(np.sqrt(area * share / ratio))
-        left = np.floor((widths - across + 1) * draws[3])
-        top = np.floor((heights - down + 1) * draws[4])
-        regions = np.stack([left, top, left + across, top + down], axis=1)
-        fits = (across > 0) & (across <= widths) & (down > 0) & (down <= heights)
-        for row in np.flatnonzero(~fits).tolist():
+        logarithms = (low + (most - low) * tries[..., 1]).ravel().tolist()
+        ratio = np.array([math.exp(one) for one in logarithms]).reshape(share.shape)
+        across, down = (
+            np.rint(np.sqrt(area * share * ratio)),
+            np.rint(np.sqrt(area * share / ratio)),
+        )
+        left = np.floor((wide - across + 1) * tries[..., 2])
+        top = np.floor((high - down + 1) * tries[..., 3])
+        fits = (across > 0) & (across <= wide) & (down > 0) & (down <= high)
+        found = np.stack([left, top, left + across, top + down], axis=-1)
+        regions = found[np.arange(len(keys)), fits.argmax(axis=1)]
+        for row in np.flatnonzero(~fits.any(axis=1)).tolist():
             regions[row] = self(int(keys[row]), int(widths[row]), int(heights[row]))[:4]
-        return Crops(regions, draws[0] < self.flip, inside=True)
+        return Crops(regions, draws[:, 0] < self.flip, inside=True)
 
     def _central(self, width: int, height: int, flip: bool) -> Crop:
         """The middle, as near to the allowed shapes as the picture lets it be."""
