@@ -10,7 +10,7 @@ from torchvision import tv_tensors
 
 from datasets.image_folder import ImageFolder
 from datasets.packed import Packed
-from pipeline import board, whole_batches
+from pipeline import board, hands, whole_batches
 from pipeline.bad_samples import BadSamples
 from pipeline.batch_colors import Normalize
 from pipeline.collate import Stack
@@ -19,6 +19,7 @@ from pipeline.fetch import Fetch
 from pipeline.image_decoding import DecodeRandomResizedCrop, DecodeResize, DecodeResizeCenterCrop
 from pipeline.images import native
 from pipeline.images.crops import CenterCrop, RandomResizedCrop, Whole
+from pipeline.loader import Loader, LoaderOptions
 from pipeline.packs.packing import Recipe, pack
 from pipeline.plan import Plan
 from pipeline.samplers import Random
@@ -219,3 +220,50 @@ def test_crops_of_many_are_those_of_each(keys, sizes, scale, ratio, flip):
         assert many.regions.tolist() == [list(crop[:4]) for crop in each]
         assert many.flips.tolist() == [crop.flip for crop in each]
         assert {crop.inside for crop in each} == {many.inside}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 100])
+def test_more_hands_make_the_same_batch(root, count):
+    dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
+    work, request = fetch(dataset, STEPS["floats"]()), requests(dataset, 24)[0]
+    alone = work(request)
+    with hands.lent(count):
+        shared = work(request)
+    assert torch.equal(alone["image"], shared["image"])
+
+
+@given(count=st.integers(1, 40), rows=st.integers(0, 100))
+def test_hands_share_all_rows_between_them(count, rows):
+    done = []
+    with hands.lent(count):
+        hands.share(lambda start, stop: done.extend(range(start, stop)), rows)
+    assert sorted(done) == list(range(rows))
+    hands.share(lambda start, stop: done.append((start, stop)), rows)
+    assert done[-1] == (0, rows)  # alone again
+
+
+def test_an_error_under_any_hand_is_raised():
+    def work(start, stop):
+        if stop == 40:
+            raise DataError("the last")
+
+    with hands.lent(4), pytest.raises(DataError, match="the last"):
+        hands.share(work, 40)
+
+
+def test_threads_lend_hands_for_the_first_batch_of_an_epoch(root, monkeypatch):
+    lent, share = [], hands.share
+
+    def spy(work, rows):
+        lent.append((hands._hands.count, rows))
+        share(work, rows)
+
+    monkeypatch.setattr(hands, "share", spy)
+    dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
+    work = fetch(dataset, DecodeResize(20))
+    with Loader(Plan(Random(len(dataset), 5), 8), work, LoaderOptions("thread", 2)) as loader:
+        for epoch in range(2):
+            lent.clear()
+            assert len(list(loader.epoch(epoch))) == 3
+            counts = [count for count, rows in lent if rows == 8]  # the others try out two samples
+            assert sorted(counts) == [1, 1, 16]

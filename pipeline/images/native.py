@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline import board
+from pipeline import board, hands
 from pipeline.images.crops import Crops
 from pipeline.images.jpeg_header import JpegHeader
 from pipeline.images.stored import StoredPictures
@@ -71,8 +71,15 @@ def decode(
     facts = np.empty((len(contents), 4), np.int64)
     facts[:, :3], facts[:, 3] = headers, crops.flips
     outcomes = np.empty(len(contents), np.int64)
-    jpeg().decode(contents, target, facts, crops.regions, crops.inside, channels_last, reduce,
-                  normal or AS_IT_IS, board.place(), outcomes)  # fmt: skip
+
+    def work(start: int, stop: int) -> None:
+        part = slice(start, stop)
+        jpeg().decode(
+            contents[part], target[part], facts[part], crops.regions[part], crops.inside,
+            channels_last, reduce, normal or AS_IT_IS, board.place(), outcomes[part],
+        )  # fmt: skip
+
+    hands.share(work, len(contents))
     return outcomes == 0
 
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any
 
-from pipeline import board
+from pipeline import board, hands
 from pipeline.fetch import Fetch
 from pipeline.isolation import SharedGeneratorError, ThreadRandomness, Watch, probe
 from pipeline.plan import Request
@@ -36,6 +36,7 @@ from pipeline.workers.backends import (
 )
 from pipeline.workers.death import Death
 
+_HANDS = 8  # a worker, for the first batch of an epoch
 _POLL = 0.5  # seconds between two looks at threads of which nothing is heard
 
 
@@ -62,7 +63,9 @@ class ThreadBackend:
             pool.close()
 
     def _results(self, pool: _Pool, requests: Iterator[Asked], watch: Watch) -> Results:
-        futures = (pool.submit(request, partial(self._one, watch=watch)) for request in requests)
+        first = partial(self._one, watch=watch, helpers=_HANDS * self._options.num_workers)
+        works = chain([first], repeat(partial(self._one, watch=watch)))
+        futures = (pool.submit(*job) for job in zip(requests, works, strict=False))
         pending: deque[Future[Result]] = deque(islice(futures, self._window))
         while pending:
             future = self._next_done(pool, pending)
@@ -83,8 +86,8 @@ class ThreadBackend:
         pending.remove(future)
         return future
 
-    def _one(self, request: Asked, watch: Watch) -> Result:
-        with ThreadRandomness() as mode:
+    def _one(self, request: Asked, watch: Watch, helpers: int = 1) -> Result:
+        with ThreadRandomness() as mode, hands.lent(helpers):
             result = attempt(partial(self._fetch, draws=mode), request)
         try:
             watch.check()
