@@ -29,7 +29,9 @@ from pipeline.image_decoding import decode_step, fused
 from pipeline.loader import Loader
 from pipeline.loader_options import Backend
 from pipeline.making import Lazy, make
-from pipeline.packs.packing import Recipe, pack
+from pipeline.packs.packing import pack
+from pipeline.packs.recipe import Recipe
+from pipeline.packs.squares import fits
 from pipeline.plan import Plan
 from pipeline.randomness import hash64, scope, seed_global
 from pipeline.samplers import BatchStrategy, Order, Sequential, Tail
@@ -47,6 +49,12 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
+_NO_SQUARES = (
+    "'native' makes squares out of image files, which needs pack.size, pack.square=true, "
+    "pack.format=pixels, the native decoder (libjpeg-dev and a C compiler when Penstock is "
+    "installed), and a dataset that takes `lazy` and has no points or boxes; set it to auto or "
+    "reader"
+)
 PACKED = "datasets.packed.Packed"  # reads what pipeline.packs.packing makes
 
 
@@ -89,18 +97,29 @@ class Parts:
 
     def pack(self, split: str) -> Path:
         """The folder of a split's pack, which is made if it is not there."""
-        given, nodes = self.config.pack, dict(datasets(self.config.dataset))
-        key = "dataset" if "dataset" in nodes else f"dataset.{split}"
-        supply = {"split": split, "lazy": given.format == "encoded"}
-        dataset = make(nodes[key], key, supply, nested=True)
+        given = self.config.pack
         recipe = Recipe(given.size, given.square, given.format)
+        squares = None if given.decoder == "reader" else recipe.natively()
+        dataset = self._unpacked(split, lazy=given.format == "encoded" or squares is not None)
+        if squares is not None and fits(dataset):
+            recipe = squares
+        elif given.decoder == "native":
+            raise ConfigError(Problem("pack.decoder", _NO_SQUARES))
+        elif squares is not None and getattr(dataset, "lazy", False):
+            dataset = self._unpacked(split, lazy=False)
         # "auto" would look at the transform, which may need this very dataset's statistics.
         backend = self.config.loader.backend
-        options = self._options(split, "process" if backend == "auto" else backend)
+        if recipe is squares or backend == "auto":
+            backend = "thread" if recipe is squares else "process"
         return pack(
-            dataset, split, recipe, self.config.cache_dir, given.out, options,
-            self.config.trainer.progress,
+            dataset, split, recipe, self.config.cache_dir, given.out,
+            self._options(split, backend), self.config.trainer.progress,
         )  # fmt: skip
+
+    def _unpacked(self, split: str, lazy: bool) -> Any:
+        nodes = dict(datasets(self.config.dataset))
+        key = "dataset" if "dataset" in nodes else f"dataset.{split}"
+        return make(nodes[key], key, {"split": split, "lazy": lazy}, nested=True)
 
     def _decodes(self, split: str) -> bool:
         """Whether a step of a split's transform decodes; known without building any."""

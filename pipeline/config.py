@@ -135,12 +135,16 @@ class Packing(Section):
         size: pixels of the shorter side of pictures; None packs samples as they are.
         square: cut a square out of the middle after that, so that all have one shape.
         format: "pixels", or "encoded" for the files that pictures come from.
+        decoder: who makes squares: "native" (pipeline/native), "reader" for the dataset's own and
+            torchvision, or "auto" for native where it was built and samples hold nothing that
+            would have to move along.
         out: folder for packs, one a split; None keeps them in `cache_dir` by fingerprint.
     """
 
     size: Count | None = None
     square: bool = True
     format: Literal["pixels", "encoded"] = "pixels"
+    decoder: Literal["auto", "native", "reader"] = "auto"
     out: str | None = None
 
 

@@ -105,22 +105,31 @@ class Decode:
         """
         array, tensor = slots.room((len(keys), 3, *self.size), np.dtype(self._dtype))
         if not isinstance(pictures, StoredPictures):
-            self._decode_files(pictures, keys, array)
+            self.decode_files(pictures, keys, array)
             return tensor
         if (pictures.channels != 3).any():
             return None
         crops = self.crop.many(keys, pictures.widths, pictures.heights)
         return tensor if native.crop_resize(pictures, crops, array, self._normal) else None
 
-    def _decode_files(self, files: Sequence[EncodedImage], keys: KeyArray, array: Pixels) -> None:
+    def decode_files(
+        self,
+        files: Sequence[EncodedImage],
+        keys: KeyArray,
+        array: Pixels,
+        channels_last: bool = False,
+    ) -> None:
+        """The same for files, into `array`, which may be uint8 [B, *size, 3]; natively."""
         headers = [self._header(file) or _NONE for file in files]
         sizes = np.array(headers, np.int64)
         done = native.decode(
             [file.content for file in files], headers,
             self.crop.many(keys, sizes[:, 0], sizes[:, 1]), array, self.reduce, self._normal,
+            channels_last,
         )  # fmt: skip
         for row in np.flatnonzero(~done).tolist():
-            self._put(self._from_pixels(files[row].decode(), int(keys[row])), array[row])
+            target = array[row].transpose(2, 0, 1) if channels_last else array[row]
+            self._put(self._from_pixels(files[row].decode(), int(keys[row])), target)
 
     def _one(self, value: Any, key: int) -> Any:
         if isinstance(value, EncodedImage):

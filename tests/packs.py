@@ -9,7 +9,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from pipeline.packs.packing import Recipe, pack
+from pipeline.packs.packing import pack
+from pipeline.packs.recipe import Recipe
 
 
 class Everything(Dataset):

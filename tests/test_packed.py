@@ -13,7 +13,8 @@ from pipeline.collate import Stack
 from pipeline.errors import DataError
 from pipeline.fetch import Fetch, hash_sample, kinds_of
 from pipeline.loader import Loader
-from pipeline.packs.packing import Recipe, pack
+from pipeline.packs.packing import pack
+from pipeline.packs.recipe import Recipe
 from pipeline.plan import Plan, Request
 from pipeline.samplers import Bucket, Random, Weighted
 from pipeline.transforms import Compose

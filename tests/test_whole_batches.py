@@ -20,7 +20,8 @@ from pipeline.image_decoding import DecodeRandomResizedCrop, DecodeResize, Decod
 from pipeline.images import native
 from pipeline.images.crops import CenterCrop, RandomResizedCrop, Whole
 from pipeline.loader import Loader, LoaderOptions
-from pipeline.packs.packing import Recipe, pack
+from pipeline.packs.packing import pack
+from pipeline.packs.recipe import Recipe
 from pipeline.plan import Plan
 from pipeline.samplers import Random
 from pipeline.transforms import Compose

@@ -48,20 +48,27 @@ static int has_room(Filter *filter, size_t count, size_t weights, Direction dire
     filter->weights = calloc(weights, sizeof *filter->weights);
     if (direction == DOWN)
         return filter->first && filter->used && filter->weights;
-    filter->spread = malloc(sizeof *filter->spread * weights * LANES);
+    filter->spread = calloc((weights + (size_t)filter->taps) * LANES, sizeof *filter->spread);
     filter->rounding = malloc(sizeof *filter->rounding * count * LANES);
     return filter->first && filter->used && filter->weights && filter->spread && filter->rounding;
 }
 
 /* What is known of each result, once for each lane. */
-static void spread(Filter *filter, size_t count, size_t weights)
+static void spread(Filter *filter, int count)
 {
-    for (size_t i = 0; i < weights; i++)
+    const uint16_t *weight = filter->weights;
+
+    for (int result = 0; result < count; result++)
+        for (int tap = 0; tap < filter->taps; tap += PAIR, weight += PAIR) {
+            uint16_t *to = filter->spread + (spread_of(filter, result, tap) - filter->spread);
+            for (int lane = 0; lane < LANES; lane++) {
+                to[lane] = weight[0];
+                to[LANES + lane] = weight[1];
+            }
+        }
+    for (int result = 0; result < count; result++)
         for (int lane = 0; lane < LANES; lane++)
-            filter->spread[i * LANES + (size_t)lane] = filter->weights[i];
-    for (size_t i = 0; i < count; i++)
-        for (int lane = 0; lane < LANES; lane++)
-            filter->rounding[i * LANES + (size_t)lane] = (uint16_t)(128 + lost(filter->used[i]));
+            filter->rounding[result * LANES + lane] = (uint16_t)(128 + lost(filter->used[result]));
 }
 
 int make_filter(Filter *filter, double start, double end, int low, int high, int count,
@@ -92,7 +99,7 @@ int make_filter(Filter *filter, double start, double end, int low, int high, int
               filter->weights + (size_t)place * (size_t)filter->taps, exact);
     }
     if (direction != DOWN)
-        spread(filter, (size_t)count, weights);
+        spread(filter, count);
     free(exact);
     return 0;
 }
@@ -136,13 +143,12 @@ static void add_vectors(const uint8_t *const *rows, const uint16_t *weights, int
 static inline __m128i sum_of(const uint16_t *row, const Filter *across, ptrdiff_t x)
 {
     const uint16_t *from = row + (ptrdiff_t)across->first[x] * LANES;
-    const uint16_t *weights = across->spread + x * across->taps * LANES;
     __m128i sum = _mm_mulhi_epu16(_mm_loadu_si128((const __m128i *)from),
-                                  _mm_loadu_si128((const __m128i *)weights));
+                                  _mm_loadu_si128((const __m128i *)spread_of(across, x, 0)));
 
     for (int tap = PAIR; tap < across->used[x]; tap += PAIR) {
         const __m128i two = _mm_loadu_si128((const __m128i *)(from + tap * LANES));
-        const __m128i by = _mm_loadu_si128((const __m128i *)(weights + tap * LANES));
+        const __m128i by = _mm_loadu_si128((const __m128i *)spread_of(across, x, tap));
         sum = _mm_add_epi16(sum, _mm_mulhi_epu16(two, by));
     }
     return sum;
@@ -202,10 +208,9 @@ static void resample_vectors(const uint16_t *row, int low, const Filter *across,
 {
     for (; x < count; x++) {
         const uint16_t *from = row + (size_t)(across->first[x] - low) * LANES;
-        const uint16_t *weights = across->spread + (size_t)x * (size_t)across->taps * LANES;
         uint32_t sum[LANES] = {0};
         for (int i = 0; i < across->used[x] * LANES; i++)
-            sum[i % LANES] += part(from[i], weights[i]);
+            sum[i % LANES] += part(from[i], across->weights[x * across->taps + i / LANES]);
         for (int i = 0; i < LANES; i++) {
             uint32_t value = sum[i] + across->rounding[x * LANES + i];
             pixels[x * LANES + i] = (uint8_t)(value > 65535 ? 255 : value >> 8);

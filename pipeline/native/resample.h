@@ -23,7 +23,7 @@ typedef struct {
     int *first;         /* [count] the first source pixel of each result */
     int *used;          /* [count] how many of its taps are not nought */
     uint16_t *weights;  /* [count][taps], in 1/65536 */
-    uint16_t *spread;   /* [count][taps][LANES], the same; NULL unless it is a filter across */
+    uint16_t *spread;   /* the same once a lane; see spread_of; NULL unless it is a filter across */
     uint16_t *rounding; /* [count][LANES], what is added to a result's sum; likewise */
 } Filter;
 
@@ -41,6 +41,14 @@ void free_filter(Filter *filter);
 
 /* What a product loses that is cut to its upper half, on average over so many of them. */
 static inline int lost(int taps) { return taps / 2; }
+
+/* The weights of two taps, the first an even one, of a result: [2][LANES]. Those of the results
+ * with numbers 0 and 1, 2 and 3 ... stand side by side. */
+static inline const uint16_t *spread_of(const Filter *across, ptrdiff_t result, int tap)
+{
+    ptrdiff_t pair = result / 2 * (across->taps / 2) + tap / 2;
+    return across->spread + (pair * 2 + result % 2) * 2 * LANES;
+}
 
 /* `count` pixels of CHANNELS bytes become pixels of LANES. */
 void widen(const uint8_t *from, int count, uint8_t *to);

@@ -30,10 +30,21 @@ AVX2 void widen_avx2(const uint8_t *from, int count, uint8_t *to)
         memcpy(to + x * LANES, from + x * CHANNELS, CHANNELS);
 }
 
-/* Sixteen bytes as numbers in 1/256. */
-AVX2 static inline __m256i sixteen(const uint8_t *from)
+/* Bytes 0-7 and 16-23 of a strip as numbers in 1/256, times the weight; or 8-15 and 24-31. */
+AVX2 static inline __m256i part_low(__m256i strip, __m256i weight)
 {
-    return _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)from)), 8);
+    return _mm256_mulhi_epu16(_mm256_unpacklo_epi8(_mm256_setzero_si256(), strip), weight);
+}
+
+AVX2 static inline __m256i part_high(__m256i strip, __m256i weight)
+{
+    return _mm256_mulhi_epu16(_mm256_unpackhi_epi8(_mm256_setzero_si256(), strip), weight);
+}
+
+AVX2 static inline void put_strip(uint16_t *sum, __m256i low, __m256i high)
+{
+    _mm256_storeu_si256((__m256i *)sum, _mm256_permute2x128_si256(low, high, 0x20));
+    _mm256_storeu_si256((__m256i *)(sum + STRIP / 2), _mm256_permute2x128_si256(low, high, 0x31));
 }
 
 AVX2 void add_rows_avx2(const uint8_t *const *rows, const uint16_t *weights, int taps, int count,
@@ -41,44 +52,42 @@ AVX2 void add_rows_avx2(const uint8_t *const *rows, const uint16_t *weights, int
 {
     const __m256i start = _mm256_set1_epi16((short)lost(taps));
 
-    for (ptrdiff_t at = 0; at < count; at += STRIP) {
-        __m256i low = start, high = start;
+    for (ptrdiff_t at = 0; at < count; at += 2 * STRIP) {
+        __m256i a = start, b = start, c = start, d = start;
         for (int tap = 0; tap < taps; tap++) {
             const __m256i weight = _mm256_set1_epi16((short)weights[tap]);
-            const uint8_t *row = rows[tap] + at;
-            low = _mm256_add_epi16(low, _mm256_mulhi_epu16(sixteen(row), weight));
-            high = _mm256_add_epi16(high, _mm256_mulhi_epu16(sixteen(row + STRIP / 2), weight));
+            const __m256i *strips = (const __m256i *)(rows[tap] + at);
+            const __m256i first = _mm256_loadu_si256(strips);
+            const __m256i second = _mm256_loadu_si256(strips + 1);
+            a = _mm256_add_epi16(a, part_low(first, weight));
+            b = _mm256_add_epi16(b, part_high(first, weight));
+            c = _mm256_add_epi16(c, part_low(second, weight));
+            d = _mm256_add_epi16(d, part_high(second, weight));
         }
-        _mm256_storeu_si256((__m256i *)(sum + at), low);
-        _mm256_storeu_si256((__m256i *)(sum + at + STRIP / 2), high);
+        put_strip(sum + at, a, b);
+        put_strip(sum + at + STRIP, c, d);
     }
 }
 
-/* The sums of results x and x + 1: of even taps, of odd ones, and the same of the next. */
-AVX2 static inline __m256i sums_of(const uint16_t *row, const Filter *across, ptrdiff_t x)
+/* Taps `tap` and `tap` + 1 of results x and x + 1, an even one and the next, weighted. */
+AVX2 static inline __m256i parts_of(const uint16_t *row, const Filter *across, ptrdiff_t x, int tap)
 {
-    const uint16_t *one = row + (ptrdiff_t)across->first[x] * LANES;
-    const uint16_t *next = row + (ptrdiff_t)across->first[x + 1] * LANES;
-    const uint16_t *weights = across->spread + x * across->taps * LANES;
-    const uint16_t *others = weights + across->taps * LANES;
-    const int *used = across->used + x;
-    int taps = used[0] > used[1] ? used[0] : used[1];
-    __m256i sum = _mm256_mulhi_epu16(both(one, next), both(weights, others));
+    const uint16_t *from = row + (ptrdiff_t)tap * LANES;
+    const __m256i values = both(from + (ptrdiff_t)across->first[x] * LANES,
+                                from + (ptrdiff_t)across->first[x + 1] * LANES);
 
-    for (int tap = 2; tap < taps; tap += 2)
-        sum = _mm256_add_epi16(sum, _mm256_mulhi_epu16(both(one + tap * LANES, next + tap * LANES),
-                                                       both(weights + tap * LANES,
-                                                            others + tap * LANES)));
-    return sum;
+    return _mm256_mulhi_epu16(values, _mm256_loadu_si256((const __m256i *)spread_of(across, x, tap)));
 }
 
-/* The same where there are two taps, whose weights lie side by side. */
-AVX2 static inline __m256i sums_of_two(const uint16_t *row, const Filter *across, ptrdiff_t x)
+/* The sums of results x and x + 1: of even taps, of odd ones, and the same of the next. Taps that a
+ * result does not use have no weight; to leave them out would cost more than it saves. */
+AVX2 static inline __m256i sums_of(const uint16_t *row, const Filter *across, ptrdiff_t x, int taps)
 {
-    const __m256i values = both(row + (ptrdiff_t)across->first[x] * LANES,
-                                row + (ptrdiff_t)across->first[x + 1] * LANES);
-    return _mm256_mulhi_epu16(
-        values, _mm256_loadu_si256((const __m256i *)(across->spread + x * 2 * LANES)));
+    __m256i sum = parts_of(row, across, x, 0);
+
+    for (int tap = 2; tap < taps; tap += 2)
+        sum = _mm256_add_epi16(sum, parts_of(row, across, x, tap));
+    return sum;
 }
 
 /* Results x, x + 2, x + 1, x + 3 from the sums of x and x + 1, and of x + 2 and x + 3. */
@@ -101,21 +110,29 @@ AVX2 static inline void put(__m256i first, __m256i second, __m256i third, __m256
     _mm256_storeu_si256((__m256i *)to, _mm256_permutevar8x32_epi32(eight, order));
 }
 
+AVX2 static inline void resample_all(const uint16_t *row, const Filter *across, int taps, int count,
+                                     uint8_t *pixels)
+{
+    for (ptrdiff_t x = 0; x + EIGHT <= count; x += EIGHT)
+        put(sums_of(row, across, x, taps), sums_of(row, across, x + 2, taps),
+            sums_of(row, across, x + 4, taps), sums_of(row, across, x + 6, taps),
+            across->rounding + x * LANES, pixels + x * LANES);
+}
+
 AVX2 void resample_row_avx2(const uint16_t *row, int low, const Filter *across, int count,
                             uint8_t *pixels)
 {
-    const uint16_t *rounding = across->rounding;
-
     row -= (ptrdiff_t)low * LANES;
-    if (across->taps == 2)
-        for (ptrdiff_t x = 0; x + EIGHT <= count; x += EIGHT)
-            put(sums_of_two(row, across, x), sums_of_two(row, across, x + 2),
-                sums_of_two(row, across, x + 4), sums_of_two(row, across, x + 6),
-                rounding + x * LANES, pixels + x * LANES);
-    else
-        for (ptrdiff_t x = 0; x + EIGHT <= count; x += EIGHT)
-            put(sums_of(row, across, x), sums_of(row, across, x + 2), sums_of(row, across, x + 4),
-                sums_of(row, across, x + 6), rounding + x * LANES, pixels + x * LANES);
+    switch (across->taps) { /* a number that the compiler knows saves it the loop */
+    case 2:
+        resample_all(row, across, 2, count, pixels);
+        break;
+    case 4:
+        resample_all(row, across, 4, count, pixels);
+        break;
+    default:
+        resample_all(row, across, across->taps, count, pixels);
+    }
 }
 
 AVX2 static inline __m256 scaled(__m256i values, __m256 scale, __m256 bias)

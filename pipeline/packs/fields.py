@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
+from pipeline import slots
 from pipeline.errors import DataError
 from pipeline.images.encoded import EncodedImage
 
@@ -201,8 +201,9 @@ def _column(one: Field, values: Sequence[Any]) -> Column:
     canvases = None
     if one.has_canvas:
         canvases = np.array([value.canvas_size for value in values], np.int32)
-    numbers = _room(sum(array.nbytes for array in arrays))
-    target, start = numbers.numpy(), 0
+    size = sum(array.nbytes for array in arrays)
+    target, numbers = slots.room((size,), np.dtype(np.uint8))
+    start = 0
     for array in arrays:
         stop = start + array.nbytes
         target[start:stop].view(array.dtype).reshape(array.shape)[...] = array
@@ -225,11 +226,3 @@ def _stored(one: Field, value: Any) -> Numbers:
         return np.asarray(value, one.dtype)
     except OverflowError as error:
         raise DataError(f"field {one.name!r}: {value} needs more than 64 bits") from error
-
-
-def _room(size: int) -> torch.Tensor:
-    """uint8[size]; in a worker process it lies in shared memory, so that it is not copied again."""
-    if get_worker_info() is None:
-        return torch.empty(size, dtype=torch.uint8)
-    shared = torch.UntypedStorage._new_shared(size, device="cpu")
-    return torch.empty(0, dtype=torch.uint8).set_(shared)

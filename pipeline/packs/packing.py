@@ -13,8 +13,6 @@ Memory: the batches that workers are ahead, about 8 MiB each, whatever the size 
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import logging
 import os
 import secrets
@@ -23,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -32,14 +30,14 @@ import torch
 import torchvision
 from filelock import FileLock, Timeout
 from torchvision import tv_tensors
-from torchvision.transforms import v2
 
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.fetch import Batch, Fetch
+from pipeline.images import native
 from pipeline.images.encoded import EncodedImage
 from pipeline.loader import Loader
-from pipeline.packs.fields import Encode
-from pipeline.packs.folder import VERSION, Pack, PackWriter, is_pack
+from pipeline.packs.folder import Pack, PackWriter, is_pack
+from pipeline.packs.recipe import Recipe
 from pipeline.packs.table import write_table
 from pipeline.plan import Plan
 from pipeline.randomness import global_states, moved, scope, seed_global
@@ -56,44 +54,8 @@ _LARGEST_BATCH = 256
 _REFRESH_SECONDS = 0.1
 _WRITING = ".writing-"
 
+Backend = Literal["process", "thread"]
 Progress = Literal["auto", "rich", "plain", "none"]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What is made of a dataset's samples before they are packed.
-
-    Attributes:
-        size: pixels of the shorter side of every picture; None leaves samples as they are.
-        square: cut a square out of the middle after that.
-        format: "pixels", or "encoded" for the files that pictures come from.
-    """
-
-    size: int | None = None
-    square: bool = True
-    format: Literal["pixels", "encoded"] = "pixels"
-
-    def steps(self) -> v2.Compose | None:
-        """The transform of a sample; None if it stays as it is."""
-        if self.size is None:
-            return None
-        steps = [v2.Resize(self.size, antialias=True)]
-        return v2.Compose(steps + ([v2.CenterCrop(self.size)] if self.square else []))
-
-    def name(self, fingerprint: str) -> str:
-        """The name of a pack: other samples, another name."""
-        return _hash(["pack", VERSION, fingerprint, self.format, *self._shrunk()])
-
-    def fingerprint(self, fingerprint: str) -> str:
-        """The packed dataset's own: the dataset's where samples are what they were."""
-        return fingerprint if self.size is None else _hash(["packed", fingerprint, *self._shrunk()])
-
-    def _shrunk(self) -> list[Any]:
-        return [] if self.size is None else [self.size, self.square]
-
-
-def _hash(parts: list[Any]) -> str:
-    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
 def pack(
@@ -207,7 +169,7 @@ def _make(
     options: LoaderOptions,
     progress: Progress,
 ) -> None:
-    fetch = Fetch(dataset, recipe.steps(), Encode(), 0)
+    fetch = Fetch(dataset, recipe.steps(), recipe.collate(), 0)
     size = _try_out(fetch, recipe, place)
     hidden = place.with_name(f".{place.name}{_WRITING}{os.getpid()}-{secrets.token_hex(4)}")
     hidden.mkdir()
@@ -220,14 +182,14 @@ def _make(
             "dataset": {"class": type(dataset).__qualname__, "fingerprint": dataset.fingerprint},
             "recipe": vars(recipe),
             "reader": getattr(dataset, "reader", None),
-            "versions": {"torch": torch.__version__, "torchvision": torchvision.__version__},
+            "versions": _versions(recipe),
             "facts": dict(getattr(dataset, "facts", {})),
             "classes": [str(one) for one in getattr(dataset, "classes", None) or []],
             "table": None if table is None else write_table(hidden, table),
         }
         began = time.perf_counter()
         with Loader(
-            Plan(Sequential(len(dataset)), size), fetch, _readers(options), World()
+            Plan(Sequential(len(dataset)), size), fetch, _readers(options, recipe), World()
         ) as read:
             _write(read, hidden, record, _shown(progress, split, len(dataset)))
         _take_place(hidden, place)
@@ -237,12 +199,18 @@ def _make(
         shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _readers(options: LoaderOptions) -> LoaderOptions:
-    """Who reads: the run's own workers; processes where it has none, since it is once."""
+def _versions(recipe: Recipe) -> dict[str, str]:
+    found = {"torch": torch.__version__, "torchvision": torchvision.__version__}
+    return found | ({"jpeg": native.jpeg().library} if recipe.decoder == "native" else {})
+
+
+def _readers(options: LoaderOptions, recipe: Recipe) -> LoaderOptions:
+    """Who reads: the run's own workers; others where it has none, since it is once."""
     options = replace(options, pin_memory=False, in_order=True, persistent_workers=False)
     if options.backend != "main" and options.num_workers:
         return options
-    return LoaderOptions("process", usable_cpus()) if usable_cpus() > 1 else LoaderOptions()
+    backend: Backend = "thread" if recipe.decoder == "native" else "process"
+    return LoaderOptions(backend, usable_cpus()) if usable_cpus() > 1 else LoaderOptions()
 
 
 def _write(
@@ -298,7 +266,7 @@ def _try_out(fetch: Fetch, recipe: Recipe, place: Path) -> int:
         samples = [_still(dataset, int(row)) for row in rows]
     _check_pictures(samples[0], recipe, dataset)
     steps = recipe.steps()
-    done = Encode()([steps(one) if steps else one for one in samples])
+    done = recipe.collate()([steps(one) if steps else one for one in samples])
     if done["differs"]:
         row, reason = done["differs"]
         raise _differs(int(rows[row]), reason)
@@ -338,7 +306,8 @@ def _check_pictures(sample: Any, recipe: Recipe, dataset: Any) -> None:
     """Refuse a recipe that finds nothing to do in the samples."""
     values = list(sample.values()) if isinstance(sample, dict) else []
     kind = type(dataset).__name__
-    if recipe.size is not None and not any(isinstance(v, tv_tensors.Image) for v in values):
+    pictures = (tv_tensors.Image, EncodedImage)
+    if recipe.size is not None and not any(isinstance(v, pictures) for v in values):
         raise ConfigError(
             Problem("pack.size", f"{recipe.size}, but samples of {kind} hold no torchvision Image; "
                     "set pack.size=null")
