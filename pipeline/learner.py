@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from pipeline.errors import PenstockError
 from pipeline.fetch import Batch
 from pipeline.objective import Objective
-from pipeline.randomness import hash64
+from pipeline.randomness import hash64_on
 from pipeline.ranks.group import Group
 from pipeline.ranks.parallel import Parallel, like, local, same_buffers, wrap
 
@@ -111,12 +111,13 @@ class Learner:
         self.scheduler = scheduler
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "fp16")
         self.options = options
-        self.seed = seed
+        self._model_key = hash64_on(4, seed, "model")
         self.batches = 0
         self.updates = 0
         self._begun = False  # whether there are gradients since the last update
         self._samples = 0  # of this rank in them
         self._divisor = 1  # what those gradients have been divided by
+        self._share, self._each = 0.0, torch.empty(0)  # kept by `_shares`
 
     @property
     def finished(self) -> bool:
@@ -149,9 +150,15 @@ class Learner:
         self._samples += count
         self._begun = True
         self.batches += 1
-        # What the sum's and the division's own backward would come to, without either.
-        self.scaler.scale(losses).backward(torch.full_like(losses, 1 / self._divisor))
+        self.scaler.scale(losses).backward(self._shares(losses))
         return losses.detach()
+
+    def _shares(self, losses: Tensor) -> Tensor:
+        """What each loss counts for: the gradient of their sum divided, without doing either."""
+        share, last = 1 / self._divisor, self._each
+        if self._share != share or last.shape != losses.shape or last.dtype != losses.dtype:
+            self._share, self._each = share, torch.full_like(losses, share)
+        return self._each
 
     def _expected(self, batch: Batch, samples: int) -> int:
         """Samples of an average share of the batch, which all ranks know alike."""
@@ -165,22 +172,31 @@ class Learner:
 
         It is counted, but changes no weight, where none of their samples could be read.
         """
-        self.scaler.unscale_(self.optimizer)
-        weights = [w for group in self.optimizer.param_groups for w in group["params"]]
-        scale = self.scaler.get_scale()
-        if self._average(weights):
+        scaler = self.scaler if self.scaler.is_enabled() else None
+        if scaler is not None:
+            scaler.unscale_(self.optimizer)
+        scale = scaler.get_scale() if scaler is not None else 1.0
+        if self._average():
             if self.options.clip_norm is not None:
-                nn.utils.clip_grad_norm_(weights, self.options.clip_norm)
-            self.scaler.step(self.optimizer)
-        self.scaler.update()
+                nn.utils.clip_grad_norm_(self._weights(), self.options.clip_norm)
+            if scaler is None:
+                self.optimizer.step()
+            else:
+                scaler.step(self.optimizer)
+        if scaler is not None:
+            scaler.update()
         self.optimizer.zero_grad()
         self._samples, self._begun = 0, False
         self.updates += 1
         # A scale that shrank says that the step was left out; then the schedule waits, too.
-        if self.options.schedule == "step" and self.scaler.get_scale() >= scale:
+        left_out = scaler is not None and scaler.get_scale() < scale
+        if self.options.schedule == "step" and not left_out:
             self._step_scheduler(None)
 
-    def _average(self, weights: list[Tensor]) -> bool:
+    def _weights(self) -> list[Tensor]:
+        return [weight for group in self.optimizer.param_groups for weight in group["params"]]
+
+    def _average(self) -> bool:
         """Make of what backward left the gradient of the mean over all samples of all ranks.
 
         Returns:
@@ -188,7 +204,7 @@ class Learner:
         """
         if self.group.alone and self._samples in (0, self._divisor):
             return self._samples > 0
-        gradients = [local(weight.grad) for weight in weights if weight.grad is not None]
+        gradients = [local(weight.grad) for weight in self._weights() if weight.grad is not None]
         if self.group.alone:
             torch._foreach_mul_(gradients, self._divisor / self._samples)
             return True
@@ -235,7 +251,7 @@ class Learner:
 
     def _optimizer_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """An optimizer's state with what belongs to a sharded weight sharded like it."""
-        weights = [w for group in self.optimizer.param_groups for w in group["params"]]
+        weights = self._weights()
         parts = {}
         for number, values in state["state"].items():
             weight = weights[int(number)]
@@ -252,7 +268,8 @@ class Learner:
             self.scheduler.step()
 
     def _seed_model(self) -> None:
-        key = hash64(self.seed, "model", self.batches, self.group.world.rank)
+        # hash64(seed, "model", batches, rank)
+        key = hash64_on(self._model_key, self.batches, self.group.world.rank)
         torch.default_generator.manual_seed(key)
         if self.device.type == "cuda":
             torch.cuda.manual_seed_all(key)

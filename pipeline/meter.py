@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pipeline.errors import PenstockError
 from pipeline.fetch import Batch, hash_of_rows, row_hashes
-from pipeline.randomness import hash64, hash64_each
+from pipeline.randomness import KeyArray, hash64_each, hash64_last
 from pipeline.ranks.group import Group
 
 
@@ -169,13 +169,21 @@ def _orders(batches: Sequence[Batch]) -> list[int]:
     rows = [one.positions[mask] for one, mask in zip(batches, valid, strict=True)]
     indices = [one.indices[mask] for one, mask in zip(batches, valid, strict=True)]
     lengths = [len(one) for one in rows]
-    keys = np.array([hash64("order", *one.request.address) for one in batches], dtype=np.uint64)
-    keys = keys.repeat(lengths)
+    keys = _keys([one.request.address for one in batches]).repeat(lengths)
     inner = hash64_each(keys + np.uint64(1), np.concatenate(indices))
     mixed = hash64_each(keys, np.concatenate(rows).astype(np.uint64) + inner)
-    ends = np.cumsum(lengths).tolist()
-    return [int(mixed[end - length : end].sum(dtype=np.uint64))
-            for end, length in zip(ends, lengths, strict=True)]  # fmt: skip
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
+    ends = np.cumsum(lengths)
+    return (sums[ends] - sums[ends - lengths]).tolist()  # modulo 2^64, as all of it
+
+
+def _keys(addresses: Sequence[tuple[int, int]]) -> KeyArray:
+    """`hash64("order", epoch, step)` of each, uint64[n]; almost always they are of one epoch."""
+    parts = [
+        hash64_last(("order", epoch), [step for _, step in group])
+        for epoch, group in groupby(addresses, key=lambda address: address[0])
+    ]
+    return np.concatenate(parts)
 
 
 def _rows(batch: Batch) -> list[tuple[int, bytes]] | None:

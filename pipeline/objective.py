@@ -64,7 +64,7 @@ class Objective(ABC):
             losses: float32[n], of the n samples of the batch that are not padding.
             outputs: float32[B, ...], what the model gave for all rows.
         """
-        outputs = model(*(self._field(batch, name) for name in self.inputs)).float()
+        outputs = model(*[self._field(batch, name) for name in self.inputs]).float()
         # Also under autocast: the loss is cheap, and a sum in 16 bits is not worth having.
         device = outputs.device.type
         mixed = torch.is_autocast_enabled(device)
@@ -166,13 +166,22 @@ class Regression(Objective):
         return outputs.reshape(self.targets(batch).shape)
 
     def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        target = self.targets(batch)
+        if self._plain and outputs.ndim == 1 and outputs.shape == target.shape:
+            losses: Tensor = self.loss(outputs, target.float())  # views would cost more than it
+            return losses
         target = self._statistics(batch)
         outputs = outputs.reshape(len(outputs), -1)
         if outputs.shape != target.shape:  # which the loss would broadcast, with a warning at most
             raise ConfigError(f"the model gives {outputs.shape[1]} numbers a sample, but "
                               f"{self.target!r} has {target.shape[1]}")  # fmt: skip
-        losses: Tensor = self.loss(outputs, target)
+        losses = self.loss(outputs, target)
         return losses.squeeze(1) if losses.shape[1] == 1 else losses.mean(1)
+
+    @property
+    def _plain(self) -> bool:
+        """Whether the loss sees the targets as they are."""
+        return type(self)._statistics is Regression._statistics
 
     def _statistics(self, batch: Batch) -> Tensor:
         target = self.targets(batch)
@@ -277,5 +286,6 @@ class Constant(nn.Module):
 
 def _valid(rows: Tensor, batch: Batch) -> Tensor:
     """The rows that are not padding."""
-    mask = batch.valid_mask(rows.device)
-    return rows if mask is None else rows[mask]
+    if batch.valid is None:
+        return rows
+    return rows[batch.valid_mask(rows.device)]

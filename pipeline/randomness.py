@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Protocol
@@ -61,10 +61,23 @@ def _of_text(text: str) -> int:
 
 def hash64(*parts: int | str) -> int:
     """Fold `parts` into a key in [0, 2^64); stable across processes, machines and versions."""
-    state = len(parts)
+    return hash64_on(len(parts), *parts)
+
+
+def hash64_on(state: int, *parts: int | str) -> int:
+    """Fold more parts into what was folded before: `hash64(a, b)` is `hash64_on(2, a, b)`, and
+    `hash64_on(hash64_on(2, a), b)`, for those who fold the same beginning again and again.
+    """
     for part in parts:
         state = _mix(state + _GOLDEN + _mix(_as_int(part) + _GOLDEN))
     return state
+
+
+def hash64_last(first: Sequence[int | str], last: npt.ArrayLike) -> KeyArray:
+    """`hash64(*first, part)` for each part of `last`, int64[n]: uint64[n]."""
+    state = hash64_on(len(first) + 1, *first)
+    ends = _mix_array(np.array(last).astype(np.uint64) + np.uint64(_GOLDEN))
+    return _mix_array(ends + np.uint64((state + _GOLDEN) & _MASK))
 
 
 def hash64_array(key: int, counters: npt.ArrayLike) -> KeyArray:
