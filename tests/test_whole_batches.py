@@ -1,5 +1,9 @@
 """Batches that are made at once are those that are made sample by sample, to the bit."""
 
+import os
+import signal
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -23,8 +27,9 @@ from pipeline.loader import Loader, LoaderOptions
 from pipeline.packs.packing import pack
 from pipeline.packs.recipe import Recipe
 from pipeline.plan import Plan
-from pipeline.samplers import Random
+from pipeline.samplers import Random, Sequential
 from pipeline.transforms import Compose
+from pipeline.workers.worker import Worker
 
 pytestmark = pytest.mark.skipif(native.jpeg() is None, reason="the native decoder was not built")
 
@@ -268,3 +273,43 @@ def test_threads_lend_hands_for_the_first_batch_of_an_epoch(root, monkeypatch):
             assert len(list(loader.epoch(epoch))) == 3
             counts = [count for count, rows in lent if rows == 8]  # the others try out two samples
             assert sorted(counts) == [1, 1, 16]
+
+
+def test_a_worker_that_dies_in_c_is_reported_with_its_file(tmp_path, caplog, monkeypatch):
+    small = np.random.default_rng(0).integers(0, 256, (60, 60, 3), np.uint8)
+    (tmp_path / "a").mkdir()
+    for number in range(8):
+        # One takes so long that a kill meets it: a progressive file is decoded whole.
+        side = (3500, 3500) if number == 5 else (60, 60)
+        image = Image.fromarray(small).resize(side, Image.Resampling.NEAREST)
+        image.save(tmp_path / "a" / f"{number}.jpg", progressive=number == 5, quality=95)
+    dataset = ImageFolder(str(tmp_path), "train", val_fraction=0.0, lazy=True)
+    work = fetch(dataset, DecodeResize(64, reduce=False))
+    killed, workers, made = threading.Event(), [], Worker.__init__
+    monkeypatch.setattr(
+        Worker,
+        "__init__",
+        lambda self, *given, **more: made(workers.append(self) or self, *given, **more),
+    )
+
+    def kill():
+        while not killed.wait(0.002):
+            if workers and workers[0].sight[2:] == (5, board.TRANSFORM):
+                os.kill(workers[0].process.pid, signal.SIGKILL)
+                killed.set()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        plan = Plan(Sequential(8), 8)
+        with Loader(plan, work, LoaderOptions("process", 1)) as loader:
+            (batch,) = loader.epoch(0)
+    finally:
+        was_killed = killed.is_set()
+        killed.set()
+        killer.join()
+    assert was_killed
+    assert torch.equal(batch["image"], work(plan.request(0, 0))["image"])
+    (said,) = [one.getMessage() for one in caplog.records if "SIGKILL" in one.getMessage()]
+    assert "at stage 'transform' of epoch 0, step 0, sample 5 (" in said
+    assert "5.jpg), 6 of 8" in said
