@@ -33,13 +33,16 @@ MAIN = LoaderOptions("process", 0)
 
 
 def started(*arguments):
-    """`python -m tests.packs ...`, when it has begun to pack."""
+    """`python -m tests.packs ...`, when it has begun to pack.
+
+    Unbuffered, since a buffer that read on would keep the next line from `communicate`.
+    """
     command = [sys.executable, "-m", "tests.packs", *map(str, arguments)]
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
         start_new_session=True,
     )  # fmt: skip
-    assert process.stdout.readline() == "packing\n"
+    assert process.stdout.readline() == b"packing\n"
     return process
 
 
@@ -85,7 +88,7 @@ def test_of_two_writers_the_second_uses_what_the_first_made(tmp_path):
     writers = [started("slow", 150, tmp_path) for _ in range(2)]
     results = [writer.communicate(timeout=120) for writer in writers]
     assert [writer.returncode for writer in writers] == [0, 0], results
-    places = {out.splitlines()[0] for out, _ in results}
+    places = {out.decode().splitlines()[0] for out, _ in results}
     assert len(places) == 1
     written = [path for path in (tmp_path / "packed").iterdir() if path.name[0] != "."]
     assert [str(path) for path in written] == list(places)
@@ -121,7 +124,7 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path):
     process = started("large", 600, tmp_path)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    place, grown = out.splitlines()
+    place, grown = out.decode().splitlines()
     assert (Path(place) / "image.npy").stat().st_size > 600 << 20
     assert int(grown) < 150 << 10  # KiB
 

@@ -46,15 +46,15 @@ def test_it_can_be_used_again():
 def run(code, *signals, pause=0.3):
     """Run Python code that prints a line when it is ready, and send it signals."""
     child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, text=True,
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, bufsize=0,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    assert child.stdout.readline()
+    assert child.stdout.readline()  # unbuffered: a buffer would keep more than this line
     for number in signals:
         child.send_signal(number)
         time.sleep(pause)
     out, err = child.communicate(timeout=30)
-    return child.returncode, out, err
+    return child.returncode, out.decode(), err.decode()
 
 
 STUCK = """
