@@ -26,7 +26,7 @@ from pipeline.packs.recipe import Recipe
 from pipeline.workers.backends import LoaderOptions
 from pipeline.world import World
 from tests.face_folder import write_faces
-from tests.packs import Changing, Drawing, Everything, Slow, write_images
+from tests.packs import Changing, Drawing, Everything, Large, write_images
 from tests.program import ROOT, run
 
 MAIN = LoaderOptions("process", 0)
@@ -96,16 +96,16 @@ def test_of_two_writers_the_second_uses_what_the_first_made(tmp_path):
 
 
 def test_after_sigkill_packing_begins_anew_and_clears_up(tmp_path):
-    writer = started("slow", 400, tmp_path)
+    writer = started("large", 4000, tmp_path)
     wait_for(lambda: (tmp_path / "packed").is_dir() and hidden(tmp_path))
-    wait_for(lambda: any(path.stat().st_size > 2000 for path in hidden(tmp_path)[0].iterdir()))
+    wait_for(lambda: any(path.stat().st_size > 10 << 20 for path in hidden(tmp_path)[0].iterdir()))
     os.killpg(writer.pid, signal.SIGKILL)
     writer.communicate()
     assert hidden(tmp_path)
     assert not [path for path in (tmp_path / "packed").iterdir() if path.name[0] != "."]
-    folder = pack(Slow(400), "train", Recipe(), tmp_path, options=LoaderOptions("thread", 8))
+    folder = pack(Large(4), "train", Recipe(), tmp_path, options=MAIN)  # of the same name
     assert hidden(tmp_path) == []
-    assert len(Packed(str(folder))) == 400
+    assert len(Packed(str(folder))) == 4
 
 
 def test_a_later_pack_clears_up_after_a_killed_one_but_not_after_one_that_lives(tmp_path):

@@ -16,56 +16,22 @@ from __future__ import annotations
 import json
 import os
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import DataError
 from pipeline.packs.fields import Column, Field, Numbers, difference
+from pipeline.packs.npy import NpyStream
 
 VERSION = 1
 RECORD = "pack.json"
 _KIND = "penstock pack"
-_HEADER = 256  # bytes; room for a shape that is known only at the end
 
 Indices = npt.NDArray[np.int64]
-
-
-class NpyStream:
-    """A `.npy` file that is written row by row.
-
-    Args:
-        path: of the file, which must not be there yet.
-        dtype: of the numbers.
-    """
-
-    def __init__(self, path: Path, dtype: str) -> None:
-        self.dtype = np.dtype(dtype)
-        self._file: BinaryIO = path.open("xb")
-        self._file.write(b"\0" * _HEADER)
-
-    def append(self, numbers: Numbers) -> None:
-        """Add numbers, as their bytes."""
-        if numbers.size:
-            self._file.write(np.ascontiguousarray(numbers).data.cast("B"))
-
-    def finish(self, shape: tuple[int, ...]) -> None:
-        """Write the header and see the file onto the disk."""
-        fields = {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
-        start = np.lib.format.MAGIC_PREFIX + bytes([1, 0]) + struct.pack("<H", _HEADER - 10)
-        self._file.seek(0)
-        self._file.write(start + repr(fields).encode().ljust(_HEADER - 11) + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-
-    def close(self) -> None:
-        """Give the file up as it is."""
-        self._file.close()
 
 
 class _FieldStreams:

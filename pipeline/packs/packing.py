@@ -189,7 +189,7 @@ def _make(
         }
         began = time.perf_counter()
         with Loader(
-            Plan(Sequential(len(dataset)), size), fetch, _readers(options, recipe), World()
+            Plan(Sequential(len(dataset)), size), fetch, _readers(options, recipe, dataset), World()
         ) as read:
             _write(read, hidden, record, _shown(progress, split, len(dataset)))
         _take_place(hidden, place)
@@ -204,12 +204,13 @@ def _versions(recipe: Recipe) -> dict[str, str]:
     return found | ({"jpeg": native.jpeg().library} if recipe.decoder == "native" else {})
 
 
-def _readers(options: LoaderOptions, recipe: Recipe) -> LoaderOptions:
+def _readers(options: LoaderOptions, recipe: Recipe, dataset: Any) -> LoaderOptions:
     """Who reads: the run's own workers; others where it has none, since it is once."""
     options = replace(options, pin_memory=False, in_order=True, persistent_workers=False)
     if options.backend != "main" and options.num_workers:
         return options
-    backend: Backend = "thread" if recipe.decoder == "native" else "process"
+    native_code = recipe.decoder == "native" or getattr(dataset, "reader", None) == "torchvision"
+    backend: Backend = "thread" if native_code else "process"
     return LoaderOptions(backend, usable_cpus()) if usable_cpus() > 1 else LoaderOptions()
 
 

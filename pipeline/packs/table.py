@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.packs.folder import NpyStream, Pack
+from pipeline.packs.folder import Pack
+from pipeline.packs.npy import NpyStream
 
 if TYPE_CHECKING:
     import pandas as pd
