@@ -61,7 +61,7 @@ class Options:
     precision: Precision = "fp32"
     compile: bool = False
     channels_last: bool = False
-    log_every: int = 20
+    log_every: int = 50
     val_every: int = 1
     schedule: Literal["step", "epoch"] = "step"
     monitor: str = "loss"
