@@ -29,7 +29,7 @@ from pipeline.image_decoding import decode_step, fused
 from pipeline.loader import Loader
 from pipeline.loader_options import Backend
 from pipeline.making import Lazy, make
-from pipeline.packs.packing import pack
+from pipeline.packs.packing import backend_for, pack
 from pipeline.packs.recipe import Recipe
 from pipeline.packs.squares import fits
 from pipeline.plan import Plan
@@ -108,9 +108,9 @@ class Parts:
         elif squares is not None and getattr(dataset, "lazy", False):
             dataset = self._unpacked(split, lazy=False)
         # "auto" would look at the transform, which may need this very dataset's statistics.
-        backend = self.config.loader.backend
-        if recipe is squares or backend == "auto":
-            backend = "thread" if recipe is squares else "process"
+        backend, suited = self.config.loader.backend, backend_for(dataset, recipe)
+        if suited == "thread" or backend == "auto":
+            backend = suited
         return pack(
             dataset, split, recipe, self.config.cache_dir, given.out,
             self._options(split, backend), self.config.trainer.progress,

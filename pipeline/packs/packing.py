@@ -209,9 +209,14 @@ def _readers(options: LoaderOptions, recipe: Recipe, dataset: Any) -> LoaderOpti
     options = replace(options, pin_memory=False, in_order=True, persistent_workers=False)
     if options.backend != "main" and options.num_workers:
         return options
-    native_code = recipe.decoder == "native" or getattr(dataset, "reader", None) == "torchvision"
-    backend: Backend = "thread" if native_code else "process"
+    backend = backend_for(dataset, recipe)
     return LoaderOptions(backend, usable_cpus()) if usable_cpus() > 1 else LoaderOptions()
+
+
+def backend_for(dataset: Any, recipe: Recipe) -> Backend:
+    """Threads where decoders work that hold no lock of Python, since processes copy pixels."""
+    unlocked = recipe.decoder == "native" or getattr(dataset, "reader", None) == "torchvision"
+    return "thread" if unlocked else "process"
 
 
 def _write(
