@@ -25,7 +25,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 Shape = tuple[int, ...]
-_MOST_IDLE = 16  # pieces of memory of one size that wait to be used again; never more than were used
+_MOST_IDLE = 16  # pieces of memory of one size that wait; no more than were in use at once
 _MOST_SIZES = 4
 _LINE = 64  # bytes
 
