@@ -10,7 +10,6 @@ import pytest
 from tests.program import ROOT
 from tests.ranks import CASES, LEG_STEPS, LEGS, LENGTHS, ORDER_OF_WORLDS, SIZES
 
-pytestmark = pytest.mark.xdist_group("ranks")  # or each process would start them again
 MANY = [size for size in ORDER_OF_WORLDS if size > 1]
 
 

@@ -15,7 +15,6 @@ from pipeline.saving import checkpoint
 from pipeline.saving.checkpoint import CheckpointError, Checkpoints
 from tests.shards import network, state_of, step
 
-pytestmark = pytest.mark.xdist_group("shards")  # or each process would start the ranks again
 ROOT = Path(__file__).parent.parent
 
 

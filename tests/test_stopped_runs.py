@@ -18,7 +18,6 @@ SMALL = (
     "trainer.log_every=5", "trainer.checkpoint.every_steps=7", "trainer.baseline=false",
     "trainer.pictures=false", "tracker=none", "trainer.ledger=true", "loader.num_workers=1",
 )  # fmt: skip
-pytestmark = pytest.mark.xdist_group("stopped")  # or each process would make `undisturbed`
 
 
 def start(folder, *more, ranks=0):
