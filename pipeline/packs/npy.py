@@ -1,7 +1,8 @@
 """A `.npy` file that is written as its rows come, past the system's cache where it is large.
 
-Pages of the cache cost more than the device here: 196 KB of pixels took 0.25 ms of CPU time through
-it and 0.03 past it (docs/benchmarks.md), and what others keep there stays. Memory: 4 MiB a file.
+Pages of the cache cost more than the device: a picture of 196 KB took a third of a millisecond of
+CPU time through it, and past it no more than not to be written at all (docs/benchmarks.md). And
+what others keep there stays. Memory: 4 MiB a file.
 """
 
 from __future__ import annotations
