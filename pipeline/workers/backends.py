@@ -36,8 +36,7 @@ class LoaderOptions:
     Attributes:
         backend: "main", "process" or "thread"; with no workers it is "main".
         num_workers: processes or threads, per rank.
-        prefetch_factor: batches each worker is ahead, of threads with the one that the consumer is
-            at; None is torch's 2.
+        prefetch_factor: batches each worker is ahead; None is torch's 2.
         timeout: seconds without a sign of life from a worker (a sample begun, a stage) after which
             it hangs; None is DEFAULT_TIMEOUT, 0 waits for ever, for debuggers.
         max_deaths: of worker processes at one address, after which the run stops.

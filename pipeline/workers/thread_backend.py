@@ -49,9 +49,7 @@ class ThreadBackend:
     def __init__(self, fetch: Fetch, options: LoaderOptions) -> None:
         self._fetch = fetch
         self._options = options
-        workers, prefetch = options.num_workers, options.prefetch_factor or 2
-        # The batch that the consumer is at is one of them: all lie in this process's memory.
-        self._window = max(workers * prefetch - 1, workers + 1)
+        self._window = options.num_workers * (options.prefetch_factor or 2)
         self._probed = False
 
     @contextmanager
