@@ -215,6 +215,7 @@ class Decode:
         if self._normal is None:
             np.copyto(target, pixels)
             return
+        pixels = np.ascontiguousarray(pixels)  # bytes are quicker to turn round than numbers
         for channel, scale, bias in zip(range(3), *self._normal, strict=True):
             np.multiply(pixels[channel], np.float32(scale), out=target[channel])
             target[channel] += np.float32(bias)

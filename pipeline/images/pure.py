@@ -7,6 +7,7 @@ decode at 1/2, 1/4 or 1/8. Cost: see docs/benchmarks.md.
 from __future__ import annotations
 
 import io
+import math
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from pipeline.images.jpeg_header import JpegHeader
 
 Pixels = npt.NDArray[Any]
 Sides = tuple[int, int]  # height and width
+
+_MOST_ROWS_AT_ONCE = 16  # that JPEG codes together
+_UNKNOWN = (bytes(4), b"\x80\x80\x80\xff")  # of a pixel: not written, written without codes
 
 
 def decode(
@@ -70,12 +74,37 @@ def _with_pillow(
     from PIL.JpegImagePlugin import JpegImageFile
 
     with JpegImageFile(io.BytesIO(content)) as image:
+        image.decodermaxblock = len(content)  # all of it at once, with no copies of its parts
         if wanted > 1:
             image.draft(None, (image.width // wanted, image.height // wanted))
         divisor = image.decoderconfig[0] if image.decoderconfig else 1
+        turned = header.orientation != 1
+        _load(image, image.height if turned else math.ceil(crop.bottom / divisor))
+        upright = ImageOps.exif_transpose(image) if turned else image
+        # To convert RGB to RGB would copy all of it.
+        coloured = upright if upright.mode == "RGB" else upright.convert("RGB")
+        return _resized(coloured, crop, size, divisor)
+
+
+def _load(image: Any, rows: int) -> None:
+    """Decode the topmost rows, and little more than that of a picture in colour.
+
+    libjpeg complains of a picture that it was not let finish, and Pillow raises that when the rows
+    are there. It raises the same for broken ones. What tells them apart is the last pixel: its
+    fourth byte, of no use otherwise, is 0 until it is written, and where codes ended before it all
+    of it is grey. A sound picture that is grey there is taken for a broken one.
+    """
+    rows = (rows // _MOST_ROWS_AT_ONCE + 1) * _MOST_ROWS_AT_ONCE
+    if image.mode != "RGB" or rows >= image.height:
         image.load()
-        upright = image if header.orientation == 1 else ImageOps.exif_transpose(image)
-        return _resized(upright.convert("RGB"), crop, size, divisor)
+        return
+    image.tile = [tile._replace(extents=(0, 0, image.width, rows)) for tile in image.tile]
+    try:
+        image.load()
+    except OSError:
+        corner = image.crop((image.width - 1, rows - 1, image.width, rows))
+        if corner.tobytes("raw", "RGBX") in _UNKNOWN:
+            raise
 
 
 def _resized(image: Any, crop: Crop, size: Sides, divisor: int = 1) -> Pixels:
