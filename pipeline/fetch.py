@@ -214,12 +214,13 @@ class Fetch:
         samples: list[Any] = []
         bad: dict[int, BadSampleError] = {}
         begin = begin_sample if self._keyed else draws.seed
+        here = board.here()
         for place, key in enumerate(keys):
             begin(key)
             try:
-                board.at(place, board.READ)
+                here[board.PLACE], here[board.STAGE] = place, board.READ
                 sample = share.read(place)
-                board.at(place, board.TRANSFORM)
+                here[board.STAGE] = board.TRANSFORM
                 if not self._many:  # it was read before
                     clock.lap("read")
                 samples.append(share.transformed(sample, place))

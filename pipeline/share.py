@@ -76,6 +76,7 @@ class Share:
         draws: Draws = GLOBAL,
     ) -> None:
         self.request = request
+        self._asked: list[int] = request.indices.tolist()
         self._rows = rows
         self._dataset = dataset
         self._transform = transform
@@ -93,7 +94,7 @@ class Share:
             DataError, SampleError: it ends the run.
         """
         if self._early is None:
-            return self._read(int(self.request.indices[place]), place)
+            return self._read(self._asked[place], place)
         if isinstance(self._early[place], BadSampleError):
             raise self._early[place]
         return self._early[place]
@@ -148,12 +149,11 @@ class Share:
 
     def _read_many(self) -> list[Any]:
         """The samples, read at once; in the place of each bad one a BadSampleError."""
-        indices = self.request.indices.tolist()
-        if self._bad.known and not self._bad.known.keys().isdisjoint(indices):
+        if self._bad.known and not self._bad.known.keys().isdisjoint(self._asked):
             return self._one_by_one()
         before = self._draws.save()
         try:
-            samples = list(self._rows.__getitems__(indices))
+            samples = list(self._rows.__getitems__(list(self._asked)))
         except Exception as error:
             samples = self._one_by_one()
             if not any(isinstance(sample, BadSampleError) for sample in samples):
@@ -169,7 +169,7 @@ class Share:
     def _one_by_one(self) -> list[Any]:
         """What could not be read at once; a row that ends the run does so here."""
         samples: list[Any] = []
-        for place, row in enumerate(self.request.indices.tolist()):
+        for place, row in enumerate(self._asked):
             try:
                 samples.append(self._read(row, place))
             except BadSampleError as error:
@@ -182,11 +182,11 @@ class Share:
         """What to raise for a row that failed: that it is to be left out, or the run's end."""
         if self._bad.on_error != "raise" and not never_left_out and is_bad(error, stage):
             return BadSampleError(in_one_line(error))
-        path = path_of(self._dataset, int(self.request.indices[place]))
+        path = path_of(self._dataset, self._asked[place])
         return explained(error, stage, self.request, place, path, self._bad.on_error)
 
     def _left_out(self, place: int, error: BadSampleError) -> LeftOut:
-        row, position = int(self.request.indices[place]), int(self.request.positions[place])
+        row, position = self._asked[place], int(self.request.positions[place])
         return LeftOut(row, position, *self.request.address, path_of(self._dataset, row),
                        error.cause, self._bad.action, error.known)  # fmt: skip
 
