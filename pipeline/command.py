@@ -29,7 +29,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from pipeline import tasks, world
-from pipeline.checks import contradictions, preflight, trust
+from pipeline.checks import preflight, trust
 from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain
 from pipeline.config import Config
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
@@ -131,6 +131,8 @@ def _accepted(composed: DictConfig, folder: Path | None = None) -> Config:
 
 
 def _run(config: Config) -> float | None:
+    from pipeline.checks import contradictions  # imports torch, which `--help` does without
+
     if world.launched_rank()[0] == 0:
         for notice in contradictions.notices(config):
             print(notice, file=sys.stderr)

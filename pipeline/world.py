@@ -1,7 +1,8 @@
 """Where this process stands among the others: rank, world size, device.
 
 The only file that reads the launcher's environment variables and asks torch for accelerators. What
-the processes say to each other goes through `pipeline.ranks.group`.
+the processes say to each other goes through `pipeline.ranks.group`. torch is imported when it is
+asked: that takes 2 s, and `--help` does without.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from pipeline.errors import ConfigError, Problem
 
@@ -76,7 +75,7 @@ def resolve_device(device: str, local_rank: int = 0) -> str:
     """`auto` is this rank's accelerator where there is one, the CPU otherwise."""
     if device == "cpu":
         return device
-    if torch.cuda.is_available():
+    if has_accelerator():
         return f"cuda:{local_rank}"
     if device == "cuda":
         raise ConfigError(
@@ -88,7 +87,9 @@ def resolve_device(device: str, local_rank: int = 0) -> str:
 
 def default_processes() -> int:
     """Ranks that fill this machine, as with torchrun: one a GPU, or one a core without any."""
-    return torch.cuda.device_count() or usable_cpus()
+    from torch import cuda
+
+    return cuda.device_count() or usable_cpus()
 
 
 def usable_cpus() -> int:
@@ -109,8 +110,10 @@ def _quota(path: Path) -> int:
 
 
 def has_accelerator() -> bool:
-    """Whether pinned memory would be of any use here."""
-    return torch.cuda.is_available()
+    """Whether torch finds a GPU here; without one, pinned memory is of no use."""
+    from torch import cuda
+
+    return cuda.is_available()
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:

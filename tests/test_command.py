@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,23 @@ def test_help_names_parts_examples_and_exit_codes(here, capsys):
     assert "sampler: bucket, identity, random" in out
     assert "--trust mypackage --config-dir" in out
     assert "2 configuration, 3 data" in out
+
+
+def test_looking_does_not_wait_for_torch(here):
+    script = """
+        import runpy, sys
+        sys.argv[1:] = ["--cfg", "job"]
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        finally:
+            assert "hydra" in sys.modules and not {"torch", "numpy"} & set(sys.modules)
+    """
+    script = f"import sys; sys.argv = [{str(ROOT / 'run.py')!r}]\n" + textwrap.dedent(script)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "seed:" in done.stdout
 
 
 @pytest.mark.parametrize("flag", ["--help", "--hydra-help", "--cfg=all", "--info=config"])

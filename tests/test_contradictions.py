@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 
 import pipeline
 from pipeline import world
@@ -189,7 +190,7 @@ def test_a_sampler_that_would_share_out_twice():
 
 
 def test_devices_and_precisions(monkeypatch):
-    monkeypatch.setattr(world.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "torch finds no CUDA" in only("trainer.device", "trainer.device=cuda", own=False)
     fp16 = only("trainer.precision", "trainer.precision=fp16", own=False)
     assert "needs an accelerator" in fp16

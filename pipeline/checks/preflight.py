@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline import config as schema
-from pipeline.checks import contradictions, nodes, trust
+from pipeline.checks import nodes, trust
 from pipeline.checks.composition import Composed, Composer, search_path_problems
 from pipeline.config import Config
 from pipeline.errors import ConfigError, Problem
@@ -27,6 +27,8 @@ MOST_JOBS = 200  # of a sweep are looked at beforehand; every job is looked at w
 
 def examine(container: Mapping[str, Any]) -> tuple[Config, list[Problem]]:
     """The typed configuration of a plain, resolved dict, and all that is wrong with it."""
+    from pipeline.checks import contradictions  # imports torch, which `look` does without
+
     config, problems = schema.check(container)
     wrong = bool(problems)
     found = {}

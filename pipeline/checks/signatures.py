@@ -17,8 +17,6 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Literal, Union, get_args, get_origin
 
-from torch import Tensor
-
 from pipeline.config import not_allowed, unknown_key
 from pipeline.errors import Problem
 
@@ -183,6 +181,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
+_TENSOR = ("torch", "Tensor")  # by name: `--help` does not wait for torch
 _PLAIN = (int, float, bool, str, types.NoneType)
 
 
@@ -199,8 +198,8 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, (list, tuple)) or _is_node(value)
     if origin in (dict, Mapping):
         return isinstance(value, Mapping)
-    if hint is Tensor:  # which a configuration cannot write down
-        return _is_node(value)
+    if (getattr(hint, "__module__", ""), getattr(hint, "__qualname__", "")) == _TENSOR:
+        return _is_node(value)  # a configuration cannot write it down
     return True
 
 
