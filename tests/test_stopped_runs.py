@@ -137,6 +137,7 @@ def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path, capsys):
     process = start(folder)
     try:
         wait_for_steps(folder, 5, process)
+        process.send_signal(signal.SIGSTOP)  # or it could be done before it is looked at
         found = run(capsys, *SMALL, f"run_dir={folder}", "resume=auto")
         assert found.code == 2
         assert f"process {process.pid} on" in found.err
