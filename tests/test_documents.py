@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.program import ROOT
+from tests.program import ROOT, run
 
 
 def blocks(page, language):
@@ -94,13 +94,11 @@ def test_the_table_of_streams():
     assert done.stdout == expected, done.stderr
 
 
-def test_untrusted_code_is_refused(birds):
-    words = f"{sys.executable} {ROOT / 'run.py'} --config-dir birds/conf dataset=birds"
-    done = subprocess.run(
-        [*words.split(), "dataset.root=recordings", "task=digest"],
-        cwd=birds, env={**os.environ, "PYTHONPATH": "."},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert re.search(r"dataset\._target_.*birds.*--trust birds", done.stderr)
-    assert done.stdout == ""
+def test_untrusted_code_is_refused(birds, monkeypatch, capsys):
+    monkeypatch.chdir(birds)
+    monkeypatch.syspath_prepend(birds)
+    done = run(capsys, "--config-dir", "birds/conf", "dataset=birds", "dataset.root=recordings",
+               "task=digest")  # fmt: skip
+    assert done.code == 2
+    assert re.search(r"dataset\._target_.*birds.*--trust birds", done.err)
+    assert done.out == ""
