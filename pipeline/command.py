@@ -17,11 +17,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
 import hydra
+from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -72,15 +73,18 @@ def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) ->
     if args.multirun and world.is_launched():
         raise ConfigError("a sweep starts the ranks of each of its jobs itself; run it with python "
                           "run.py -m, and not under torchrun")  # fmt: skip
+    single = False
     if not args.shell_completion:
         # What was checked is what runs, wherever hydra would think the folder lies.
-        options = [*options, "--config-path", _checked(args).path]
-    with _argv([*options, *overrides]):
+        composer, single = _checked(args)
+        options = [*options, "--config-path", composer.path]
+    with _argv([*options, *overrides]), _no_sweep() if single else nullcontext():
         entry()
     return 0
 
 
-def _checked(args: argparse.Namespace) -> Composer:
+def _checked(args: argparse.Namespace) -> tuple[Composer, bool]:
+    """What composed the configuration, and whether it is a single run's."""
     try:
         return _preflight(args)
     except ConfigError as error:
@@ -89,13 +93,12 @@ def _checked(args: argparse.Namespace) -> Composer:
         raise
 
 
-def _preflight(args: argparse.Namespace) -> Composer:
+def _preflight(args: argparse.Namespace) -> tuple[Composer, bool]:
     composer = Composer(args.config_path, args.config_name, args.config_dir)
     if args.help or args.hydra_help or args.cfg or args.info is not None:
         preflight.look(composer, args.overrides)
-    else:
-        preflight.run(composer, args.overrides, args.multirun)
-    return composer
+        return composer, False
+    return composer, preflight.run(composer, args.overrides, args.multirun) is not None
 
 
 def _entry() -> Callable[[], Any]:
@@ -255,6 +258,17 @@ def _argv(words: list[str]) -> Iterator[None]:
     finally:
         sys.argv = kept
         GlobalHydra.instance().clear()
+
+
+@contextmanager
+def _no_sweep() -> Iterator[None]:
+    """Spare hydra a composition (0.1 s) from which it would learn what preflight knows already."""
+    asks = Hydra.get_mode
+    Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Hydra.get_mode = asks  # type: ignore[method-assign]
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
