@@ -36,9 +36,15 @@ WORLDS = (1, 2, 4, 3)
 
 
 def network():
-    """Shapes that no number of ranks divides, a weight that is used twice, and a buffer."""
+    """Shapes that no number of ranks divides, a weight that is used twice, and a buffer.
+
+    No bias before the batch norm, which takes it away again: of a gradient that is nothing but
+    rounding, AdamW makes full steps.
+    """
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 7), nn.Linear(7, 1))
+    model = nn.Sequential(
+        nn.Linear(5, 3, bias=False), nn.BatchNorm1d(3), nn.Linear(3, 7), nn.Linear(7, 1)
+    )
     model[1].running_mean += 0.5
     return model
 
