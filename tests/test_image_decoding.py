@@ -255,6 +255,23 @@ def test_what_lies_below_the_crop_is_not_decoded(tmp_path, decoder):
         decoded(below, damaged)
 
 
+@pytest.mark.parametrize("reduce", [True, False])
+@pytest.mark.parametrize("inside", [True, False])
+def test_all_rows_that_count_are_decoded(tmp_path, inside, reduce):
+    """Large steps, so that what is resized reaches far; beside the crop it counts if not inside."""
+    path = saved(tmp_path / "a.jpg", size=(640, 640), quality=95)
+    with Image.open(path) as image:
+        whole = image.convert("RGB")
+    for bottom in (300, 304, 320, 335):
+        box = (0, bottom - 256, 256, bottom)
+        source = whole.crop(box) if inside else whole
+        region = None if inside else box
+        expected = source.resize((8, 8), Image.Resampling.BILINEAR, box=region)
+        found = decoded(At(Crop(*box, inside=inside), (8, 8), "pure", reduce), path)
+        difference = found.permute(1, 2, 0).numpy().astype(int) - np.asarray(expected)
+        assert np.abs(difference).max() <= (6 if reduce else 1), bottom
+
+
 def test_a_header_that_promises_too_much_is_refused(tmp_path):
     path = saved(tmp_path / "a.jpg")
     content = bytearray(path.read_bytes())

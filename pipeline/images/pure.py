@@ -78,9 +78,11 @@ def _with_pillow(
         if wanted > 1:
             image.draft(None, (image.width // wanted, image.height // wanted))
         divisor = image.decoderconfig[0] if image.decoderconfig else 1
-        turned = header.orientation != 1
-        _load(image, image.height if turned else math.ceil(crop.bottom / divisor))
-        upright = ImageOps.exif_transpose(image) if turned else image
+        upright: Any = image
+        if header.orientation != 1:
+            upright = ImageOps.exif_transpose(image)
+        elif crop.inside:
+            _load(image, math.ceil(crop.bottom / divisor))
         # To convert RGB to RGB would copy all of it.
         coloured = upright if upright.mode == "RGB" else upright.convert("RGB")
         return _resized(coloured, crop, size, divisor)
