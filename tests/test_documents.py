@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.program import ROOT, run
+from tests.program import ROOT
 
 
 def blocks(page, language):
@@ -40,54 +40,47 @@ def birds(tmp_path):
     return tmp_path
 
 
-def in_folder(folder, monkeypatch):
-    """Stand in a folder whose modules can be imported."""
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(folder)
-    for name in [path.stem for path in folder.iterdir()]:
-        monkeypatch.delitem(sys.modules, name, raising=False)  # one of another test
-
-
-def commands_of(page):
-    """The arguments of every `python run.py` on a page."""
-    for line in "".join(blocks(page, "sh")).splitlines():
-        python, script, *arguments = shlex.split(line)
-        assert (python, script) == ("python", "run.py"), line
-        yield arguments
-
-
-def python(code, folder):
-    """What a program of a page prints, as a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder, env={**os.environ, "PYTHONPATH": f".:{ROOT}", "PENSTOCK_TRUST": "birds"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_the_own_dataset_page(birds, monkeypatch, capsys):
-    in_folder(birds, monkeypatch)
-    digest, fit = (run(capsys, *arguments) for arguments in commands_of("own_dataset.md"))
-    assert digest.code == fit.code == 0, digest.err + fit.err
-    assert digest.out.splitlines()[-1].startswith("total ")
-    assert "accuracy" in fit.out
+def test_the_own_dataset_page(birds):
+    environment = {**os.environ, "PYTHONPATH": "."}
+    (commands,) = blocks("own_dataset.md", "sh")
+    outputs = []
+    for line in commands.splitlines():
+        words = shlex.split(line.replace("python run.py", f"{sys.executable} {ROOT / 'run.py'}"))
+        done = subprocess.run(
+            words, cwd=birds, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert outputs[0].splitlines()[-1].startswith("total ")
+    assert "accuracy" in outputs[1]
     *_, notebook, alone = blocks("own_dataset.md", "python")
-    shown = python(notebook + "print(sorted(batch))", birds)
-    assert shown == "['label', 'sequence', 'sequence_lengths']\n"
-    assert python(alone, birds).splitlines()[-1].startswith("(0, 2) ")
+    environment |= {"PYTHONPATH": f".:{ROOT}", "PENSTOCK_TRUST": "birds"}
+    for code in (notebook + "print(sorted(batch))", alone):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=birds, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert outputs[2] == "['label', 'sequence', 'sequence_lengths']\n"
+    assert outputs[3].splitlines()[-1].startswith("(0, 2) ")
 
 
-def test_the_transforms_page(tmp_path, monkeypatch, capsys):
+def test_the_transforms_page(tmp_path):
     write_files("transforms.md", tmp_path)
-    in_folder(tmp_path, monkeypatch)
     shown, _ = blocks("transforms.md", "python")
-    assert python(shown, tmp_path).splitlines()[0] == "torch.Size([3]) torch.Size([3, 4])"
-    (arguments,) = commands_of("transforms.md")
-    done = run(capsys, *arguments, "dataset.count=80")
-    assert done.code == 0, done.err
-    assert len(done.out.splitlines()) == 3
+    (command,) = blocks("transforms.md", "sh")
+    program = shlex.split(command.replace("python run.py", f"{sys.executable} {ROOT / 'run.py'}"))
+    outputs = []
+    for words in ([sys.executable, "-c", shown], [*program, "dataset.count=80"]):
+        done = subprocess.run(
+            words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": f".:{ROOT}"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout.splitlines())
+    assert outputs[0][0] == "torch.Size([3]) torch.Size([3, 4])"
+    assert len(outputs[1]) == 3
 
 
 def test_the_table_of_streams():
@@ -101,10 +94,13 @@ def test_the_table_of_streams():
     assert done.stdout == expected, done.stderr
 
 
-def test_untrusted_code_is_refused(birds, monkeypatch, capsys):
-    in_folder(birds, monkeypatch)
-    done = run(capsys, "--config-dir", "birds/conf", "dataset=birds", "dataset.root=recordings",
-               "task=digest")  # fmt: skip
-    assert done.code == 2
-    assert re.search(r"dataset\._target_.*birds.*--trust birds", done.err)
-    assert done.out == ""
+def test_untrusted_code_is_refused(birds):
+    words = f"{sys.executable} {ROOT / 'run.py'} --config-dir birds/conf dataset=birds"
+    done = subprocess.run(
+        [*words.split(), "dataset.root=recordings", "task=digest"],
+        cwd=birds, env={**os.environ, "PYTHONPATH": "."},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert re.search(r"dataset\._target_.*birds.*--trust birds", done.stderr)
+    assert done.stdout == ""

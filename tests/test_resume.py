@@ -43,21 +43,15 @@ RARE = {
 }  # fmt: skip
 
 
-def every_other_step(name, first):
-    """Odd steps of one case and even ones of the next; `make stress` takes those left out, too."""
-    rare = name in RARE or (list(CASES).index(name) + first) % 2
-    return pytest.param(name, first, marks=[pytest.mark.stress] * bool(rare))
-
-
 @pytest.mark.parametrize(
-    ("name", "first"), [every_other_step(name, first) for name in CASES for first in (1, 2)]
+    "name", [pytest.param(name, marks=[pytest.mark.stress] * (name in RARE)) for name in CASES]
 )
-def test_left_at_every_step(name, first, tmp_path):
+def test_left_at_every_step(name, tmp_path):
     case = CASES[name]
     undisturbed = case.fit(tmp_path / "whole")
     asked = undisturbed[1].asked  # at steps and at the batches of validations
-    for stop in range(first, asked + 1, 2):
-        loading = {} if case.stream == "drawing" else LOADINGS[stop // 2 % len(LOADINGS)]
+    for stop in range(1, asked + 1):
+        loading = {} if case.stream == "drawing" else LOADINGS[stop % len(LOADINGS)]
         same(case.going_on(tmp_path / str(stop), [stop], [{}, loading]), undisturbed)
 
 
