@@ -85,7 +85,7 @@ class Parts:
             key = "dataset" if "dataset" in nodes else f"dataset.{split}"
             if key not in nodes:
                 raise ConfigError(Problem(key, "is missing, and this task reads that split"))
-            supply = {"split": split, "lazy": self._decodes(split)}
+            supply = self._supply(split, self._decodes(split))
             where = self.config.dataset.get("packed")
             if where is None:
                 self._datasets[split] = make(nodes[key], key, supply, nested=True)
@@ -119,7 +119,10 @@ class Parts:
     def _unpacked(self, split: str, lazy: bool) -> Any:
         nodes = dict(datasets(self.config.dataset))
         key = "dataset" if "dataset" in nodes else f"dataset.{split}"
-        return make(nodes[key], key, {"split": split, "lazy": lazy}, nested=True)
+        return make(nodes[key], key, self._supply(split, lazy), nested=True)
+
+    def _supply(self, split: str, lazy: bool) -> dict[str, Any]:
+        return {"split": split, "lazy": lazy, "limits": self.config.limits}
 
     def _decodes(self, split: str) -> bool:
         """Whether a step of a split's transform decodes; known without building any."""

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.errors import ConfigError, Problem
+from pipeline.limits import Limits
 from pipeline.words import choices, describe, members, nearest, not_allowed, show
 
 # Where their readers look for them.
@@ -238,6 +239,7 @@ class Config(Section):
     collate: Node
     loader: Loader
     bad_samples: BadSamples
+    limits: Limits = Limits()
     pack: Packing = Packing()
     tune: Tune = Tune()
     distributed: Distributed

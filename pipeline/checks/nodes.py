@@ -51,7 +51,7 @@ def parts(config: Config) -> list[Part]:
     """Every part of a configuration; those whose section is wrong are left out."""
     sections = vars(config)
     data = datasets(sections.get("dataset"))
-    found = [Part(key, node, ("split", "lazy"), nested=True) for key, node in data]
+    found = [Part(key, node, ("split", "lazy", "limits"), nested=True) for key, node in data]
     for split in ("train", "val"):
         steps = getattr(sections.get("transform"), split, None)
         if steps is not None:
