@@ -190,14 +190,20 @@ def _trusted(
     except ConfigError as error:
         yield from error.problems
         return
-    if importing and kind is not object and not (isinstance(found, type) and issubclass(found, kind)):
+    if (
+        importing
+        and kind is not object
+        and not (isinstance(found, type) and issubclass(found, kind))
+    ):
         yield Problem(key, f"{name} is not {what}")
 
 
 def _plugin(node: Any, key: str, kind: type, typed: Sequence[str]) -> Iterator[Problem]:
     """A launcher or sweeper: a class of an installed plugin, with arguments of its own."""
     if not isinstance(node, Mapping):
-        yield Problem(key, f"got {node!r}, expected a {kind.__name__.lower()} of an installed plugin")
+        yield Problem(
+            key, f"got {node!r}, expected a {kind.__name__.lower()} of an installed plugin"
+        )
         return
     found = Plugins.instance().class_name_to_class.get(str(node.get("_target_")))
     if found is None or not issubclass(found, kind):
@@ -298,9 +304,7 @@ def _logging(section: Any, key: str, importing: bool) -> Iterator[Problem]:
             yield Problem(place, f"got {text}, expected {' | '.join(STREAMS)}")
 
 
-def _made(
-    place: str, name: str, value: Any, key: str, importing: bool
-) -> Iterator[Problem]:
+def _made(place: str, name: str, value: Any, key: str, importing: bool) -> Iterator[Problem]:
     """One entry that names what logging makes, or sets attributes of it (`.`)."""
     room = place.removeprefix(f"{key}.").partition(".")[0]
     depth = len(place.removesuffix(f".{name}").removeprefix(f"{key}.").split("."))
