@@ -51,8 +51,7 @@ def test_a_pickle_in_the_cache_is_not_run(node, form, cached, tmp_path):
     cached(lambda path: torch.save(hostile, path) if form == "zip"
            else path.write_bytes(pickle.dumps(hostile, 2)))  # fmt: skip
     with pytest.raises(ConfigError, match=r"weights: .*\.pth holds more than tensors"):
-        made = make(node, "model")
-        made()
+        make(node, "model")()
     assert not (tmp_path / "canary").exists()
 
 

@@ -9,7 +9,7 @@ With `composition.py`, this is where private names of hydra's are used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 

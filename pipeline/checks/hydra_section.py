@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -79,7 +79,10 @@ def problems(node: DictConfig, given: Sequence[str], importing: bool = False) ->
     if section.get("output_subdir") not in (None, ".hydra"):
         reason = "hydra writes its files there; set it to null, or to .hydra"
         found.append(Problem("hydra.output_subdir", f"got {section['output_subdir']!r}: {reason}"))
-    return list(dict.fromkeys(found))
+    first: dict[str, Problem] = {}
+    for problem in found:
+        first.setdefault(problem.key, problem)
+    return list(first.values())
 
 
 def raw(node: DictConfig) -> dict[str, Any]:
@@ -177,12 +180,11 @@ def _trusted(
     key: str, name: Any, kind: type, known: Sequence[str], importing: bool
 ) -> Iterator[Problem]:
     """What is wrong with a name that has to stand in a package of the person's own."""
-    what = f"a {kind.__module__}.{kind.__name__}" if kind is not object else "trusted"
     if not isinstance(name, str) or not trust.is_trusted(name):
         package = str(name).split(".")[0]
         way = "" if package in trust.NEVER else f". If it is yours: --trust {package}"
-        yield Problem(key, f"{name} is not called: hydra's section may name {', '.join(known)}, or "
-                      f"{what} of a package of your own{way}")  # fmt: skip
+        yield Problem(key, f"{name} is not called: hydra's section may name {', '.join(known)} and "
+                      f"what lies in a package that you trust{way}")  # fmt: skip
         return
     try:
         trust.check_name(name, key)
@@ -190,12 +192,12 @@ def _trusted(
     except ConfigError as error:
         yield from error.problems
         return
-    if (
-        importing
-        and kind is not object
-        and not (isinstance(found, type) and issubclass(found, kind))
-    ):
-        yield Problem(key, f"{name} is not {what}")
+    if importing and kind is not object and not _is_a(found, kind):
+        yield Problem(key, f"{name} is not a subclass of {kind.__module__}.{kind.__name__}")
+
+
+def _is_a(found: Any, kind: type) -> bool:
+    return isinstance(found, type) and issubclass(found, kind)
 
 
 def _plugin(node: Any, key: str, kind: type, typed: Sequence[str]) -> Iterator[Problem]:
@@ -206,7 +208,7 @@ def _plugin(node: Any, key: str, kind: type, typed: Sequence[str]) -> Iterator[P
         )
         return
     found = Plugins.instance().class_name_to_class.get(str(node.get("_target_")))
-    if found is None or not issubclass(found, kind):
+    if not _is_a(found, kind):
         names = [name for name, one in Plugins.instance().class_name_to_class.items()
                  if issubclass(one, kind)]  # fmt: skip
         yield Problem(f"{key}._target_", f"{node.get('_target_')} is not a {kind.__name__.lower()} "

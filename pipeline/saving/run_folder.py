@@ -226,7 +226,7 @@ _ALONE = {
 
 def _git(folder: Path, *arguments: str) -> str:
     program = shutil.which("git")
-    if program is None or not os.path.isabs(program):  # `.` on the PATH may be anybody's
+    if program is None or not Path(program).is_absolute():  # `.` on the PATH may be anybody's
         raise FileNotFoundError("git")
     command = [program, "-C", str(folder), *_settings(_OFF), *arguments]
     environment = {**_ALONE, "PATH": os.environ.get("PATH", os.defpath)}
