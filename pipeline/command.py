@@ -17,12 +17,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 import hydra
-from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -30,7 +29,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from pipeline import tasks, world
-from pipeline.checks import preflight, trust
+from pipeline.checks import hydra_loader, preflight, trust
 from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain
 from pipeline.config import Config
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
@@ -73,12 +72,10 @@ def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) ->
     if args.multirun and world.is_launched():
         raise ConfigError("a sweep starts the ranks of each of its jobs itself; run it with python "
                           "run.py -m, and not under torchrun")  # fmt: skip
-    single = False
-    if not args.shell_completion:
-        # What was checked is what runs, wherever hydra would think the folder lies.
-        composer, single = _checked(args)
-        options = [*options, "--config-path", composer.path]
-    with _argv([*options, *overrides]), _no_sweep() if single else nullcontext():
+    # What was checked is what runs, wherever hydra would think the folder lies.
+    composer, single = _checked(args)
+    options = [*options, "--config-path", composer.path]
+    with _argv([*options, *overrides]), hydra_loader.checked(single):
         entry()
     return 0
 
@@ -95,6 +92,8 @@ def _checked(args: argparse.Namespace) -> tuple[Composer, bool]:
 
 def _preflight(args: argparse.Namespace) -> tuple[Composer, bool]:
     composer = Composer(args.config_path, args.config_name, args.config_dir)
+    if args.shell_completion:  # its overrides are unfinished; the loader looks at them
+        return composer, False
     if args.help or args.hydra_help or args.cfg or args.info is not None:
         preflight.look(composer, args.overrides)
         return composer, False
@@ -173,6 +172,8 @@ def _arguments(config: Config) -> list[str]:
 
 def report(error: BaseException) -> int:
     """Say on stderr what went wrong, and return the exit code for it."""
+    if isinstance(error, SystemExit) and isinstance(error.__cause__, PenstockError):
+        error = error.__cause__  # what hydra would have made a traceback of
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, KeyboardInterrupt):
@@ -258,17 +259,6 @@ def _argv(words: list[str]) -> Iterator[None]:
     finally:
         sys.argv = kept
         GlobalHydra.instance().clear()
-
-
-@contextmanager
-def _no_sweep() -> Iterator[None]:
-    """Spare hydra a composition (0.1 s) from which it would learn what preflight knows already."""
-    asks = Hydra.get_mode
-    Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Hydra.get_mode = asks  # type: ignore[method-assign]
 
 
 class _Stderr(logging.StreamHandler[TextIO]):

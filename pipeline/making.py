@@ -18,6 +18,7 @@ from hydra.utils import instantiate
 from pipeline.checks import trust
 from pipeline.checks.signatures import SPECIAL, arguments
 from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.models import read_weights_as_tensors
 
 Supply = Mapping[str, Any]
 
@@ -95,6 +96,8 @@ def _function(name: str, key: str) -> Any:
         raise ConfigError(Problem(key, f"hydra refuses {name}: {error}")) from error
     if found is not function and found != function:  # bound methods are made anew, but equal
         raise ConfigError(Problem(key, f"{name} changed between its check and its call"))
+    if name.startswith("torchvision.models."):
+        read_weights_as_tensors()
     return function
 
 

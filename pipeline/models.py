@@ -7,7 +7,11 @@ a configuration leaves them out.
 from __future__ import annotations
 
 import difflib
+import pickle
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
 
 import torch
 from torch import Tensor, nn
@@ -223,6 +227,29 @@ class AudioNet(nn.Module):
         return logits
 
 
+def read_weights_as_tensors() -> None:
+    """Let torchvision read weights as tensors alone, from now on in this process.
+
+    By default it unpickles them, which can run anything, and it compares a hash only when it
+    downloads: a file that lies in torch's cache (TORCH_HOME) already is taken as it is.
+    """
+    from torchvision.models import WeightsEnum
+
+    WeightsEnum.get_state_dict = _tensors_of  # type: ignore[method-assign]
+
+
+def _tensors_of(weights: Any, *args: Any, **options: Any) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = torch.hub.load_state_dict_from_url(
+            weights.url, *args, **{**options, "weights_only": True}
+        )
+    except pickle.UnpicklingError as error:
+        where = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(weights.url).path).name
+        raise ConfigError(Problem("weights", f"{where} holds more than tensors, so it is not read; "
+                                  "delete it, and it is downloaded again")) from error  # fmt: skip
+    return state
+
+
 def torchvision_model(name: str, num_outputs: int, weights: str | None = None) -> nn.Module:
     """A torchvision classification model with `num_outputs` outputs.
 
@@ -236,6 +263,7 @@ def torchvision_model(name: str, num_outputs: int, weights: str | None = None) -
     """
     from torchvision import models
 
+    read_weights_as_tensors()
     known = models.list_models(module=models)
     if name not in known:
         raise ConfigError(Problem("model.name", f"{name!r} is no torchvision classifier"

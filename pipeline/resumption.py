@@ -12,16 +12,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.checks.composition import CONF
 from pipeline.config import Config
 from pipeline.errors import ConfigError, Problem
 
 _OF_THE_RUN = ("seed", "sampler", "collate", "model", "objective", "optimizer", "scheduler")
 _OF_THE_TRAINER = ("accumulate", "clip_norm", "precision", "monitor", "mode", "patience")
+MOST_BYTES = 64 * 2**20  # of a manifest
+MOST_WORDS = 1000
+MOST_CHARACTERS = 100_000
+_KEY = re.compile(
+    r"(\+\+|\+|~)?(?P<key>[A-Za-z_]\w*([./][\w-]+)*)(@(?P<package>[\w.]+))?", re.ASCII
+)
 _NOT_KEPT = ("resume", "resume_despite", "run_dir", "task", "hydra")
 _TIMED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # a folder no command meets twice
 
@@ -83,6 +90,9 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
     What is given now wins. A group chosen now (`distributed=none`) takes the place of what the run
     changed inside of the one it had. Whatever is wrong with the path shows later, where it is
     looked for.
+
+    Raises:
+        ConfigError: the run's manifest holds what is no override of a run.
     """
     given = [word for word in overrides if word.startswith("resume=")]
     value = given[-1].partition("=")[2].strip("'\"") if given else "null"
@@ -91,18 +101,60 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
         return list(overrides)
     now = {_key(word) for word in overrides}
     kept = [word for word in _saved(folder) if not {_key(word), _group(word)} & now]
+    _check_words(kept, folder)
     return kept + list(overrides)
 
 
 def _saved(folder: Path) -> Iterator[str]:
+    """The words of a run's manifest, unless it has none that can be read."""
+    path = folder / "manifest.json"
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        words = manifest["overrides"]
-    except (OSError, ValueError, KeyError, TypeError):
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:
+            return
+        words = json.loads(path.read_text(encoding="utf-8"))["overrides"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
-    for word in words if isinstance(words, list) else ():
+    if not isinstance(words, list):
+        return
+    if len(words) > MOST_WORDS or sum(len(str(word)) for word in words) > MOST_CHARACTERS:
+        raise ConfigError(Problem("resume", f"{path} has {len(words)} overrides, more than a "
+                                  "command line holds; it is not taken from there"))  # fmt: skip
+    for word in words:
         if isinstance(word, str) and _group(word) not in _NOT_KEPT:
             yield word
+
+
+def _check_words(words: Sequence[str], folder: Path) -> None:
+    """Refuse what is no override of a run's own keys: a manifest may come from anybody.
+
+    Raises:
+        ConfigError: with the first word that is an option, one of hydra's or of no known key.
+    """
+    groups = {path.name for path in CONF.iterdir() if path.is_dir()} - {"hydra"}
+    known = groups | set(Config.model_fields)
+    for word in words:
+        reason = _why_not(word, known, groups)
+        if reason:
+            said = word if len(word) < 80 else f"{word[:80]}..."
+            where = folder / "manifest.json"
+            raise ConfigError(Problem("resume", f"{where} says {said!r}, which {reason}; it is not "
+                                      "taken from there. Give the run's overrides yourself, and "
+                                      "its folder as run_dir with resume=auto"))  # fmt: skip
+
+
+def _why_not(word: str, known: Set[str], groups: Set[str]) -> str | None:
+    key, _, value = word.partition("=")
+    parts = _KEY.fullmatch(key)
+    if parts is None or not word.isprintable():
+        return "is no override"
+    for name in (parts["key"], parts["package"]):
+        first = re.split(r"[./]", name)[0] if name else None
+        if first is not None and first not in known:
+            return f"sets {first!r}, which is no key of a run"
+    elsewhere = ".." in value or value.lstrip("'\"[ ").startswith("/") or "${" in value
+    if parts["key"] in groups and not value.startswith("{") and elsewhere:
+        return "chooses a file outside of the configuration"
+    return None
 
 
 def _key(override: str) -> str:

@@ -3,6 +3,7 @@
 import os  # noqa: F401  (something a configuration must not reach through this module)
 
 import torch
+from hydra.experimental.callback import Callback
 from torch.utils.data import Dataset, IterableDataset, Sampler
 from torchvision.models import resnet18  # noqa: F401  (a part of somebody else, handed on)
 
@@ -72,6 +73,13 @@ class Holder:
     @classmethod
     def made(cls, inner=None):
         return cls(inner=inner)
+
+
+class Seen(Callback):
+    """A callback of hydra's."""
+
+    def __init__(self, folder: str = ""):
+        self.folder = folder
 
 
 class Broken:

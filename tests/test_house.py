@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HYDRA_FILES = {"composition", "making", "command"}
+HYDRA_FILES = {"composition", "hydra_loader", "hydra_section", "making", "command"}
 
 
 def tracked(*patterns):

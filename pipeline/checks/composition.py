@@ -29,14 +29,18 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from pipeline.checks import signatures, trust
+from pipeline.checks import hydra_section, signatures, trust
+from pipeline.checks.hydra_loader import Loader, not_set
 from pipeline.config import TASK_KEYS, nearest, show
 from pipeline.errors import ConfigError, Problem
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
 VERSION_BASE = "1.3"
 
-_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError)
+_ERRORS = (
+    HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError,
+    RecursionError, AttributeError, TypeError,
+)  # fmt: skip
 
 
 @dataclass
@@ -45,7 +49,9 @@ class Composed:
 
     Attributes:
         config: the configuration as a plain, resolved dict; without the keys that are wrong.
-        hydra: hydra's own node, likewise.
+        hydra: hydra's own node, with its interpolations as text.
+        node: the same, as hydra has it.
+        lines: the overrides that it was made from.
         problems: overrides that are wrong.
         unset: keys without a value, and interpolations that lead nowhere.
         complete: whether there is a configuration at all.
@@ -53,6 +59,8 @@ class Composed:
 
     config: dict[str, Any] = field(default_factory=dict)
     hydra: dict[str, Any] = field(default_factory=dict)
+    node: Any = None
+    lines: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     unset: list[Problem] = field(default_factory=list)
     complete: bool = False
@@ -92,7 +100,7 @@ class Composer:
             found = f"file://{_folder(config_dir, '--config-dir', Path())}"
             search_path.prepend("command-line", found, SearchPathQuery(provider="schema"))
         self.name = config_name or "config"
-        self.loader = ConfigLoaderImpl(search_path)
+        self.loader = Loader(search_path)
         self._hydra = Hydra(task_name="run", config_loader=self.loader)
         self._parser = OverridesParser.create(config_loader=self.loader)
 
@@ -102,30 +110,37 @@ class Composer:
         for line in lines:
             try:
                 overrides += self._parser.parse_overrides([line])
-            except HydraException as error:
+            except (HydraException, RecursionError) as error:
                 reason = str(error).split("\nSee https")[0]
                 problems.append(Problem(line, f"cannot be parsed as key=value: {reason}"))
         return overrides, problems
 
     def compose(self, overrides: Sequence[Override], multirun: bool = False) -> Composed:
         """One configuration, without sweeps; `multirun` if it is what a sweep starts from."""
-        composed = Composed(problems=list(self._search_path_problems(overrides)))
-        if composed.problems:
-            return composed  # hydra would import what the path names
+        composed = Composed()
         first = [one for one in overrides if self._is_choice(one) or _is_search_path(one)]
         composed.problems = [problem for one in first for problem in self._choice_problems(one)]
         wrong = {problem.key for problem in composed.problems}
         first = [one for one in first if one.key_or_group not in wrong]
+        lines = [str(one.input_line) for one in first]
+        mode = RunMode.MULTIRUN if multirun else RunMode.RUN
         try:
-            lines = [str(one.input_line) for one in first]
-            mode = RunMode.MULTIRUN if multirun else RunMode.RUN
             config = self._hydra.compose_config(self.name, lines, mode)
+        except ConfigError as error:
+            composed.problems += error.problems
+            return composed
         except _ERRORS as error:
             composed.problems.append(Problem("", _reason(error)))
             return composed
+        except KeyError as error:
+            composed.problems.append(not_set(error))
+            return composed
         for one in overrides:
             if one not in first and not self._is_choice(one):
+                lines.append(str(one.input_line))
+                config.hydra.overrides.task.append(lines[-1])  # as hydra would have
                 composed.problems += self._apply(one, config)
+        composed.lines, composed.node = lines, config._get_node("hydra")
         _resolve(config, composed)
         composed.complete = True
         return composed
@@ -135,6 +150,10 @@ class Composer:
         if isinstance(override.value(), Mapping):
             return False
         return self.loader.repository.group_exists(override.key_or_group)
+
+    def chooses(self, line: str) -> bool:
+        """Whether an override's line chooses the option of a group."""
+        return any(self._is_choice(one) for one in self.parse([line])[0])
 
     def _choice_problems(self, override: Override) -> Iterator[Problem]:
         group, value = override.key_or_group, override.value()
@@ -155,20 +174,6 @@ class Composer:
     def options(self, group: str) -> list[str]:
         """The choices of a group."""
         return list(self.loader.get_group_options(group))
-
-    def _search_path_problems(self, overrides: Sequence[Override]) -> Iterator[Problem]:
-        """`pkg://x` imports x when hydra looks there, so x has to be trusted beforehand."""
-        entries: list[Any] = []
-        for override in overrides:
-            if _is_search_path(override) and isinstance(override.value(), list):
-                entries += override.value()  # type: ignore[arg-type]
-        try:
-            loaded = self.loader.repository.load_config(self.name)
-            primary = OmegaConf.select(loaded.config, "hydra.searchpath") if loaded else None
-        except _ERRORS:
-            primary = None  # the composition that follows says what is wrong with it
-        for entry in [*entries, *(primary or [])]:
-            yield from search_path_problems("hydra.searchpath", str(entry))
 
     def _apply(self, override: Override, config: DictConfig) -> list[Problem]:
         """Apply one override to a composed configuration, in hydra's own way."""
@@ -234,21 +239,9 @@ def _not_mergeable(override: Override, config: DictConfig) -> list[Problem]:
     ]  # fmt: skip
 
 
-def search_path_problems(key: str, entry: str) -> list[Problem]:
-    """Refuse `pkg://` paths into packages that are not trusted."""
-    if not entry.startswith("pkg://"):
-        return []
-    package = entry.removeprefix("pkg://").replace("/", ".")
-    if any(package == one or package.startswith(one + ".") for one in trust.trusted()):
-        return []
-    first = package.split(".")[0]
-    reason = f"{entry} imports {package}, which is not trusted. If it is yours: --trust {first}"
-    return [Problem(key, reason)]
-
-
 def _folder(path: str, option: str, base: Path) -> str:
     if path.startswith("pkg://"):
-        problems = search_path_problems(option, path)
+        problems = hydra_section.search_path_problems([path], option)
         if problems:
             raise ConfigError(problems)
         return path
@@ -295,15 +288,12 @@ def _leaves(config: DictConfig) -> Iterator[str]:
 
 
 def _resolve(config: DictConfig, composed: Composed) -> None:
-    """Resolve every interpolation once, into plain dicts."""
+    """Resolve every interpolation once, into plain dicts; those of hydra's own stay text."""
+    composed.hydra = hydra_section.raw(composed.node)
     with _hydra_config(config):
-        ignored: list[Problem] = []
         for name in config:
-            target = ignored if name == "hydra" else composed.unset
-            value = _value(config, name, str(name), target)
-            if name == "hydra":
-                composed.hydra = value
-            elif value is not _UNSET:
+            value = _value(config, name, str(name), composed.unset) if name != "hydra" else _UNSET
+            if value is not _UNSET:
                 composed.config[str(name)] = value
 
 

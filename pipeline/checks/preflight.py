@@ -9,13 +9,12 @@ Cost: about 0.15 s a configuration beside importing the modules that its targets
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline import config as schema
-from pipeline.checks import nodes, trust
-from pipeline.checks.composition import Composed, Composer, search_path_problems
+from pipeline.checks import hydra_section, nodes
+from pipeline.checks.composition import Composed, Composer
 from pipeline.config import Config
 from pipeline.errors import ConfigError, Problem
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 MOST_JOBS = 200  # of a sweep are looked at beforehand; every job is looked at when it starts
+BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 def examine(container: Mapping[str, Any]) -> tuple[Config, list[Problem]]:
@@ -65,7 +65,7 @@ def look(composer: Composer, lines: Sequence[str]) -> None:
     """Check what only shows a configuration: its overrides, and what hydra would call."""
     overrides, problems = composer.parse(lines)
     composed = composer.compose([one for one in overrides if not one.is_sweep_override()])
-    raise_if(problems + composed.problems + _hydra_problems(composed))
+    raise_if(problems + composed.problems + _hydra_problems(composed, importing=False))
 
 
 def run(composer: Composer, lines: Sequence[str], multirun: bool = False) -> Config | None:
@@ -97,8 +97,9 @@ def _sweep(composer: Composer, overrides: Sequence[Override], base: Composed) ->
     A sweeper that chooses values as it goes (optuna and the like) is checked with the values that
     are fixed; its jobs are checked as they come.
     """
-    sweeper = base.hydra.get("sweeper", {})
-    if not base.complete or not str(sweeper.get("_target_", "")).endswith(".BasicSweeper"):
+    problems = _hydra_problems(base)
+    sweeper = base.hydra.get("sweeper")
+    if problems or not base.complete or sweeper["_target_"] != BASIC_SWEEPER:
         return _job(base)[1]
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     more, problems = composer.parse(params)
@@ -106,7 +107,7 @@ def _sweep(composer: Composer, overrides: Sequence[Override], base: Composed) ->
     # The command line comes last and wins, as in the sweeper itself.
     swept = [*more, *(one for one in overrides if not one.is_hydra_override())]
     axes = {one.get_key_element(): _values(one) for one in swept}
-    jobs = list(itertools.islice(itertools.product(*axes.values()), MOST_JOBS))
+    jobs = list(_jobs(composer, axes))
     seen: dict[Problem, list[str]] = {}
     for job in jobs:
         chosen, _ = composer.parse(job)
@@ -116,6 +117,23 @@ def _sweep(composer: Composer, overrides: Sequence[Override], base: Composed) ->
         problem if len(where) == len(jobs) else _of_job(problem, where[0])
         for problem, where in seen.items()
     ]
+
+
+def _jobs(composer: Composer, axes: Mapping[str, Sequence[str]]) -> Iterator[Sequence[str]]:
+    """The first jobs, and one for each choice of a group that none of those has.
+
+    A group may bring what hydra acts on; a single value cannot, since hydra's own section holds no
+    interpolations. Whatever several choices bring together is found when hydra composes the jobs,
+    which it does for all of them before the first one starts.
+    """
+    first = list(itertools.islice(itertools.product(*axes.values()), MOST_JOBS))
+    yield from first
+    lines = list(axes.values())
+    for place, values in enumerate(lines):
+        seen = {job[place] for job in first}
+        for line in values:
+            if line not in seen and composer.chooses(line):
+                yield tuple(line if i == place else other[0] for i, other in enumerate(lines))
 
 
 def raise_if(problems: Sequence[Problem]) -> None:
@@ -161,67 +179,8 @@ def _distinct(problems: Sequence[Problem]) -> list[Problem]:
     return list(dict.fromkeys(problems))
 
 
-# hydra builds its callbacks, sweeper, launcher and log handlers from the configuration by itself,
-# before any code of ours runs, so what they name is checked here.
-_HYDRA_PARTS = (
-    "hydra._internal.core_plugins.", "hydra_plugins.", "hydra.experimental.callbacks.",
-    "pipeline.tasks.sweep.",
-)  # fmt: skip
-_LOGGING_PARTS = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler",
-                  "logging.Formatter", "logging.handlers.RotatingFileHandler",
-                  "colorlog.", "rich.logging.")  # fmt: skip
-_STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
-_GUARDED = re.compile(r"PENSTOCK_|HYDRA_|PYTHON|LD_|DYLD_")
-
-
-def _hydra_problems(composed: Composed) -> list[Problem]:
-    """What hydra's own node may not do: call what is not hydra's, or change what is trusted."""
-    node = composed.hydra
-    problems = []
-    for section in ("callbacks", "launcher", "sweeper"):
-        for key, name in _named(node.get(section), f"hydra.{section}", ("_target_",)):
-            if not _may(name, _HYDRA_PARTS):
-                problems.append(Problem(key, _refused(name, "a plugin of hydra's")))
-    for section in ("job_logging", "hydra_logging"):
-        for key, name in _named(node.get(section), f"hydra.{section}", ("()", "class")):
-            if not _may(name, _LOGGING_PARTS):
-                problems.append(Problem(key, _refused(name, "a log handler")))
-        for key, value in _texts(node.get(section), f"hydra.{section}"):
-            if value.startswith("ext://") and value not in _STREAMS:
-                problems.append(Problem(key, f"got {value}, expected {' | '.join(_STREAMS)}"))
-    for name in node.get("job", {}).get("env_set", {}):
-        if _GUARDED.match(str(name)):
-            reason = "decides what runs or is trusted; set it outside of the configuration"
-            problems.append(Problem(f"hydra.job.env_set.{name}", reason))
-    for entry in node.get("searchpath") or []:
-        problems += search_path_problems("hydra.searchpath", str(entry))
-    return problems
-
-
-def _refused(name: str, kind: str) -> str:
-    package = name.split(".")[0]
-    way = "" if package in trust.NEVER else f". If it is yours: --trust {package}"
-    return f"{name} is not {kind}, so it is not called{way}"
-
-
-def _may(name: str, allowed: Sequence[str]) -> bool:
-    known = any(name == one or (one.endswith(".") and name.startswith(one)) for one in allowed)
-    return known or any(name.startswith(one + ".") for one in trust.trusted())
-
-
-def _named(node: Any, key: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Key and value of every entry called one of `names`, at any depth."""
-    for below, value in _texts(node, key):
-        if below.rpartition(".")[2] in names:
-            yield below, value
-
-
-def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            yield from _texts(value, f"{key}.{name}")
-    elif isinstance(node, list):
-        for place, value in enumerate(node):
-            yield from _texts(value, f"{key}[{place}]")
-    elif isinstance(node, str):
-        yield key, node
+def _hydra_problems(composed: Composed, importing: bool = True) -> list[Problem]:
+    """What hydra's own section may not hold; hydra acts on it before any code of ours runs."""
+    if composed.node is None:
+        return []
+    return hydra_section.problems(composed.node, composed.lines, importing)

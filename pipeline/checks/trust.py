@@ -179,6 +179,11 @@ def trusted() -> tuple[str, ...]:
     return names
 
 
+def is_trusted(name: str) -> bool:
+    """Whether a package, or what a name leads to, lies in a package that the person trusts."""
+    return any(_under(name, package) for package in trusted())
+
+
 def check_trusted(names: Iterable[str], key: str = "--trust") -> list[Problem]:
     """What is wrong with the names of packages to be trusted."""
     problems = []

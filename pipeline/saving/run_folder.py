@@ -20,9 +20,10 @@ import math
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from importlib import metadata
 from itertools import count
@@ -190,20 +191,54 @@ def command_line() -> str:
 def git_state(folder: Path) -> dict[str, Any] | None:
     """Commit of the checkout that `folder` is in, and whether files differ from it.
 
-    None where there is no git, no checkout or no commit. Waits 5 s at most.
+    None where there is no git, no checkout or no commit. Waits 10 s at most. Nothing that the
+    checkout's own configuration names is run: a folder from elsewhere may hold one.
     """
     try:
-        commit = _git(folder, "rev-parse", "HEAD")
-        changes = _git(folder, "status", "--porcelain")
+        names = _git(folder, "config", "--list", "--name-only").splitlines()
+        # Filters would be run on files whose size or time has changed.
+        drivers = {name.rpartition(".")[0] for name in names if name.startswith("filter.")}
+        off = [f"{driver}.{key}=" for driver in sorted(drivers) for key in ("clean", "process")]
+        off += [f"{driver}.required=false" for driver in sorted(drivers)]
+        lines = _git(folder, *_settings(off), *_STATUS).splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit, "dirty": bool(changes)}
+    commit = next(
+        (line.split()[2] for line in lines if line.startswith("# branch.oid")), "(initial)"
+    )
+    if commit == "(initial)":
+        return None
+    return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}
+
+
+_STATUS = ("status", "--porcelain=v2", "--branch", "--ignore-submodules=all")
+# Each of these names a program, or a file that could name one.
+_OFF = ("core.fsmonitor=", "core.hooksPath=/dev/null", "core.attributesFile=/dev/null",
+        "core.sshCommand=false", "protocol.allow=never")  # fmt: skip
+# Nothing of the person's own configuration either: HOME may be anything. A checkout that belongs to
+# another user is refused by git, as they have not called it safe here.
+_ALONE = {
+    "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none",
+    "LC_ALL": "C",
+}  # fmt: skip
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    program = shutil.which("git")
+    if program is None or not Path(program).is_absolute():  # `.` on the PATH may be anybody's
+        raise FileNotFoundError("git")
+    command = [program, "-C", str(folder), *_settings(_OFF), *arguments]
+    environment = {**_ALONE, "PATH": os.environ.get("PATH", os.defpath)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=5, check=True, env=environment,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
     return done.stdout.strip()
+
+
+def _settings(lines: Iterable[str]) -> list[str]:
+    return [word for line in lines for word in ("-c", line)]
 
 
 def _names(path: Path) -> Iterator[Path]:

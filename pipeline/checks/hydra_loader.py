@@ -1,0 +1,120 @@
+"""hydra's composition with a check at its end: what was looked at is what hydra acts on.
+
+Every configuration that hydra uses comes out of its config loader: for a run, a sweep, each job of
+a sweep (in whatever process a launcher starts it), `--help`, `--cfg`, `--info` and tab completion.
+So the loader is where the section `hydra:` is checked, however often a command line was before.
+
+With `composition.py`, this is where private names of hydra's are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from hydra._internal import hydra as hydras_own
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository
+from hydra._internal.hydra import Hydra
+from hydra.core.override_parser.types import Override
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.checks import hydra_section
+from pipeline.errors import ConfigError, Problem
+
+
+class Loader(ConfigLoaderImpl):
+    """Looks at the search path before hydra imports what it names."""
+
+    def _process_config_searchpath(
+        self,
+        config_name: str | None,
+        parsed_overrides: list[Override],
+        repo: CachingConfigRepository,
+    ) -> None:
+        # `repo` keeps what it has read, so hydra goes on with the very configuration seen here.
+        primary = repo.load_config(config_name) if config_name is not None else None
+        entries = []
+        if primary is not None and isinstance(primary.config, DictConfig):
+            entries.append(_search_path(primary.config))
+        entries += [one.value() for one in parsed_overrides
+                    if one.key_or_group == "hydra.searchpath"]  # fmt: skip
+        found = [one for entry in entries for one in hydra_section.search_path_problems(entry)]
+        if found:
+            self._refuse(found)
+        super()._process_config_searchpath(config_name, parsed_overrides, repo)
+
+    def _refuse(self, problems: list[Problem]) -> NoReturn:
+        raise ConfigError(list(dict.fromkeys(problems)))
+
+
+class CheckedLoader(Loader):
+    """Hands out only configurations whose section `hydra:` may be acted on.
+
+    Raises:
+        SystemExit: caused by a ConfigError; hydra catches exceptions of other kinds.
+    """
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        """As hydra's, and checked."""
+        given = list(overrides)
+        try:
+            config = super().load_configuration(
+                config_name, overrides, run_mode, from_shell, validate_sweep_overrides
+            )
+        except KeyError as error:
+            self._refuse([not_set(error)])
+        found = hydra_section.problems(config._get_node("hydra"), given)
+        if found:
+            self._refuse(found)
+        return config
+
+    def _refuse(self, problems: list[Problem]) -> NoReturn:
+        error = ConfigError(list(dict.fromkeys(problems)))
+        raise SystemExit(error.exit_code) from error
+
+
+def not_set(error: KeyError) -> Problem:
+    """What is said of a variable of `hydra.job.env_copy` that isn't there."""
+    return Problem("hydra.job.env_copy", f"{error.args[0]} is not set in the environment")
+
+
+@contextmanager
+def checked(single: bool) -> Iterator[None]:
+    """Let hydra's entry load its configurations with `CheckedLoader`.
+
+    Args:
+        single: spare hydra a composition (0.1 s) from which it would learn that this is one run.
+    """
+    loader, asks = ConfigLoaderImpl, Hydra.get_mode
+    hydras_own.ConfigLoaderImpl = CheckedLoader  # type: ignore[attr-defined, misc]
+    if single:
+        Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        hydras_own.ConfigLoaderImpl = loader  # type: ignore[attr-defined, misc]
+        Hydra.get_mode = asks  # type: ignore[method-assign]
+
+
+def _search_path(primary: DictConfig) -> Any:
+    """The entry `hydra.searchpath` of a primary configuration, raw."""
+    try:
+        node: Any = OmegaConf.to_container(primary, resolve=False)
+    except OmegaConfBaseException:
+        return None  # hydra says what is wrong with it
+    for name in ("hydra", "searchpath"):
+        if isinstance(node, str) and "${" in node:
+            return node
+        node = node.get(name) if isinstance(node, dict) else None
+    return node
