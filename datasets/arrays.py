@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -21,7 +20,8 @@ import torch
 from torch.utils.data import Dataset
 
 from datasets.files import Files
-from datasets.reading.fingerprint import fingerprint
+from datasets.reading.data_file import DataFile
+from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.folder import File
 from datasets.reading.labels import class_names, read_labels
 from datasets.reading.mapped_array import MappedArray
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Arrays(Dataset[dict[str, Any]]):
+class Arrays(Fingerprinted, Dataset[dict[str, Any]]):
     """One sample: `input` (Tensor [...]) and `target` (int for a class, else Tensor [...]).
 
     Floats of any width become float32; integers keep theirs (uint16 to uint64 become signed).
@@ -121,11 +121,13 @@ class Arrays(Dataset[dict[str, Any]]):
             facts["num_features"] = self._inputs.shape[-1]
         return facts
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of the rows of this split and of both files (of large ones, a spread of blocks)."""
-        files = self._inputs.fingerprint_parts() + self._targets.fingerprint_parts()
-        return fingerprint(["arrays", self.rows, *files])
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The rows of this split, and both files (of large ones, a spread of blocks)."""
+        files = self._inputs.fingerprint_parts(sized) + self._targets.fingerprint_parts(sized)
+        return ["arrays", self.rows, *files]
+
+    def data_files(self) -> list[DataFile]:
+        return [self._inputs.data_file(), self._targets.data_file()]
 
 
 def _tensors(source: MappedArray, rows: IntArray) -> list[torch.Tensor]:

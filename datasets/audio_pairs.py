@@ -11,6 +11,7 @@ no file opened; a sample reads its two files, 0.2 ms and more.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,7 +29,8 @@ from datasets.reading.audio import (
     read_header,
 )
 from datasets.reading.damage import audio_damage
-from datasets.reading.fingerprint import fingerprint
+from datasets.reading.data_file import DataFile
+from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.folder import File, Folder
 from datasets.reading.mapped_array import MappedArray
 from datasets.reading.root import open_root
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class AudioPairs(Dataset[dict[str, Any]]):
+class AudioPairs(Fingerprinted, Dataset[dict[str, Any]]):
     """One sample: `audio` (float32 [C, T]), `target` (float32 [C', T]) and `rate` (Hz).
 
     Samples are in the order of their names; the names decide who validates.
@@ -140,13 +142,16 @@ class AudioPairs(Dataset[dict[str, Any]]):
         header = of_folder(self.inputs, os.fsdecode(self.names[0]), read_header)
         return {"num_features": header.channels, "num_outputs": outputs}
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of this split's names and file sizes."""
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """This split's names and file sizes."""
         names = [os.fsdecode(name) for name in self.names.tolist()]
         targets = [os.fsdecode(name) for name in self.target_names.tolist()]
-        sizes = self.inputs.sizes(names), self.targets.sizes(targets)
-        return fingerprint(["audio_pairs", *names, *targets, *sizes])
+        sizes = [self.inputs.sizes(names), self.targets.sizes(targets)] if sized else []
+        return ["audio_pairs", *names, *targets, *sizes]
+
+    def data_files(self) -> Iterator[DataFile]:
+        for folder, names in ((self.inputs, self.names), (self.targets, self.target_names)):
+            yield from (folder.data_file(os.fsdecode(name)) for name in names)
 
     @cached_property
     def _headers(self) -> tuple[IntArray, IntArray]:

@@ -25,7 +25,8 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from datasets.files import Files
-from datasets.reading.fingerprint import Part, fingerprint
+from datasets.reading.data_file import DataFile, data_file
+from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.positioned_file import PositionedFile
 from datasets.reading.shard_files import ShardFiles
 from datasets.reading.split import Split, check_split
@@ -61,7 +62,7 @@ class TextShard:
     first: bool = True
 
 
-class DelimitedStream(IterableDataset[Record]):
+class DelimitedStream(Fingerprinted, IterableDataset[Record]):
     """Samples are `text` (str) and, with a label column, `label` (int).
 
     Args:
@@ -149,19 +150,22 @@ class DelimitedStream(IterableDataset[Record]):
         count = len(self._codes)
         return {"num_classes": count, "num_outputs": count} if count else {}
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of how the files are read and divided, of their names and of samples of them.
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """How the files are read and divided, their names and samples of them.
 
         Of remote files only the names, since the rest would have to be fetched.
         """
         parts: list[Part] = ["delimited_stream", repr(self.format), repr(self._columns)]
         parts += [repr(self._share), repr(self._codes), *self._names]
         for address in self._addresses:
-            if not is_remote(address):
+            if sized and not is_remote(address):
                 file = PositionedFile(self._files.local(address))
                 parts += [file.size, *file.sample(3)]
-        return fingerprint(parts)
+        return parts
+
+    def data_files(self) -> list[DataFile]:
+        pairs = zip(self._names, self._addresses, strict=True)
+        return [data_file(name, address, self._files) for name, address in pairs]
 
     @cached_property
     def _shards(self) -> list[TextShard]:

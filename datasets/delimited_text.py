@@ -21,7 +21,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from datasets.files import Files
-from datasets.reading.fingerprint import fingerprint
+from datasets.reading.data_file import DataFile
+from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.row_split import RowSplit
 from datasets.reading.split import Split, check_split
 from datasets.text.column_scan import ColumnScan
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class DelimitedText(Dataset[dict[str, Any]]):
+class DelimitedText(Fingerprinted, Dataset[dict[str, Any]]):
     """One sample: `text` (str) and, with a label column, `label` (int).
 
     Args:
@@ -88,8 +89,10 @@ class DelimitedText(Dataset[dict[str, Any]]):
         files: Files | None = None,
     ) -> None:
         check_split(split, val_fraction)
-        path = _local(root, val_file if val_file and split == "val" else file, files)
+        chosen = val_file if val_file and split == "val" else file
+        path = _local(root, chosen, files)
         self.path = path
+        self._name = (chosen or root).rpartition("/")[2]  # a fetched file has another
         self.format = DelimitedFormat.of(path.name, delimiter, quoting, encoding)
         self.index = RecordIndex(path, quoting, self.format.delimiter, cache_dir)
         if not len(self.index):
@@ -156,12 +159,15 @@ class DelimitedText(Dataset[dict[str, Any]]):
         count = len(self.classes)
         return {"num_classes": count, "num_outputs": count} if count else {}
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of the file (of a large one, a spread of blocks), of how it is read and divided."""
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """How the file is read and divided, and the file (of a large one, a spread of blocks)."""
         how = [repr(self.format), repr(self._columns), repr(self._given), *self._identity]
         file = self.index.file
-        return fingerprint(["delimited_text", *how, file.size, *file.sample(1024)])
+        content = [file.size, *file.sample(1024)] if sized else [self._name]
+        return ["delimited_text", *how, *content]
+
+    def data_files(self) -> list[DataFile]:
+        return [DataFile(self._name, str(self.path))]
 
 
 def _local(root: str, name: str | None, files: Files | None) -> Path:

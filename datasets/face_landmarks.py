@@ -8,7 +8,7 @@ have it. Cost: about 25 us a row to construct, and one image read a sample.
 from __future__ import annotations
 
 import os
-from functools import cached_property
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +19,8 @@ from torchvision import tv_tensors
 
 from datasets.files import Files
 from datasets.reading.damage import image_damage
-from datasets.reading.fingerprint import fingerprint
+from datasets.reading.data_file import DataFile
+from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.folder import File, Folder
 from datasets.reading.head_pose import POSES, head_poses
 from datasets.reading.image import Reader, check_reader, read_image
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class FaceLandmarks(Dataset[dict[str, Any]]):
+class FaceLandmarks(Fingerprinted, Dataset[dict[str, Any]]):
     """One sample: `image` (uint8 [3, H, W]) and `landmarks` (`KeyPoints`, float32 [L, 2], pixels).
 
     Samples are in the order of their names, so the rows of the CSV may stand in any order.
@@ -127,12 +128,14 @@ class FaceLandmarks(Dataset[dict[str, Any]]):
         count = self.landmarks.shape[1]
         return {"num_landmarks": count, "num_outputs": 2 * count}
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of the reader and of this split's names, file sizes and landmarks."""
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The reader, and this split's names, file sizes and landmarks."""
         names = [os.fsdecode(name) for name in self.names.tolist()]
-        sizes = self.images.sizes(names)
-        return fingerprint(["face_landmarks", self.reader, *names, sizes, self.landmarks])
+        sizes = [self.images.sizes(names)] if sized else []
+        return ["face_landmarks", self.reader, *names, *sizes, self.landmarks]
+
+    def data_files(self) -> Iterator[DataFile]:
+        return (self.images.data_file(os.fsdecode(name)) for name in self.names)
 
 
 def _check_images(images: Folder, csv: File, table: LandmarkTable) -> None:

@@ -13,8 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,7 +21,8 @@ from torch.utils.data import Dataset
 
 from datasets.files import Files
 from datasets.reading.damage import image_damage
-from datasets.reading.fingerprint import fingerprint
+from datasets.reading.data_file import DataFile
+from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.folder import Folder
 from datasets.reading.image import Reader, check_reader, encoded_image, read_image
 from datasets.reading.root import open_root
@@ -37,7 +37,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 _log = logging.getLogger(__name__)
 
 
-class ImageFolder(Dataset[dict[str, Any]]):
+class ImageFolder(Fingerprinted, Dataset[dict[str, Any]]):
     """One sample: `image` (uint8 [3, H, W], or as `lazy` says) and `label` (int).
 
     Samples are in the order of their class and path.
@@ -124,13 +124,15 @@ class ImageFolder(Dataset[dict[str, Any]]):
         """What a model must know: num_classes, num_outputs."""
         return {"num_classes": len(self.classes), "num_outputs": len(self.classes)}
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of the reader, the classes and of this split's names, file sizes and labels."""
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The reader, the classes, and this split's names, file sizes and labels."""
         names = [os.fsdecode(name) for name in self.names.tolist()]
-        sizes = self.folder.sizes(names)
+        sizes = [self.folder.sizes(names)] if sized else []
         parts = ["image_folder", self.reader, len(self.classes), *self.classes, *names]
-        return fingerprint([*parts, sizes, self.labels])
+        return [*parts, *sizes, self.labels]
+
+    def data_files(self) -> Iterator[DataFile]:
+        return (self.folder.data_file(os.fsdecode(name)) for name in self.names)
 
 
 class _Images:

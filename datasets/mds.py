@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,8 +25,9 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from datasets.files import Files
+from datasets.reading.data_file import DataFile, data_file
 from datasets.reading.file_kind import stranger
-from datasets.reading.fingerprint import Part, fingerprint
+from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.image import Reader, check_reader, decode_image
 from datasets.reading.open_files import OpenFiles
 from datasets.reading.plain_tensor import plain_tensor
@@ -48,7 +48,7 @@ _SCALARS = (
 )  # fmt: skip
 
 
-class MDS(Dataset[dict[str, Any]]):
+class MDS(Fingerprinted, Dataset[dict[str, Any]]):
     """One sample: its columns, by name.
 
     Images become Image (uint8 [3, H, W]), arrays tensors, floats float32; whole numbers, text and
@@ -218,14 +218,19 @@ class MDS(Dataset[dict[str, Any]]):
         count = len(self.classes)
         return {"num_classes": count, "num_outputs": count} if count else {}
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of the fields, the rows of this split, and what the indexes say of the shards."""
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The fields, the rows of this split, and what the indexes say of the shards."""
         parts: list[Part] = ["mds", self.reader, *self.classes]
         parts += [f"{field} {column}" for field, column in self.columns_of.items()]
         parts += [json.dumps(info, sort_keys=True) for _, info in self._shards]
         spread = np.linspace(0, len(self) - 1, min(len(self), 4096)).astype(np.int64)
-        return fingerprint([*parts, len(self), self._rows.rows(spread)])
+        return [*parts, len(self), self._rows.rows(spread)]
+
+    def data_files(self) -> list[DataFile]:
+        names = (f"{number} {info['raw_data']['basename']}"
+                 for number, (_, info) in enumerate(self._shards))  # fmt: skip
+        pairs = zip(names, (address for address, _ in self._shards), strict=True)
+        return [data_file(name, address, self._files) for name, address in pairs]
 
 
 def _check_shard(info: Mapping[str, Any]) -> None:

@@ -9,13 +9,14 @@ only the records that an executor owns are read.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, count
 from typing import Any, Literal
 
 import numpy as np
 from torch.utils.data import IterableDataset
 
+from datasets.reading.data_file import DataFile
 from pipeline.errors import ConfigError, Problem
 from pipeline.randomness import Permutation, hash64, uniform
 
@@ -73,9 +74,31 @@ class Mixture(IterableDataset[Record]):
     @property
     def fingerprint(self) -> str:
         """Changes with any source's, with the weights, the rule for stopping and the seed."""
-        prints = [str(getattr(source, "fingerprint", "")) for source in self.sources.values()]
+        return self._print(str(getattr(one, "fingerprint", "")) for one in self.sources.values())
+
+    def _print(self, prints: Iterable[str]) -> str:
         names = [*self.sources, *prints, *map(str, self.weights), self.stop]
         return f"{hash64(self.seed, *names):016x}"
+
+    def names_fingerprint(self) -> str:
+        """The same without the sizes of the sources' files."""
+        return self._print([self._own(name, "names_fingerprint")() for name in self.sources])
+
+    def data_files(self) -> Iterator[DataFile]:
+        """The files of all sources, each named after its own."""
+        for name in self.sources:
+            for file in self._own(name, "data_files")():
+                yield DataFile(f"{name}/{file[0]}", *file[1:])
+
+    def _own(self, name: str, method: str) -> Any:
+        source = self.sources[name]
+        if not hasattr(source, method):
+            reason = (
+                f"{type(source).__name__}, the source {name!r}, has no `{method}` "
+                "(docs/own_dataset.md); give it one, or set it to sizes"
+            )
+            raise ConfigError(Problem("dataset.fingerprint", reason))
+        return getattr(source, method)
 
     def __iter__(self) -> Iterator[Record]:
         names = list(self.sources)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from datasets.reading.data_file import DataFile
 from datasets.reading.image import check_reader, decode_image
 from pipeline.errors import DataError
 from pipeline.images.encoded import EncodedImage
@@ -161,6 +162,14 @@ class Packed(Dataset[dict[str, Any]]):
     def metadata(self) -> pd.DataFrame | None:
         """The table of the dataset that was packed, a row a sample."""
         return read_table(self.pack)
+
+    def names_fingerprint(self) -> str:
+        """That of the dataset that was packed, told as it was when it was packed."""
+        return self.fingerprint
+
+    def data_files(self) -> list[DataFile]:
+        """The files that samples are read from: the pack's."""
+        return [DataFile(name, str(self.pack.folder / name)) for name in self.pack.record["files"]]
 
     def path(self, index: int) -> str:
         """Where a sample came from, as far as the table knows it."""

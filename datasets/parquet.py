@@ -26,6 +26,8 @@ from torch.utils.data import Dataset
 from datasets.arrow.columns import Fields
 from datasets.arrow.metadata import read_metadata
 from datasets.arrow.table import ArrowTable, TableOptions
+from datasets.reading.data_file import DataFile
+from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.image import Reader
 from datasets.reading.split import Split
 
@@ -41,7 +43,7 @@ _ADVICE = (
 )
 
 
-class Parquet(Dataset[dict[str, Any]]):
+class Parquet(Fingerprinted, Dataset[dict[str, Any]]):
     """One sample: a row, with the fields that its columns are made into.
 
     `arrow.columns` lists what a column can become.
@@ -123,7 +125,9 @@ class Parquet(Dataset[dict[str, Any]]):
         """What a model must know: num_classes, num_outputs, num_features, as far as they are."""
         return self.table.facts
 
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the files, of the fields made of them and of this split's rows."""
-        return self.table.fingerprint
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The files, the fields made of them, and this split's rows."""
+        return self.table.fingerprint_parts(sized)
+
+    def data_files(self) -> list[DataFile]:
+        return self.table.data_files()

@@ -18,6 +18,8 @@ from torch.utils.data import IterableDataset
 
 from datasets.arrow.columns import Fields
 from datasets.arrow.table import ArrowTable, TableOptions
+from datasets.reading.data_file import DataFile
+from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.image import Reader
 from datasets.reading.split import Split
 
@@ -32,7 +34,7 @@ _ADVICE = (
 )
 
 
-class ParquetStream(IterableDataset[Record]):
+class ParquetStream(Fingerprinted, IterableDataset[Record]):
     """One sample: a row, with the fields that its columns are made into.
 
     Args:
@@ -92,7 +94,9 @@ class ParquetStream(IterableDataset[Record]):
         """What a model must know: num_classes, num_outputs, num_features, as far as they are."""
         return self.table.facts
 
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the files, of the fields made of them and of this split's rows."""
-        return self.table.fingerprint
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The files, the fields made of them, and this split's rows."""
+        return self.table.fingerprint_parts(sized)
+
+    def data_files(self) -> list[DataFile]:
+        return self.table.data_files()

@@ -11,7 +11,6 @@ files decides their split.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,7 +18,8 @@ import torch
 from torch.utils.data import Dataset
 
 from datasets.files import Files
-from datasets.reading.fingerprint import fingerprint
+from datasets.reading.data_file import DataFile
+from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.folder import File
 from datasets.reading.labels import class_names, read_labels
 from datasets.reading.mapped_array import MappedArray
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Sequences(Dataset[dict[str, Any]]):
+class Sequences(Fingerprinted, Dataset[dict[str, Any]]):
     """One sample: `sequence` (float32 [T, F]) and `label` (int).
 
     Args:
@@ -119,11 +119,13 @@ class Sequences(Dataset[dict[str, Any]]):
             "num_outputs": count,
         }
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of this split's bounds and labels and of the values (a spread of blocks of them)."""
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """This split's bounds and labels, and the values (a spread of blocks of them)."""
         bounds = [self.starts, self.ends, self.labels]
-        return fingerprint(["sequences", *bounds, *self._values.fingerprint_parts()])
+        return ["sequences", *bounds, *self._values.fingerprint_parts(sized)]
+
+    def data_files(self) -> list[DataFile]:
+        return [self._values.data_file()]
 
 
 def _read_offsets(offsets: MappedArray, values: MappedArray) -> IntArray:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,7 +31,8 @@ from datasets.reading.audio import (
     read_audio,
 )
 from datasets.reading.damage import audio_damage
-from datasets.reading.fingerprint import fingerprint
+from datasets.reading.data_file import DataFile
+from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.folder import Folder
 from datasets.reading.root import open_root
 from datasets.reading.split import Split
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"([0-9])_([^_]+)_([0-9]{1,9})\.\w+")
 
 
-class SpokenDigits(Dataset[dict[str, Any]]):
+class SpokenDigits(Fingerprinted, Dataset[dict[str, Any]]):
     """One sample: `audio` (float32 [C, T]), `rate` (Hz), `label` (the digit), `speaker` (int).
 
     Samples are in the order of their file names.
@@ -141,12 +142,14 @@ class SpokenDigits(Dataset[dict[str, Any]]):
         """What a model must know: num_classes, num_outputs."""
         return {"num_classes": len(self.classes), "num_outputs": len(self.classes)}
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of the speakers and of this split's names and file sizes."""
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The speakers, and this split's names and file sizes."""
         names = [os.fsdecode(name) for name in self.names.tolist()]
-        sizes = self.folder.sizes(names)
-        return fingerprint(["spoken_digits", len(self.speakers), *self.speakers, *names, sizes])
+        sizes = [self.folder.sizes(names)] if sized else []
+        return ["spoken_digits", len(self.speakers), *self.speakers, *names, *sizes]
+
+    def data_files(self) -> Iterator[DataFile]:
+        return (self.folder.data_file(os.fsdecode(name)) for name in self.names)
 
     @cached_property
     def _headers(self) -> tuple[IntArray, IntArray]:

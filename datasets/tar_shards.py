@@ -18,14 +18,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from torch.utils.data import IterableDataset
 
 from datasets.files import Files
-from datasets.reading.fingerprint import Part, fingerprint
+from datasets.reading.data_file import DataFile, data_file
+from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.image import Reader, check_reader
 from datasets.reading.open_files import OpenFiles
 from datasets.reading.positioned_file import PositionedFile
@@ -44,7 +44,7 @@ Record = tuple[int, int, int, int | bytes]
 _BLOCKS = 16  # of 4 KiB of an archive that the fingerprint is made of
 
 
-class TarShards(IterableDataset[Record]):
+class TarShards(Fingerprinted, IterableDataset[Record]):
     """One sample: the files of one name, each a field.
 
     Args:
@@ -194,14 +194,18 @@ class TarShards(IterableDataset[Record]):
         count = len(self.classes)
         return {"num_classes": count, "num_outputs": count} if count else {}
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of the fields, the split and the archives: a spread of blocks, or sizes far away."""
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The fields, the split and the archives: a spread of blocks, or sizes far away."""
         parts: list[Part] = ["tar_shards", self.reader, *self.classes, str(self._share)]
         parts += [f"{field.name} {' '.join(field.endings)}" for field in self.fields]
         for shard, name in enumerate(self._names.tolist()):
-            parts += [name, *self._content(self._address(shard))]
-        return fingerprint(parts)
+            parts += [name, *(self._content(self._address(shard)) if sized else [])]
+        return parts
+
+    def data_files(self) -> list[DataFile]:
+        names = (name.decode() for name in self._names.tolist())
+        pairs = zip(names, map(self._address, self.shards()), strict=True)
+        return [data_file(name, address, self._files) for name, address in pairs]
 
     def _content(self, address: str) -> list[Part]:
         """What tells an archive from others: here a part of it, elsewhere what its store says."""

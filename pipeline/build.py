@@ -19,12 +19,14 @@ from pipeline.bad_samples import BadSamples
 from pipeline.batch_transforms import BatchCompose
 from pipeline.budget import Budget, epoch_length
 from pipeline.checks import trust
+from pipeline.checks.data_rules import mode_of
 from pipeline.checks.nodes import FACTS, SAME_FACTS, SCHEDULE_KEYS, datasets
 from pipeline.collate import Single
 from pipeline.config import Config
 from pipeline.config import Loader as LoaderSection
 from pipeline.errors import ConfigError, Problem
 from pipeline.fetch import Fetch
+from pipeline.identity.fingerprints import fingerprint_of, other_than_own, recorded
 from pipeline.image_decoding import decode_step, fused
 from pipeline.loader import Loader
 from pipeline.loader_options import Backend
@@ -70,6 +72,7 @@ class Parts:
         self.config = config
         self._world = world
         self._datasets: dict[str, Any] = {}
+        self._data: dict[tuple[str, str], str] = {}
         self._transforms: dict[str, Compose] = {}
         self._batch_transforms: dict[str, BatchCompose] = {}
         self._plans: dict[str, Plan | StreamPlan] = {}
@@ -114,6 +117,7 @@ class Parts:
         return pack(
             dataset, split, recipe, self.config.cache_dir, given.out,
             self._options(split, backend), self.config.trainer.progress,
+            other_than_own(dataset, self.config),
         )  # fmt: skip
 
     def _unpacked(self, split: str, lazy: bool) -> Any:
@@ -174,7 +178,8 @@ class Parts:
 
     @cached_property
     def _statistics(self) -> dict[str, list[float]]:
-        return statistics_of(self.dataset("train"), self.config.cache_dir)
+        dataset, config = self.dataset("train"), self.config
+        return statistics_of(dataset, config.cache_dir, other_than_own(dataset, config))
 
     def plan(self, split: str) -> Plan | StreamPlan:
         """The addresses of a split. Validation goes through everything in order."""
@@ -279,12 +284,17 @@ class Parts:
         length = epoch_length(self.plan(split), self.dataset(split))
         return Budget(self.config.bad_samples.budget, split, length)
 
+    def data(self, split: str, mode: str) -> str:
+        """The fingerprint of a split's dataset, by names, sizes or content."""
+        if (split, mode) not in self._data:
+            found = fingerprint_of(self.dataset(split), mode, self.config.cache_dir)
+            self._data[split, mode] = found
+        return self._data[split, mode]
+
     def fingerprint(self, split: str) -> dict[str, str]:
         """What the addresses of a split depend on, by key."""
-        config = self.config
-        dataset = self.dataset(split)
-        data = getattr(dataset, "fingerprint", None) or length_of(dataset)
-        parts: dict[str, Any] = {"seed": config.seed, "dataset": data}
+        config, mode = self.config, mode_of(self.config)
+        parts = {"seed": config.seed, "dataset": self.data(split, mode), **recorded(mode)}
         if split == "train":
             parts |= {"sampler": config.sampler, "batch.size": config.batch.size,
                       "batch.tail": config.batch.tail}  # fmt: skip

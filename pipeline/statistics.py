@@ -28,12 +28,15 @@ Sums = tuple[int, torch.Tensor, torch.Tensor]
 _AHEAD = 4  # images in flight per thread
 
 
-def statistics_of(dataset: Any, cache_dir: str | Path) -> dict[str, list[float]]:
+def statistics_of(
+    dataset: Any, cache_dir: str | Path, fingerprint: str | None = None
+) -> dict[str, list[float]]:
     """Per-channel statistics of all images of `dataset`, scaled to [0, 1].
 
     Args:
         dataset: the training split, untransformed; its samples hold one uint8 [C, H, W] image.
-        cache_dir: where the result is looked up and kept, by `dataset.fingerprint`.
+        cache_dir: where the result is looked up and kept.
+        fingerprint: by which it is kept; None takes `dataset.fingerprint`.
 
     Returns:
         {"mean": [C], "std": [C]}; every pixel weighs the same, so large images weigh more.
@@ -41,7 +44,7 @@ def statistics_of(dataset: Any, cache_dir: str | Path) -> dict[str, list[float]]
     Raises:
         DataError: there are no images, or one cannot be read.
     """
-    path = Path(cache_dir) / "statistics" / f"{dataset.fingerprint}.json"
+    path = Path(cache_dir) / "statistics" / f"{fingerprint or dataset.fingerprint}.json"
     if path.exists():
         kept: dict[str, list[float]] = json.loads(path.read_text())
         return kept

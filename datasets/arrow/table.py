@@ -22,7 +22,8 @@ from datasets.arrow.files import ArrowFiles, in_one_piece
 from datasets.arrow.labels import find_classes
 from datasets.arrow.row_groups import RowGroups
 from datasets.files import Files
-from datasets.reading.fingerprint import fingerprint
+from datasets.reading.data_file import DataFile, data_file
+from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.image import check_reader
 from datasets.reading.row_split import RowSplit
 from datasets.reading.shard_files import ShardFiles, split_of
@@ -54,7 +55,7 @@ class TableOptions:
     cache_mb: int = 512
 
 
-class ArrowTable:
+class ArrowTable(Fingerprinted):
     """The rows of one split.
 
     Args:
@@ -86,6 +87,7 @@ class ArrowTable:
         files = files or Files()
         shards = ShardFiles.of(root, split, SUFFIXES, files)
         self.files = ArrowFiles(shards.addresses, files)
+        self._files = files
         self._names = np.array([os.fsencode(name) for name in shards.names])
         self.columns = self._chosen_columns(warn=split == "train")
         self.files.check([*self._read, *([options.split_column] if options.split_column else [])])
@@ -209,15 +211,20 @@ class ArrowTable:
         features = num_features(self.files.schema, self.columns)
         return facts if features is None else facts | {"num_features": features}
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of the files (a spread of blocks of each), of their names, the fields and rows."""
-        parts: list[Any] = ["arrow_table", self.options.reader]
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
+        """The fields and rows, the files' names, and a spread of blocks of each."""
+        parts: list[Part] = ["arrow_table", self.options.reader]
         parts += [f"{one.field} {one.name} {one.kind}" for one in self.columns]
         parts += [f"{field} {name}" for field, names in self.classes.items() for name in names]
         for file, name in enumerate(self._names.tolist()):
-            content = self.files.content(file)
-            parts += [name, content.size, *content.sample(_BLOCKS)]
+            parts.append(name)
+            if sized:
+                content = self.files.content(file)
+                parts += [content.size, *content.sample(_BLOCKS)]
         total = len(self)
         spread = np.unique(np.linspace(0, total - 1, min(total, _SPREAD)).astype(np.int64))
-        return fingerprint([*parts, total, self.rows.rows(spread)])
+        return [*parts, total, self.rows.rows(spread)]
+
+    def data_files(self) -> list[DataFile]:
+        named = enumerate(map(os.fsdecode, self._names.tolist()))
+        return [data_file(name, self.files.name(file), self._files) for file, name in named]

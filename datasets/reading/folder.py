@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 
 from datasets.files import Files, is_hidden, walk
+from datasets.reading.data_file import DataFile, data_file
 from datasets.remote.store import join
 from pipeline.errors import ConfigError, DataError, Problem
 
@@ -59,6 +60,9 @@ class Folder(Protocol):
 
     def first_missing(self, names: Sequence[str]) -> int | None:
         """The place of the first of `names` that is not there."""
+
+    def data_file(self, name: str) -> DataFile:
+        """A file, for hashing its content."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,9 @@ class LocalFolder:
                 return place
         return None
 
+    def data_file(self, name: str) -> DataFile:
+        return DataFile(name, self.path(name))
+
 
 class RemoteFolder:
     """A folder at an address.
@@ -187,6 +194,9 @@ class RemoteFolder:
     def first_missing(self, names: Sequence[str]) -> int | None:
         missing = np.flatnonzero(self._sizes(names) < 0)
         return int(missing[0]) if len(missing) else None
+
+    def data_file(self, name: str) -> DataFile:
+        return data_file(name, self.path(name), self._files)
 
     def _rows(self) -> slice:
         return self._files.catalog.listing(self._root).below(self._inner)

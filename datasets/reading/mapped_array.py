@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from datasets.reading.data_file import DataFile
 from datasets.reading.fingerprint import Part
 from datasets.reading.folder import File, LocalFolder
 from pipeline.errors import DataError
@@ -56,12 +57,17 @@ class MappedArray:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_map": None}  # a pickled map would hold all of the array
 
-    def fingerprint_parts(self) -> list[Part]:
+    def fingerprint_parts(self, sized: bool) -> list[Part]:
         """What tells this array from others: 1024 blocks of 4 KiB, evenly spread, or all of it.
 
-        Cost: at most 4 MiB read, whatever the size.
+        Cost: at most 4 MiB read, whatever the size; without `sized` nothing but its name goes in.
         """
-        return [str(self.shape), self.dtype.str, *self.path.read(_blocks)]
+        content = self.path.read(_blocks) if sized else [self.path.name]
+        return [str(self.shape), self.dtype.str, *content]
+
+    def data_file(self) -> DataFile:
+        """The file, for hashing its content."""
+        return self.path.folder.data_file(self.path.name)
 
 
 def _blocks(path: str) -> list[Part]:

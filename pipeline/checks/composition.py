@@ -31,6 +31,7 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, Omega
 
 from pipeline.checks import hydra_section, signatures, trust
 from pipeline.checks.hydra_loader import Loader, not_set
+from pipeline.checks.nodes import OF_THE_BUILD
 from pipeline.config import TASK_KEYS, nearest, show
 from pipeline.errors import ConfigError, Problem
 
@@ -205,6 +206,8 @@ class Composer:
             if name in taken:
                 return Problem(key, f"is not in the YAML, but {function.__name__} takes it: "
                                f"add it with +{key}=...")  # fmt: skip
+            if where == "dataset" and name in OF_THE_BUILD:
+                return Problem(key, f"is not in the YAML; add it with +{key}=...")
             known = [one for one in known if not one.startswith("_")] + taken
         allowed = f"; {where} has {', '.join(known)}" if known else f"; {where} has no keys"
         return Problem(key, f"unknown key {name!r}{nearest(name, known)}{allowed}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import world
-from pipeline.checks import batch_rules, pack_rules, trust
+from pipeline.checks import batch_rules, data_rules, pack_rules, trust
 from pipeline.checks.nodes import datasets, direction
 from pipeline.checks.signatures import arguments
 from pipeline.config import Config, nearest, show
@@ -351,6 +351,10 @@ def packing(case: Case) -> Iterator[Problem]:
     yield from pack_rules.find(case.config, case.found)
 
 
+def data_told(case: Case) -> Iterator[Problem]:
+    yield from data_rules.find(case.config, case.found)
+
+
 def both_splits(case: Case) -> Iterator[Problem]:
     if case.config.split == "both" and case.config.task not in ("check", "pack"):
         yield Problem("split", f"both is for task=check and task=pack; task={case.config.task} "
@@ -377,5 +381,5 @@ RULES: tuple[Rule, ...] = (
     loader_without_workers, loader_of_threads, start_method, worker_function, unordered,
     pinned_device, ranks, columns, streams, same_data_twice, tail_of_strategies,
     both_splits, bad_samples, distributed_sampler, device, monitor, schedule, batch_steps,
-    packing,
+    packing, data_told,
 )  # fmt: skip

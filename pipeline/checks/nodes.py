@@ -24,6 +24,7 @@ SCHEDULE_KEYS = ("warmup", "interval")  # of a scheduler node, but ours
 # Importing torchmetrics takes 1.3 s; tasks that measure nothing check only the names below it.
 _DATA_ONLY = ("digest", "replay")
 _SLOW = ("torchmetrics.", "pipeline.metrics.")
+OF_THE_BUILD = ("packed", "fingerprint")  # keys of `dataset` that are no arguments
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,11 @@ def parts(config: Config) -> list[Part]:
 def datasets(node: Any) -> list[tuple[str, Any]]:
     """Key and node of each dataset: one for both splits, or one each under `train` and `val`.
 
-    Without `packed`, which is no argument of theirs (`pipeline.packs.packing`).
+    Without `packed` and `fingerprint`, which are no arguments of theirs (`pipeline.packs.packing`,
+    `pipeline.identity.fingerprints`).
     """
-    if isinstance(node, Mapping) and "packed" in node:
-        node = {name: value for name, value in node.items() if name != "packed"}
+    if isinstance(node, Mapping):
+        node = {name: value for name, value in node.items() if name not in OF_THE_BUILD}
     if isinstance(node, Mapping) and "_target_" not in node and ("train" in node or "val" in node):
         return [(f"dataset.{name}", node[name]) for name in node]
     return [] if node is None else [("dataset", node)]

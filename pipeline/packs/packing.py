@@ -66,6 +66,7 @@ def pack(
     out: str | None = None,
     options: LoaderOptions | None = None,
     progress: Progress = "none",
+    fingerprint: str | None = None,
 ) -> Path:
     """The folder of a dataset's pack, which is made if it is not there.
 
@@ -76,12 +77,13 @@ def pack(
         cache_dir: packs are kept in the folder `packed` in it.
         out: a folder of a person's own in place of that; the pack goes to `out`/`split`.
         options: who reads samples; without workers, processes do, one a core.
+        fingerprint: of the dataset; None takes its own.
 
     Raises:
         ConfigError: the dataset cannot be packed, or `out` holds something else.
         DataError: a sample is bad, or the pack cannot be written.
     """
-    fingerprint = _packable(dataset)
+    fingerprint = _packable(dataset, fingerprint)
     name = recipe.name(fingerprint)
     where = Path(cache_dir, "packed", name) if out is None else Path(out, split)
     place = where.expanduser().absolute()
@@ -92,13 +94,14 @@ def pack(
         with _locked(place):
             if not _is_there(place, name):
                 _remove_leftovers(place)
-                _make(dataset, split, recipe, name, place, options or LoaderOptions(), progress)
+                _make(dataset, split, recipe, fingerprint, place, options or LoaderOptions(),
+                      progress)  # fmt: skip
     except OSError as error:
         _refuse(place, error)
     return place
 
 
-def _packable(dataset: Any) -> str:
+def _packable(dataset: Any, given: str | None) -> str:
     """The fingerprint of a dataset that can be packed."""
     kind = type(dataset).__name__
     if is_stream(dataset):
@@ -106,7 +109,7 @@ def _packable(dataset: Any) -> str:
             Problem("dataset.packed", f"{kind} is a stream, which can only be read forwards; "
                     "packing is for datasets with rows")
         )  # fmt: skip
-    fingerprint = getattr(dataset, "fingerprint", None)
+    fingerprint = given or getattr(dataset, "fingerprint", None)
     if not fingerprint:
         raise ConfigError(
             Problem("dataset.packed", f"{kind} has no `fingerprint`, so nobody could tell when its "
@@ -164,7 +167,7 @@ def _make(
     dataset: Any,
     split: str,
     recipe: Recipe,
-    name: str,
+    fingerprint: str,
     place: Path,
     options: LoaderOptions,
     progress: Progress,
@@ -176,10 +179,10 @@ def _make(
     try:
         table = getattr(dataset, "metadata", None)
         record = {
-            "name": name,
+            "name": recipe.name(fingerprint),
             "split": split,
-            "fingerprint": recipe.fingerprint(str(dataset.fingerprint)),
-            "dataset": {"class": type(dataset).__qualname__, "fingerprint": dataset.fingerprint},
+            "fingerprint": recipe.fingerprint(fingerprint),
+            "dataset": {"class": type(dataset).__qualname__, "fingerprint": fingerprint},
             "recipe": vars(recipe),
             "reader": getattr(dataset, "reader", None),
             "versions": _versions(recipe),

@@ -1,7 +1,7 @@
 """The folder of one run: what was asked for, on what, and what came out.
 
     config.yaml      the resolved configuration
-    manifest.json    command, versions, git state, hardware, data, seed; status and results; and
+    manifest.json    command, versions, git state, hardware, data, code, seed; status, results; and
                      `sessions`: every start of the run, the first and those that went on with it
     metrics.jsonl    a line whenever something was measured
     holder.json      which process has the folder, or had it last
@@ -165,6 +165,16 @@ class RunFolder:
     def _write_manifest(self) -> None:
         text = json.dumps(_finite(self.manifest), indent=2, allow_nan=False, ensure_ascii=False)
         write_atomically(self.path / "manifest.json", (text + "\n").encode())
+
+
+def last_code(folder: Path) -> Any:
+    """What the manifest of a run says of its code when it was last started; None if nothing."""
+    try:
+        manifest = _read_manifest(folder)
+        starts = [manifest, *manifest.get("sessions", ())]
+        return next(one["code"] for one in reversed(starts) if one.get("code"))
+    except (PenstockError, StopIteration, TypeError, AttributeError):
+        return None
 
 
 def provenance() -> dict[str, Any]:

@@ -14,6 +14,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,8 +24,10 @@ from torch import nn
 from pipeline import quarantine
 from pipeline.build import Parts
 from pipeline.checks import trust
+from pipeline.checks.data_rules import mode_of
 from pipeline.config import TASK_KEYS, Config
 from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.identity.sources import code_of
 from pipeline.learner import Options
 from pipeline.loader import Loader
 from pipeline.meter import NonFiniteLossError
@@ -74,8 +77,9 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
         scheduler = parts.scheduler(optimizer, moves)
         own = fingerprint(config, train.fingerprint, moves)
         opened = open_run(
-            config, group, own, overrides(), seed=config.seed, device=train.world.device,
-            monitor=options.monitor,
+            config, group, own, overrides(), partial(parts.data, "train"), seed=config.seed,
+            device=train.world.device, monitor=options.monitor, data=_told(config, parts),
+            code=code_of(config),
         )  # fmt: skip
         with watched(config, parts, group, opened, train) as (tracker, observers):
             constant = baseline(parts, objective, val, group) if config.trainer.baseline else {}
@@ -92,6 +96,12 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
                 report(config, parts, model, objective, result, constant, opened, tracker)
         group.meet()
     return result.best[f"val/{options.monitor}"] if result.best else None
+
+
+def _told(config: Config, parts: Parts) -> dict[str, str]:
+    """The data, for the manifest: each split's fingerprint, and what it covers."""
+    mode = mode_of(config)
+    return {"fingerprint": mode, **{split: parts.data(split, mode) for split in ("train", "val")}}
 
 
 def report(

@@ -7,19 +7,21 @@ be one that all of them see.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline import world
 from pipeline.config import Config
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, Problem
+from pipeline.identity.fingerprints import first_difference, in_mode_of, mode_in
+from pipeline.identity.sources import Code, changes
 from pipeline.ranks.group import Group
-from pipeline.resumption import Source, differences, source
+from pipeline.resumption import Source, differences, run_of, source
 from pipeline.saving import checkpoint
 from pipeline.saving.checkpoint import Checkpoints, Newest, State
-from pipeline.saving.run_folder import RunFolder
+from pipeline.saving.run_folder import RunFolder, last_code
 
 
 @dataclass
@@ -39,13 +41,14 @@ class Opened:
 
 def open_run(
     config: Config, group: Group, fingerprint: Mapping[str, str], overrides: Sequence[str],
-    **facts: Any,
+    told: Callable[[str], str], **facts: Any,
 ) -> Opened:  # fmt: skip
     """Claim a folder, or go on in an old one; all ranks together.
 
     Args:
         fingerprint: of this run; that of the checkpoint has to be the same.
         overrides: of this command, for the manifest.
+        told: mode -> the fingerprint of the training data by names, sizes or content.
         facts: for the manifest of a new run.
 
     Raises:
@@ -54,7 +57,7 @@ def open_run(
     """
     folder, newest, where = None, None, ("", "")
     if group.is_first:
-        folder, newest = _open(config, group, fingerprint, list(overrides), facts)
+        folder, newest = _open(config, group, fingerprint, list(overrides), told, facts)
         where = str(folder.path), str(newest.path) if newest else ""
     path, taken = group.from_first(where)
     state = newest.state if newest else None
@@ -76,16 +79,13 @@ def _checkpoints(config: Config, folder: Path, group: Group) -> Checkpoints | No
 
 def _open(
     config: Config, group: Group, fingerprint: Mapping[str, str], overrides: list[str],
-    facts: dict[str, Any],
+    told: Callable[[str], str], facts: dict[str, Any],
 ) -> tuple[RunFolder, Newest | None]:  # fmt: skip
     wanted = _source(config)
     newest = _newest(wanted) if wanted else None
     if newest is not None:
-        problems = differences(
-            newest.state.get("fingerprint", {}), fingerprint, config.resume_despite
-        )
-        if problems:
-            raise ConfigError(problems)
+        _check_same(newest.state.get("fingerprint", {}), fingerprint, config, told)
+        _warn_of_code(newest.path, facts["code"])
     size = group.world.size
     old = wanted.folder if wanted else None
     if old is None or not (old / "manifest.json").exists():
@@ -96,11 +96,39 @@ def _open(
     else:
         at = _address(newest.state) if newest else (0, 0)
         come = f"{newest.path}" if newest else None
-        folder = RunFolder.reopen(old, world=size, overrides=overrides, resumed=come, at=list(at))
+        folder = RunFolder.reopen(
+            old, world=size, overrides=overrides, resumed=come, at=list(at), code=facts["code"]
+        )
         folder.rewind(*at, int(newest.state["updates"]) if newest else 0)
     if newest is not None:
         _say(folder, newest)
     return folder, newest
+
+
+def _check_same(
+    saved: Mapping[str, str], own: Mapping[str, str], config: Config, told: Callable[[str], str]
+) -> None:
+    """Raise ConfigError unless a checkpoint is this run's; its data is told as it was then."""
+    then, now = mode_in(saved), mode_in(own)
+    same_way = in_mode_of(saved, own, told)
+    problems = differences(saved, same_way, config.resume_despite)
+    for place, one in enumerate(problems):
+        file = first_difference(config.cache_dir, saved.get("dataset", ""), same_way["dataset"])
+        if one.key == "dataset" and file:
+            problems[place] = Problem(one.key, f"{file}; its fingerprint {one.message}")
+    if problems:
+        raise ConfigError(problems)
+    if then != now and mode_in(same_way) == then:
+        print(f"the data is that of the run by {then}, which is all that was noted of it; from now "
+              f"on it is told by {now}", file=sys.stderr)  # fmt: skip
+
+
+def _warn_of_code(checkpoint: Path, own: Code) -> None:
+    """Say which code that makes samples is not what it was when the run was last started."""
+    folder = run_of(checkpoint)
+    for part, module, before, now in changes(folder and last_code(folder), own):
+        print(f"{part}: the code of {module} has changed since the run was last started ({before} "
+              f"then, {now} now); samples may be others", file=sys.stderr)  # fmt: skip
 
 
 def _source(config: Config) -> Source | None:

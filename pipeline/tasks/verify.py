@@ -25,6 +25,7 @@ import yaml
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.identity.fingerprints import mode_in
 from pipeline.saving.checkpoint import find_newest, has_checkpoint
 from pipeline.saving.state_tree import encode
 
@@ -34,8 +35,8 @@ HARMLESS = ("loader", "distributed", "run_dir", "cache_dir", "resume", "resume_d
             "tracker", "task", "runs", "trainer.checkpoint", "trainer.log_every", "trainer.digest",
             "trainer.ledger", "trainer.progress", "trainer.pictures",
             "trainer.baseline")  # fmt: skip
-FACTS = ("status", "fingerprint", "device", "penstock", "git", "python", "packages", "platform",
-         "cpus", "threads", "gpus", "order")  # fmt: skip
+FACTS = ("status", "data", "fingerprint", "code", "device", "penstock", "git", "python",
+         "packages", "platform", "cpus", "threads", "gpus", "order")  # fmt: skip
 
 Address = tuple[int, int]
 Rows = list[tuple[str, str, str, str]]
@@ -104,7 +105,7 @@ def print_started(first: Run, second: Run) -> None:
     rows += _differing(
         {"starts": first.starts, "ranks": first.world, **_facts(first)},
         {"starts": second.starts, "ranks": second.world, **_facts(second)},
-        lambda _: "",
+        _note_of(first, second),
     )
     rows += _differing(
         _settings(first), _settings(second),
@@ -297,6 +298,16 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
 def _facts(run: Run) -> dict[str, Any]:
     known = {name: run.manifest.get(name) for name in FACTS}
     return dict(_leaves(known))
+
+
+def _note_of(first: Run, second: Run) -> Callable[[str], str]:
+    """What is said of facts that differ: which data or code is another one."""
+    modes = [mode_in(dict(run.manifest.get("fingerprint") or {})) for run in (first, second)]
+    data = "other data" if modes[0] == modes[1] else f"told by {modes[0]} and by {modes[1]}"
+    told = ("data.train", "data.val", "fingerprint.dataset")
+    return lambda key: (
+        data if key in told else "other code" if key.startswith("code.") else ""
+    )  # fmt: skip
 
 
 def _settings(run: Run) -> dict[str, Any]:

@@ -1,0 +1,43 @@
+"""A file that samples come from, as a dataset names it where its content is hashed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from datasets.remote.store import is_remote, local_path
+from pipeline.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets.files import Files
+
+
+class DataFile(NamedTuple):
+    """A file that samples come from.
+
+    Attributes:
+        name: relative to the root: what stays when the root is moved.
+        path: where it lies.
+        version: what its store says of its content; empty for a file of this machine.
+    """
+
+    name: str
+    path: str
+    version: str = ""
+
+
+def data_file(name: str, address: str, files: Files) -> DataFile:
+    """The file at a path or an address, which is not fetched.
+
+    Raises:
+        DataError: its store says nothing from which its content could be told.
+    """
+    if not is_remote(address):
+        return DataFile(name, str(Path(local_path(address)).expanduser()))
+    found = files.catalog.look(address)
+    if not found.version:
+        raise DataError(
+            f"{address!r}: its store gives neither a checksum nor a version, so a changed content "
+            "would not be noticed. Set dataset.fingerprint=sizes, or copy the data here first."
+        )
+    return DataFile(name, address, f"{found.version} {found.size}")

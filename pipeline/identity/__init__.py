@@ -1,0 +1,1 @@
+"""What tells the data and the code of a run from those of another."""
