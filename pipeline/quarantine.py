@@ -164,7 +164,7 @@ def known_rows(path: str | Path, dataset: Any, split: str, fingerprint: str) -> 
             Problem(_KEY, f"{str(path)!r} was written for another dataset: the fingerprint of "
                     f"its {split} split is {others[0].dataset}, that of this one is {fingerprint}, "
                     "and no file that it names is in this one. Set it to null, or to the "
-                    f"{NAME} of a run on this dataset")
+                    f"{NAME} of a run on this dataset (and of the same dataset.fingerprint)")
         )  # fmt: skip
     return found | {one.index: one.cause for one in own if not one.path}
 
