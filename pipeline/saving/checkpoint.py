@@ -348,7 +348,7 @@ def _hard_link(source: Path, path: Path) -> None:
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
     """Hold a file, so that its second name is not taken for a leftover."""
-    hold = None if path.is_dir() else Hold.take(path)
+    hold = None if path.is_dir() else Hold.take(path, linked=True)
     try:
         yield
     finally:
