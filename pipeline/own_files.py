@@ -21,8 +21,8 @@ import stat
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from pipeline.errors import PenstockError
 
@@ -68,7 +68,7 @@ def open_own(path: Path, flags: int, mode: int = 0o666, linked: bool = False) ->
     return descriptor
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """A file to read; OSError also where it is a folder, a pipe or a device, at once."""
     descriptor = os.open(path, os.O_RDONLY | _SAFELY)
     try:

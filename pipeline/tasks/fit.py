@@ -36,6 +36,7 @@ from pipeline.ranks.group import Group, join
 from pipeline.ranks.parallel import Parallel, prepare
 from pipeline.resumption import fingerprint
 from pipeline.runner import Observer, Record, Result, fit
+from pipeline.saving import run_state
 from pipeline.saving.run_folder import RunFolder, Status
 from pipeline.streams import StreamPlan
 from pipeline.tasks import predictions, progress
@@ -74,8 +75,9 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
         scheduler = parts.scheduler(optimizer, moves)
         own = fingerprint(config, train.fingerprint, moves)
         opened = open_run(
-            config, group, own, overrides(), seed=config.seed, device=train.world.device,
-            monitor=options.monitor,
+            config, group, own, overrides(),
+            fits=lambda state: run_state.check_fit(state, model, optimizer), seed=config.seed,
+            device=train.world.device, monitor=options.monitor,
         )  # fmt: skip
         with watched(config, parts, group, opened, train) as (tracker, observers):
             constant = baseline(parts, objective, val, group) if config.trainer.baseline else {}

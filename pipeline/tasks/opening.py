@@ -7,19 +7,21 @@ be one that all of them see.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline import world
 from pipeline.config import Config
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, Problem
 from pipeline.ranks.group import Group
 from pipeline.resumption import Source, differences, source
-from pipeline.saving import checkpoint
+from pipeline.saving import checkpoint, run_state
 from pipeline.saving.checkpoint import Checkpoints, Newest, State
 from pipeline.saving.run_folder import RunFolder
+
+_NAMED = 30  # differences from a checkpoint that are listed
 
 
 @dataclass
@@ -39,13 +41,15 @@ class Opened:
 
 def open_run(
     config: Config, group: Group, fingerprint: Mapping[str, str], overrides: Sequence[str],
-    **facts: Any,
+    fits: Callable[[State], None] | None = None, **facts: Any,
 ) -> Opened:  # fmt: skip
     """Claim a folder, or go on in an old one; all ranks together.
 
     Args:
         fingerprint: of this run; that of the checkpoint has to be the same.
         overrides: of this command, for the manifest.
+        fits: raises ValueError for a checkpoint whose tensors are not this run's, although its
+            fingerprint is.
         facts: for the manifest of a new run.
 
     Raises:
@@ -54,7 +58,7 @@ def open_run(
     """
     folder, newest, where = None, None, ("", "")
     if group.is_first:
-        folder, newest = _open(config, group, fingerprint, list(overrides), facts)
+        folder, newest = _open(config, group, fingerprint, list(overrides), facts, fits)
         where = str(folder.path), str(newest.path) if newest else ""
     path, taken = group.from_first(where)
     state = newest.state if newest else None
@@ -76,16 +80,22 @@ def _checkpoints(config: Config, folder: Path, group: Group) -> Checkpoints | No
 
 def _open(
     config: Config, group: Group, fingerprint: Mapping[str, str], overrides: list[str],
-    facts: dict[str, Any],
+    facts: dict[str, Any], fits: Callable[[State], None] | None,
 ) -> tuple[RunFolder, Newest | None]:  # fmt: skip
     wanted = _source(config)
-    newest = _newest(wanted) if wanted else None
+
+    def check(state: State) -> None:
+        run_state.check(state)
+        if fits is not None and state["fingerprint"] == dict(fingerprint):
+            fits(state)
+
+    newest = _newest(wanted, check) if wanted else None
     if newest is not None:
         problems = differences(
             newest.state.get("fingerprint", {}), fingerprint, config.resume_despite
         )
         if problems:
-            raise ConfigError(problems)
+            raise ConfigError(_first(problems))
     size = group.world.size
     old = wanted.folder if wanted else None
     if old is None or not (old / "manifest.json").exists():
@@ -109,13 +119,20 @@ def _source(config: Config) -> Source | None:
     return source(config)
 
 
-def _newest(wanted: Source) -> Newest | None:
+def _first(problems: Sequence[Problem]) -> list[Problem]:
+    """As many as a person reads."""
+    more = len(problems) - _NAMED
+    rest = [Problem("", f"{more} more keys differ")] if more > 0 else []
+    return [*problems[:_NAMED], *rest]
+
+
+def _newest(wanted: Source, check: Callable[[State], None]) -> Newest | None:
     if wanted.checkpoint is not None:
-        return Newest(wanted.checkpoint, checkpoint.load(wanted.checkpoint), [])
+        return Newest(wanted.checkpoint, checkpoint.load_checked(wanted.checkpoint, check), [])
     assert wanted.folder is not None
     if not wanted.required and not checkpoint.has_checkpoint(wanted.folder):
         return None
-    return checkpoint.find_newest(wanted.folder)
+    return checkpoint.find_newest(wanted.folder, check)
 
 
 def _address(state: State) -> tuple[int, int]:
