@@ -28,6 +28,8 @@ from pipeline.ranks.parallel import Parallel, like, local, same_buffers, wrap
 Precision = Literal["fp32", "bf16", "fp16"]
 Mode = Literal["min", "max"]
 
+# What comes of a state that is that of another model or optimizer.
+_UNFIT = (LookupError, TypeError, ValueError, RuntimeError, AttributeError)
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -114,6 +116,7 @@ class Learner:
         self._model_key = hash64_on(4, seed, "model")
         self.batches = 0
         self.updates = 0
+        self._resumed = False  # whether no step was taken yet with a state of a checkpoint
         self._begun = False  # whether there are gradients since the last update
         self._samples = 0  # of this rank in them
         self._divisor = 1  # what those gradients have been divided by
@@ -179,10 +182,7 @@ class Learner:
         if self._average():
             if self.options.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self._weights(), self.options.clip_norm)
-            if scaler is None:
-                self.optimizer.step()
-            else:
-                scaler.step(self.optimizer)
+            self._step_optimizer(scaler)
         if scaler is not None:
             scaler.update()
         self.optimizer.zero_grad()
@@ -192,6 +192,22 @@ class Learner:
         left_out = scaler is not None and scaler.get_scale() < scale
         if self.options.schedule == "step" and not left_out:
             self._step_scheduler(None)
+
+    def _step_optimizer(self, scaler: torch.amp.GradScaler | None) -> None:
+        """Take a step; the first one after a resumption shows whether the state was one."""
+        try:
+            if scaler is None:
+                self.optimizer.step()
+            else:
+                scaler.step(self.optimizer)
+        except _UNFIT as error:
+            if not self._resumed:
+                raise
+            raise PenstockError(
+                "the optimizer cannot go on from the state that the checkpoint has for it: "
+                f"{type(error).__name__}: {error}. Use an earlier one"
+            ) from error
+        self._resumed = False
 
     def _weights(self) -> list[Tensor]:
         return [weight for group in self.optimizer.param_groups for weight in group["params"]]
@@ -240,12 +256,13 @@ class Learner:
             if self.scheduler is not None:
                 self.scheduler.load_state_dict(state["scheduler"])
             self.scaler.load_state_dict(state["scaler"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except _UNFIT as error:
             raise PenstockError(
                 "the checkpoint does not fit the model, the optimizer or the scheduler of this "
                 f"configuration; give the overrides of its run. {type(error).__name__}: {error}"
             ) from error
         self.batches, self.updates = int(state["batches"]), int(state["updates"])
+        self._resumed = True
         # Or the scheduler's next step warns that the optimizer has not taken one yet.
         self.optimizer._opt_called = self.updates > 0  # type: ignore[attr-defined]
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +25,17 @@ from typing import Any
 
 from pipeline.bad_samples import BadSamples, LeftOut, OnError, path_of, rule
 from pipeline.errors import ConfigError, Problem
+from pipeline.own_files import open_own, open_regular
 from pipeline.plan import Plan
-from pipeline.saving.disk import append
+from pipeline.saving.disk import append, refuse
 from pipeline.streams import StreamPlan
 
 COLUMNS = ("split", "index", "path", "epoch", "step", "position", "cause", "dataset")
 NAME = "quarantine.csv"
 
 _KEY = "bad_samples.quarantine"
+_LARGEST = 256 << 20  # bytes; a million samples take 150 MB
+_LONGEST_LINE = 1 << 20  # bytes
 _NAMED = 5  # samples that are told of by name
 
 
@@ -78,8 +82,8 @@ class QuarantineFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._samples: set[tuple[str, str | int]] = set()
-        if path.exists():
-            os.truncate(path, _whole(path.read_bytes()))
+        if os.path.lexists(path):
+            _cut_half_line(path)
             self._samples |= {one.sample for one in read(path)}
 
     def __len__(self) -> int:
@@ -105,10 +109,13 @@ def read(path: str | Path) -> list[Entry]:
     """The lines of a quarantine.csv; one that a crash cut off at the end is passed over.
 
     Raises:
-        ConfigError: there is no such file, or it is something else.
+        ConfigError: there is no such file, or it is something else, or larger than any run's.
     """
     try:
-        content = Path(path).read_bytes()
+        with open_regular(Path(path)) as file:
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            raise csv.Error(f"it is larger than {_LARGEST >> 20} MiB")
         text = content[: _whole(content)].decode()
         lines = list(csv.reader(io.StringIO(text, newline="")))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -117,7 +124,7 @@ def read(path: str | Path) -> list[Entry]:
     if not lines:
         return []
     if tuple(lines[0]) != COLUMNS:
-        has, expected = ", ".join(lines[0]), ", ".join(COLUMNS)
+        has, expected = ", ".join(lines[0])[:300], ", ".join(COLUMNS)
         raise ConfigError(Problem(_KEY, f"{str(path)!r} is no {NAME} of a run: its columns are "
                                   f"{has}; expected {expected}"))  # fmt: skip
     found = []
@@ -135,14 +142,39 @@ def _line(cells: Sequence[object]) -> str:
     return text.getvalue()
 
 
+def _cut_half_line(path: Path) -> None:
+    """Take away what a crash has left of a last line."""
+    try:
+        with os.fdopen(open_own(path, os.O_RDWR), "rb+") as file:
+            size = file.seek(0, os.SEEK_END)
+            begin = max(size - _LONGEST_LINE, 0)
+            file.seek(begin)
+            whole = begin + _whole(file.read())
+            if whole == begin > 0:
+                raise ConfigError(Problem(_KEY, f"{str(path)!r} ends in a line of more than "
+                                          f"{_LONGEST_LINE >> 20} MiB"))  # fmt: skip
+            file.truncate(whole)
+    except OSError as error:
+        refuse(path, error)
+
+
 def _whole(content: bytes) -> int:
     """How much of a file is whole lines; a crash may have cut the last one off."""
     return content.rfind(b"\n") + 1
 
 
 def _entry(line: Sequence[str]) -> Entry:
+    if len(line) != len(COLUMNS):
+        raise ValueError(f"it has {len(line)} fields in place of {len(COLUMNS)}")
     split, index, path, epoch, step, position, cause, dataset = line
-    return Entry(split, int(index), path, int(epoch), int(step), int(position), cause, dataset)
+    return Entry(split, _number(index), path, _number(epoch), _number(step), _number(position),
+                 cause, dataset)  # fmt: skip
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
+        raise ValueError(f"{text[:40]!r} is no number of a sample or a step")
+    return int(text)
 
 
 def known_rows(path: str | Path, dataset: Any, split: str, fingerprint: str) -> dict[int, str]:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from pipeline.errors import ConfigError, Problem
 
+MEETING = "PENSTOCK_MEETING"  # names that folder for the ranks
+
 
 @dataclass(frozen=True)
 class World:
@@ -52,6 +54,19 @@ def launched_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int
 def restarts(environment: Mapping[str, str] = os.environ) -> int:
     """How often torch's launcher has started all ranks again."""
     return _number(environment, "TORCHELASTIC_RESTART_COUNT", 0)
+
+
+def meeting_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The folder in which the ranks of one machine meet; None if the launcher is not ours."""
+    return Path(environment[MEETING]) if environment.get(MEETING) else None
+
+
+def store_address(environment: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
+    """Address and port at which rank 0 is to serve the store itself; None if the launcher does."""
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    address, port = environment.get("MASTER_ADDR"), _number(environment, "MASTER_PORT", 0)
+    return (address, port) if address and port else None
 
 
 def launched_size(environment: Mapping[str, str] = os.environ) -> int:

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from pipeline.errors import ConfigError, Problem
+from pipeline.ranks import meeting
 from pipeline.world import World, is_launched, restarts
 
 
@@ -140,13 +141,9 @@ def join(
     if cuda:
         torch.cuda.set_device(world.device)
     try:
-        # A launcher that starts all ranks again keeps its store, and with it the addresses of
-        # those that are gone; each start has names of its own in it.
-        store, rank, size = next(rendezvous("env://", world.rank, world.size, timeout=limit))
-        store = PrefixStore(f"start-{restarts()}", store)
         dist.init_process_group(
-            backend or ("nccl" if cuda else "gloo"), store=store, rank=rank, world_size=size,
-            timeout=limit,
+            backend or ("nccl" if cuda else "gloo"), store=_store(world, limit), rank=world.rank,
+            world_size=world.size, timeout=limit,
         )  # fmt: skip
     except (ValueError, RuntimeError, dist.DistError) as error:
         raise ConfigError(
@@ -158,3 +155,18 @@ def join(
         yield Group(world, control)
     finally:
         dist.destroy_process_group()
+
+
+def _store(world: World, limit: timedelta) -> Store:
+    """Where the ranks learn each other's addresses: of our launcher, else of whoever started them.
+
+    A launcher such as torchrun that starts all ranks again keeps its store, and with it the
+    addresses of those that are gone; each start has names of its own in it.
+    """
+    own = meeting.store(world.size)
+    if own is not None:
+        return own
+    store: Store | None = meeting.served(world, limit)
+    if store is None:
+        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
+    return PrefixStore(f"start-{restarts()}", store)

@@ -2,8 +2,8 @@
 
 Every rank is a process that runs this same command line and finds its place in the environment, as
 under torchrun. What a rank has to say, it says itself on stderr; here only the exit codes are put
-together. Signals are handed on to all ranks. Nothing of torch.distributed is imported before a run
-needs it.
+together. Signals are handed on to all ranks. No process listens where another machine could reach
+it (meeting.py). Nothing of torch.distributed is imported before a run needs it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,12 @@ def run(command: Sequence[str], processes: int, max_restarts: int = 0) -> Any:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
+    from pipeline.ranks.meeting import announced
+
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    with _own_signals(), _result_file() as result:
-        launched = elastic_launch(_config(processes, max_restarts, result.parent), command[0])
+    with _own_signals(), _result_file() as result, announced(result.parent) as meeting:
+        config = _config(processes, max_restarts, result.parent, meeting)
+        launched = elastic_launch(config, command[0])
         try:
             launched(*command[1:])
         except ChildFailedError as error:
@@ -84,7 +87,7 @@ def leave_result(value: Any) -> None:
 
 @contextmanager
 def _result_file() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:  # of mode 0700
         os.environ[_RESULT] = str(Path(folder) / "result.json")
         try:
             yield Path(os.environ[_RESULT])
@@ -92,13 +95,14 @@ def _result_file() -> Iterator[Path]:
             del os.environ[_RESULT]
 
 
-def _config(processes: int, max_restarts: int, folder: Path) -> Any:
+def _config(processes: int, max_restarts: int, folder: Path, meeting: str) -> Any:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
     wanted: dict[str, Any] = {
         "min_nodes": 1, "max_nodes": 1, "nproc_per_node": processes, "max_restarts": max_restarts,
-        "run_id": "penstock", "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0",
+        "run_id": "penstock", "rdzv_backend": meeting, "rdzv_endpoint": "",
+        "local_addr": "127.0.0.1",
         "logs_specs": DefaultLogsSpecs(log_dir=str(folder)), "monitor_interval": 0.1,
         "signals_to_handle": ",".join(number.name for number in _SIGNALS),
         "shutdown_timeout": _GRACE_SECONDS,

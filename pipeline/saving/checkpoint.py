@@ -33,7 +33,7 @@ from pipeline.saving.disk import Hold, beside, discard, prepare, refuse, sync_fo
 from pipeline.saving.state_tree import CheckpointError, State, encode, is_sharded
 
 __all__ = ["CheckpointError", "Checkpoints", "Newest", "State", "find", "find_newest",
-           "has_checkpoint", "load", "save"]  # fmt: skip
+           "has_checkpoint", "load", "load_checked", "save"]  # fmt: skip
 
 BEST = "best.safetensors"
 BEST_FOLDER = "best"
@@ -261,8 +261,22 @@ def has_checkpoint(path: Path) -> bool:
     return any(_newest_first(path))
 
 
-def find_newest(path: Path) -> Newest:
+def load_checked(path: Path, check: Callable[[State], None]) -> State:
+    """`load`, of what `check` takes; raises CheckpointError, also in place of its ValueError."""
+    state = load(path)
+    try:
+        check(state)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {checkpoint_file.DAMAGED}: {error}. Use an earlier "
+                              "one") from error  # fmt: skip
+    return state
+
+
+def find_newest(path: Path, check: Callable[[State], None] = lambda state: None) -> Newest:
     """The newest good checkpoint of a run's folder, or of the folder of its checkpoints.
+
+    Args:
+        check: raises ValueError, with what is wrong, for a state that is no good.
 
     Raises:
         CheckpointError: there is none, or none is good; then with what is wrong with each.
@@ -270,7 +284,7 @@ def find_newest(path: Path) -> Newest:
     skipped: list[tuple[Path, str]] = []
     for one in _newest_first(path):
         try:
-            return Newest(one, load(one), skipped)
+            return Newest(one, load_checked(one, check), skipped)
         except CheckpointError as error:
             skipped.append((one, str(error).removeprefix(f"{one}: ")))
     if not skipped:
@@ -348,7 +362,7 @@ def _hard_link(source: Path, path: Path) -> None:
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
     """Hold a file, so that its second name is not taken for a leftover."""
-    hold = None if path.is_dir() else Hold.take(path)
+    hold = None if path.is_dir() else Hold.take(path, linked=True)
     try:
         yield
     finally:

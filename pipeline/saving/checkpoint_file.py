@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,12 +24,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pipeline.own_files import open_regular
 from pipeline.saving.disk import replacing, write
 from pipeline.saving.state_tree import CheckpointError, State, decode, encode, is_sharded
 
 FORMAT = 1
 
-_DTYPES = {
+_DIGITS = 9  # of a version
+_SMALL = 64 << 20  # bytes
+_SPARSE = 16  # disks that compress make less of it than that
+
+DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
@@ -55,7 +61,7 @@ def save(path: Path, state: State) -> None:
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies of tensors on the CPU; raises TypeError as `save` does."""
     for name, tensor in tensors.items():
-        if tensor.dtype not in _DTYPES or is_sharded(tensor):
+        if tensor.dtype not in DTYPES or is_sharded(tensor):
             what = "sharded tensor" if is_sharded(tensor) else f"tensor of {tensor.dtype}"
             raise TypeError(f"{name} is a {what}, which a checkpoint's file cannot hold")
     return {name: on_cpu(tensor) for name, tensor in tensors.items()}
@@ -78,7 +84,7 @@ def write_file(path: Path, text: str, tensors: Mapping[str, Tensor]) -> None:
     for name in names:
         tensor, start = tensors[name], offset
         offset += tensor.nbytes
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape),
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape),
                         "data_offsets": [start, offset]}  # fmt: skip
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
@@ -94,7 +100,8 @@ def load(path: Path) -> State:
         CheckpointError: no checkpoint, a damaged one, or one of a newer version.
     """
     try:
-        path.open("rb").close()  # says more than safe_open where there is no permission
+        with open_regular(path) as opened:  # says more than safe_open where there is no permission
+            check_size(path, os.fstat(opened.fileno()))
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             _check_format(path, metadata)
@@ -126,6 +133,22 @@ def check_version(path: Path, version: int) -> None:
                               f"reads up to {FORMAT}. Update Penstock to use it")  # fmt: skip
 
 
+def check_size(path: Path, state: os.stat_result) -> None:
+    """Refuse a file that would not fit into this machine's memory, or that is nearly all holes.
+
+    A file of any size can be made of holes at no cost; what a run writes has none.
+    """
+    blocks = getattr(state, "st_blocks", None)  # of 512 bytes; Windows has no such number
+    if blocks is not None and state.st_size > _SMALL and blocks * 512 * _SPARSE < state.st_size:
+        raise CheckpointError(f"{path}: {DAMAGED}: nearly all of its {state.st_size} bytes were "
+                              "never written. Use an earlier one")  # fmt: skip
+    if hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if 0 < memory < state.st_size:
+            raise CheckpointError(f"{path}: its {state.st_size} bytes do not fit into the "
+                                  f"{memory} bytes of this machine's memory")  # fmt: skip
+
+
 def _digest(version: str, text: str, tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over format, the state's text and all tensors: names, types, shapes and bytes."""
     digest = hashlib.sha256(f"{version} {len(text)} {text}".encode())
@@ -146,16 +169,19 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
     version = metadata.get("format", "")
-    if "state" not in metadata or not version.isdecimal():
+    if "state" not in metadata or not (version.isascii() and version.isdecimal()):
         raise CheckpointError(f"{path}: a safetensors file, but no checkpoint of Penstock's")
-    check_version(path, int(version))
+    check_version(path, int(version[:_DIGITS]))
 
 
 def _unreadable(path: Path) -> str:
     if path.is_dir():
         return "this is a folder; give the file"
-    with path.open("rb") as file:
-        start = file.read(2)
+    try:
+        with open_regular(path) as file:
+            start = file.read(2)
+    except OSError as error:
+        return f"{DAMAGED}: {error.strerror}. Use an earlier one"
     if start == b"PK" or start[:1] == b"\x80":
         return ("this is a pickle, as torch.save writes it. A pickle can run any code when it is "
                 "read, so Penstock never does; write what you trust anew with "

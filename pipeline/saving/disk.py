@@ -13,7 +13,6 @@ again, and mean nothing on another machine. Cost: that of a flush, 1 to 50 ms by
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import secrets
@@ -24,7 +23,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from pipeline import plain_json
 from pipeline.errors import PenstockError
+from pipeline.own_files import NotOwnError, open_own
 
 try:
     import fcntl
@@ -33,6 +34,7 @@ except ImportError:  # Windows
 
 _LEFTOVER = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _BLOCK = 1 << 16
+LONGEST_LINE = 16 << 20  # bytes of one record
 HELD = "writing"  # the file that is held for a folder under way
 
 _CAUSES = {
@@ -150,10 +152,18 @@ class Hold:
         self.descriptor = descriptor
 
     @classmethod
-    def take(cls, path: Path, flags: int = os.O_RDWR) -> Hold | None:
-        """Open `path` and hold it; None if somebody else does. OSError as of os.open."""
+    def take(cls, path: Path, flags: int = os.O_RDWR, linked: bool = False) -> Hold | None:
+        """Open `path` and hold it; None if somebody else does.
+
+        Args:
+            linked: allow that the file has other names, for what is not written to.
+
+        Raises:
+            NotOwnError: it is no file of this user's own.
+            OSError: as of os.open.
+        """
         with _opening:
-            descriptor = os.open(path, flags, 0o666)
+            descriptor = open_own(path, flags, linked=linked)
             _held.add(descriptor)
             hold = cls(descriptor)
             if not _lock(descriptor):
@@ -183,15 +193,15 @@ def remove_leftovers(folder: Path) -> list[Path]:
     for path in folder.iterdir() if folder.is_dir() else ():
         if not _LEFTOVER.fullmatch(path.name):
             continue
-        with suppress(OSError):  # somebody else was faster, or has the right to
+        with suppress(OSError, NotOwnError):  # somebody else was faster, or has the right to
             if _remove_unless_held(path):
                 removed.append(path)
     return removed
 
 
 def _remove_unless_held(path: Path) -> bool:
-    held = path / HELD if path.is_dir() else path
-    hold = Hold.take(held) if held.exists() else None
+    held = path / HELD if path.is_dir() and not path.is_symlink() else path
+    hold = Hold.take(held, linked=True) if held.exists() else None
     if hold is None and held.exists():
         return False
     discard(path)
@@ -215,10 +225,11 @@ def append(path: Path, lines: Iterable[str]) -> None:
 
     Raises:
         DiskError: they cannot be written.
+        NotOwnError: `path` is no file of this user's own.
     """
     data = "".join(f"{line}\n" for line in lines).encode()
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        descriptor = open_own(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         size = os.fstat(descriptor).st_size
         try:
             write(descriptor, [data])
@@ -240,12 +251,14 @@ def cut(path: Path, keep: Callable[[Any], bool]) -> int:
         How many bytes were dropped.
 
     Raises:
-        DiskError: the file cannot be written.
+        DiskError: the file cannot be written, or holds a line without an end.
+        NotOwnError: it is no file of this user's own.
     """
     try:
-        with path.open("rb+") as file:
+        with os.fdopen(open_own(path, os.O_RDWR), "rb+") as file:
             size = file.seek(0, os.SEEK_END)
-            kept = (end for line, end in _lines_backwards(file, size) if _accepted(line, keep))
+            lines = _lines_backwards(path, file, size)
+            kept = (end for line, end in lines if _accepted(line, keep))
             end = next(kept, 0)
             if end < size:
                 file.truncate(end)
@@ -257,14 +270,17 @@ def cut(path: Path, keep: Callable[[Any], bool]) -> int:
     return size - end
 
 
-def _lines_backwards(file: BinaryIO, size: int) -> Iterator[tuple[bytes, int]]:
+def _lines_backwards(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[bytes, int]]:
     """Whole lines, the last one first, and where in the file each ends."""
     data, start, stop = b"", size, 0  # data[:stop] is what lies at `start` and was not yielded
     while True:
         end = data.rfind(b"\n", 0, stop)
         begin = data.rfind(b"\n", 0, max(end, 0))
         if begin < 0 and start > 0:
-            more = min(start, _BLOCK)
+            if stop > LONGEST_LINE:
+                raise DiskError(f"{path} is damaged: it has a line of more than "
+                                f"{LONGEST_LINE >> 20} MiB. Delete it")  # fmt: skip
+            more = min(start, max(stop, _BLOCK))
             start -= more
             file.seek(start)
             data = file.read(more) + data[:stop]
@@ -278,8 +294,8 @@ def _lines_backwards(file: BinaryIO, size: int) -> Iterator[tuple[bytes, int]]:
 
 def _accepted(line: bytes, keep: Callable[[Any], bool]) -> bool:
     try:
-        return keep(json.loads(line))
-    except (ValueError, KeyError, TypeError):  # written half
+        return keep(plain_json.parse(line))
+    except (ValueError, KeyError, TypeError, OverflowError):  # written half
         return False
 
 

@@ -8,9 +8,10 @@
     checkpoints/     and whatever else the run makes
 
 The folder is made when a run claims it, which is after everything is built: a run that cannot start
-leaves nothing behind. A run that is resumed goes on in its own. While it lasts, a lock of the
-operating system's keeps other runs out; a holder that is killed leaves it at once. Cost: about
-50 ms, most of it git's.
+leaves nothing behind. It and its files get the permissions that the umask leaves. A run that is
+resumed goes on in its own folder, where links are refused: they could lead anywhere. While it
+lasts, a lock of the operating system's keeps other runs out; a holder that is killed leaves it at
+once. Cost: about 50 ms, most of it git's.
 """
 
 from __future__ import annotations
@@ -33,14 +34,21 @@ from typing import Any, Literal
 import torch
 
 import pipeline
+from pipeline import plain_json
 from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.own_files import check_tree
+from pipeline.plain_json import JsonError, mapping
 from pipeline.saving.disk import Hold, append, cut, prepare, refuse, write_atomically
+from pipeline.saving.manifest import read_manifest
 from pipeline.world import usable_cpus
 
 Status = Literal["running", "done", "failed", "interrupted", "preempted"]
 
 HOLDER = "holder.json"
 BY_ADDRESS = ("ledger.jsonl", "digests.jsonl")
+BEST_FOLDER = "best"  # the one link in a run's folder: to a sharded checkpoint beside it
+
+_LARGEST_HOLDER = 1 << 20  # bytes
 
 PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "torchmetrics", "safetensors")
 CODE = Path(__file__).parent.parent
@@ -93,15 +101,19 @@ class RunFolder:
             facts: for the manifest's entry of this session.
 
         Raises:
-            ConfigError: it is no run's folder, or a process that is alive has it.
+            ConfigError: it is no run's folder, its manifest is damaged, or a process that is alive
+                has it.
+            NotOwnError: it holds links, or files of another user.
             DiskError: it cannot be written to.
         """
+        if path.is_dir():
+            check_tree(path, links=(BEST_FOLDER,))
         hold = _hold(path)
         if hold is None:
             raise ConfigError(Problem("resume", _held_by(path)))
         try:
             prepare(path)
-            manifest = _read_manifest(path)
+            manifest = read_manifest(path)
             run = cls(path, {**manifest, "status": "running"}, hold)
             run.manifest.pop("ended", None)
             run.manifest.setdefault("sessions", [])
@@ -170,7 +182,7 @@ class RunFolder:
 def last_code(folder: Path) -> Any:
     """What the manifest of a run says of its code when it was last started; None if nothing."""
     try:
-        manifest = _read_manifest(folder)
+        manifest = read_manifest(folder)
         starts = [manifest, *manifest.get("sessions", ())]
         return next(one["code"] for one in reversed(starts) if one.get("code"))
     except (PenstockError, StopIteration, TypeError, AttributeError):
@@ -298,23 +310,12 @@ def _hold(folder: Path) -> Hold | None:
 
 def _held_by(folder: Path) -> str:
     try:
-        who = json.loads((folder / HOLDER).read_text())
-        holder = "process {pid} on {host} since {since} ({command})".format(**who)
-    except (OSError, ValueError, LookupError, TypeError):  # it is just writing that down
+        who = mapping(plain_json.read(folder / HOLDER, _LARGEST_HOLDER))
+        said = {name: str(who[name])[:200] for name in ("pid", "host", "since", "command")}
+        holder = "process {pid} on {host} since {since} ({command})".format(**said)
+    except (OSError, JsonError, LookupError):  # it is just writing that down
         holder = "another process"
     return f"{folder} is held by {holder}; wait for it or stop it, or set another run_dir"
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())
-        return dict(manifest)
-    except FileNotFoundError:
-        raise ConfigError(
-            Problem("resume", f"{folder} has no manifest.json, so it is no folder of a run")
-        ) from None
-    except (OSError, ValueError, TypeError) as error:
-        raise PenstockError(f"{folder / 'manifest.json'} cannot be read: {error}") from error
 
 
 def _version(package: str) -> str | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,9 +29,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pipeline import plain_json
 from pipeline.errors import PenstockError
+from pipeline.own_files import open_regular
+from pipeline.plain_json import integer, mapping, shown
 from pipeline.ranks.group import Group
-from pipeline.saving.checkpoint_file import DAMAGED, FORMAT, check_version, on_cpu
+from pipeline.saving.checkpoint_file import (
+    DAMAGED,
+    DTYPES,
+    FORMAT,
+    check_size,
+    check_version,
+    on_cpu,
+)
 from pipeline.saving.disk import (
     HELD,
     Hold,
@@ -44,6 +55,8 @@ from pipeline.saving.disk import (
 from pipeline.saving.state_tree import CheckpointError, State, decode
 
 STATE = "state.json"
+
+_LARGEST_STATE = 128 << 20  # bytes
 
 T = TypeVar("T")
 
@@ -137,15 +150,28 @@ def load(path: Path) -> State:
     """
     content = _described(path)
     try:
-        tensors = {str(name): torch.empty(shape, dtype=getattr(torch, dtype))
-                   for name, (dtype, shape) in content["tensors"].items()}  # fmt: skip
         _check_files(path, content["files"])
+        tensors = _empty(path, content["tensors"])
         _read(path, tensors)
         return decode(content["state"], tensors)
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
+
+
+def _empty(path: Path, described: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors that the shards fill; together they are no larger than the shards."""
+    known = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+    room = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    for name, (dtype, shape) in described.items():
+        if dtype not in known or not all(type(one) is int and one >= 0 for one in shape):
+            raise ValueError(f"{shown(name)} is no tensor of numbers")
+        room -= math.prod(shape) * known[dtype].itemsize
+        if room < 0:
+            raise ValueError(f"its tensors are larger than its shards, from {shown(name)} on")
+    return {name: torch.empty(shape, dtype=known[dtype])
+            for name, (dtype, shape) in described.items()}  # fmt: skip
 
 
 def _write_shard(
@@ -208,8 +234,8 @@ def _failure(path: Path, error: BaseException) -> str:
 def _described(path: Path) -> dict[str, Any]:
     """What state.json holds, verified."""
     try:
-        content = json.loads((path / STATE).read_bytes())
-        check_version(path, int(content["format"]))
+        content = mapping(plain_json.read(path / STATE, _LARGEST_STATE))
+        check_version(path, integer(content, "format"))
         if content.pop("sha256") != _digest(content):
             raise ValueError("state.json does not have the checksum that was saved with it")
     except FileNotFoundError as error:
@@ -222,9 +248,11 @@ def _described(path: Path) -> dict[str, Any]:
 def _check_files(path: Path, files: dict[str, str]) -> None:
     found = {file.name for file in path.glob("*.safetensors")}
     if found != set(files):
-        odd = ", ".join(sorted(found ^ set(files)))
+        odd = ", ".join(sorted(found ^ set(files))[:5])[:200]
         raise _damaged(path, f"{odd} is missing or too much")
     for name, digest in files.items():
+        with open_regular(path / name) as file:
+            check_size(path / name, os.fstat(file.fileno()))
         if _file_digest(path / name) != digest:
             raise _damaged(path, f"{name} does not have the checksum that was saved with it")
 
@@ -238,7 +266,7 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -16,9 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline import plain_json
+from pipeline.plain_json import mapping, shown
 from pipeline.saving.disk import DiskError
 
 State = dict[str, Any]
+
+_LONGEST_TEXT = 128 << 20  # bytes; safetensors takes a header of 100 MB
 
 
 class CheckpointError(DiskError):
@@ -43,10 +47,10 @@ def decode(text: str, tensors: Mapping[str, Tensor]) -> State:
         ValueError: the text is none that `encode` makes, or not with these tensors.
     """
     try:
-        state: State = _decode(json.loads(text), tensors)
-    except (KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
-    return state
+        state = _decode(plain_json.parse(text, _LONGEST_TEXT), tensors)
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {str(error)[:200]}") from error
+    return mapping(state)
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -110,8 +114,10 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     match value:
         case {"$tensor": name}:
             return tensors[name]
-        case {"$float": text}:
+        case {"$float": "inf" | "-inf" | "nan" as text}:
             return float(text)
+        case {"$float": text}:
+            raise ValueError(f"{shown(text)} is no number that JSON lacks")
         case {"$tuple": items}:
             return tuple(_decode(item, tensors) for item in items)
         case {"$dict": pairs}:

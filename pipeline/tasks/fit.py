@@ -39,6 +39,7 @@ from pipeline.ranks.group import Group, join
 from pipeline.ranks.parallel import Parallel, prepare
 from pipeline.resumption import fingerprint
 from pipeline.runner import Observer, Record, Result, fit
+from pipeline.saving import run_state
 from pipeline.saving.run_folder import RunFolder, Status
 from pipeline.streams import StreamPlan
 from pipeline.tasks import predictions, progress
@@ -77,7 +78,8 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
         scheduler = parts.scheduler(optimizer, moves)
         own = fingerprint(config, train.fingerprint, moves)
         opened = open_run(
-            config, group, own, overrides(), partial(parts.data, "train"), seed=config.seed,
+            config, group, own, overrides(), partial(parts.data, "train"),
+            lambda state: run_state.check_fit(state, model, optimizer), seed=config.seed,
             device=train.world.device, monitor=options.monitor, data=_told(config, parts),
             code=code_of(config),
         )  # fmt: skip

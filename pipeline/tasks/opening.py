@@ -19,9 +19,11 @@ from pipeline.identity.fingerprints import first_difference, in_mode_of, mode_in
 from pipeline.identity.sources import Code, changes
 from pipeline.ranks.group import Group
 from pipeline.resumption import Source, differences, run_of, source
-from pipeline.saving import checkpoint
+from pipeline.saving import checkpoint, run_state
 from pipeline.saving.checkpoint import Checkpoints, Newest, State
 from pipeline.saving.run_folder import RunFolder, last_code
+
+_NAMED = 30  # differences from a checkpoint that are listed
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Opened:
 
 def open_run(
     config: Config, group: Group, fingerprint: Mapping[str, str], overrides: Sequence[str],
-    told: Callable[[str], str], **facts: Any,
+    told: Callable[[str], str], fits: Callable[[State], None] | None = None, **facts: Any,
 ) -> Opened:  # fmt: skip
     """Claim a folder, or go on in an old one; all ranks together.
 
@@ -49,6 +51,8 @@ def open_run(
         fingerprint: of this run; that of the checkpoint has to be the same.
         overrides: of this command, for the manifest.
         told: mode -> the fingerprint of the training data by names, sizes or content.
+        fits: raises ValueError for a checkpoint whose tensors are not this run's, although its
+            fingerprint is.
         facts: for the manifest of a new run.
 
     Raises:
@@ -57,7 +61,7 @@ def open_run(
     """
     folder, newest, where = None, None, ("", "")
     if group.is_first:
-        folder, newest = _open(config, group, fingerprint, list(overrides), told, facts)
+        folder, newest = _open(config, group, fingerprint, list(overrides), told, facts, fits)
         where = str(folder.path), str(newest.path) if newest else ""
     path, taken = group.from_first(where)
     state = newest.state if newest else None
@@ -79,12 +83,18 @@ def _checkpoints(config: Config, folder: Path, group: Group) -> Checkpoints | No
 
 def _open(
     config: Config, group: Group, fingerprint: Mapping[str, str], overrides: list[str],
-    told: Callable[[str], str], facts: dict[str, Any],
+    told: Callable[[str], str], facts: dict[str, Any], fits: Callable[[State], None] | None,
 ) -> tuple[RunFolder, Newest | None]:  # fmt: skip
     wanted = _source(config)
-    newest = _newest(wanted) if wanted else None
+
+    def check(state: State) -> None:
+        run_state.check(state)
+        if fits is not None and state["fingerprint"] == dict(fingerprint):
+            fits(state)
+
+    newest = _newest(wanted, check) if wanted else None
     if newest is not None:
-        _check_same(newest.state.get("fingerprint", {}), fingerprint, config, told)
+        _check_same(newest.state["fingerprint"], fingerprint, config, told)
         _warn_of_code(newest.path, facts["code"])
     size = group.world.size
     old = wanted.folder if wanted else None
@@ -117,7 +127,7 @@ def _check_same(
         if one.key == "dataset" and file:
             problems[place] = Problem(one.key, f"{file}; its fingerprint {one.message}")
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(_first(problems))
     if then != now and mode_in(same_way) == then:
         print(f"the data is that of the run by {then}, which is all that was noted of it; from now "
               f"on it is told by {now}", file=sys.stderr)  # fmt: skip
@@ -137,13 +147,20 @@ def _source(config: Config) -> Source | None:
     return source(config)
 
 
-def _newest(wanted: Source) -> Newest | None:
+def _first(problems: Sequence[Problem]) -> list[Problem]:
+    """As many as a person reads."""
+    more = len(problems) - _NAMED
+    rest = [Problem("", f"{more} more keys differ")] if more > 0 else []
+    return [*problems[:_NAMED], *rest]
+
+
+def _newest(wanted: Source, check: Callable[[State], None]) -> Newest | None:
     if wanted.checkpoint is not None:
-        return Newest(wanted.checkpoint, checkpoint.load(wanted.checkpoint), [])
+        return Newest(wanted.checkpoint, checkpoint.load_checked(wanted.checkpoint, check), [])
     assert wanted.folder is not None
     if not wanted.required and not checkpoint.has_checkpoint(wanted.folder):
         return None
-    return checkpoint.find_newest(wanted.folder)
+    return checkpoint.find_newest(wanted.folder, check)
 
 
 def _address(state: State) -> tuple[int, int]:

@@ -71,7 +71,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """
     try:
         model.load_state_dict(checkpoint.load(path)["model"])
-    except (KeyError, RuntimeError) as error:
+    except (KeyError, RuntimeError, TypeError, AttributeError) as error:
         raise PenstockError(f"{path} does not fit the model of this configuration; give the "
                             f"overrides of its run. {error}") from error  # fmt: skip
 

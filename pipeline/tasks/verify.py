@@ -12,10 +12,10 @@ line, three times, and both checkpoints as a whole.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,15 @@ import numpy as np
 import torch
 import yaml
 
+from pipeline import plain_json
 from pipeline.config import Config
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.identity.fingerprints import mode_in
+from pipeline.own_files import open_regular
+from pipeline.plain_json import JsonError, integer, mapping, shown
 from pipeline.saving.checkpoint import find_newest, has_checkpoint
+from pipeline.saving.disk import LONGEST_LINE
+from pipeline.saving.manifest import read_manifest
 from pipeline.saving.state_tree import encode
 
 # Who loads the data, on which machine and in how many processes, changes no batch; and what is
@@ -37,6 +42,9 @@ HARMLESS = ("loader", "distributed", "run_dir", "cache_dir", "resume", "resume_d
             "trainer.baseline")  # fmt: skip
 FACTS = ("status", "data", "fingerprint", "code", "device", "penstock", "git", "python",
          "packages", "platform", "cpus", "threads", "gpus", "order")  # fmt: skip
+
+_LARGEST_CONFIG = 4 << 20  # bytes
+_LONGEST_FIELD = 100  # characters of a hash or a loss
 
 Address = tuple[int, int]
 Rows = list[tuple[str, str, str, str]]
@@ -58,11 +66,13 @@ class Run:
     def read(cls, path: Path) -> Run:
         """Raises ConfigError if `path` is no run's folder."""
         try:
-            manifest = json.loads((path / "manifest.json").read_bytes())
-            config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
-            return cls(path, dict(config), dict(manifest))
-        except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-            raise ConfigError(Problem("runs", f"{path} is no folder of a run: {error}")) from error
+            manifest = read_manifest(path, "runs")
+            return cls(path, _config(path / "config.yaml"), manifest)
+        except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+            reason = str(error)[:300]
+            raise ConfigError(
+                Problem("runs", f"{path} is no folder of a run: config.yaml: {reason}")
+            ) from error  # fmt: skip
 
     @property
     def starts(self) -> int:
@@ -73,6 +83,17 @@ class Run:
         """Numbers of ranks that it ran with, one after the other."""
         sizes = [str(one.get("world", 1)) for one in self.manifest.get("sessions", ())] or ["1"]
         return sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """What config.yaml says, as we write it: without the aliases by which YAML can grow."""
+    with open_regular(path) as file:
+        text = file.read(_LARGEST_CONFIG + 1).decode()
+    if len(text) > _LARGEST_CONFIG:
+        raise ValueError(f"it is larger than {_LARGEST_CONFIG >> 20} MiB")
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+        raise ValueError("it holds aliases, which no run writes")
+    return mapping(yaml.safe_load(text))
 
 
 def run(config: Config) -> None:
@@ -204,21 +225,47 @@ def _apart(a: float, b: float) -> str:
     return f"{a!r} and {b!r}, {abs(a - b) / unit:.3g} ulps of float32 apart"
 
 
+def _opened(path: Path) -> BufferedReader:
+    try:
+        return open_regular(path)
+    except OSError as error:
+        raise PenstockError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _check_ledger(record: Mapping[str, Any]) -> None:
+    integer(record, "samples")
+    for key in ("order", "loss"):
+        if not isinstance(record.get(key), str) or len(record[key]) > _LONGEST_FIELD:
+            raise JsonError(f"{key} is {shown(record.get(key))}")
+    float.fromhex(record["loss"])
+
+
+def _check_digest(record: Mapping[str, Any]) -> None:
+    if not isinstance(record.get("hash"), str):
+        raise JsonError(f"hash is {shown(record.get('hash'))}")
+
+
+_CHECKS = {"ledger.jsonl": _check_ledger, "digests.jsonl": _check_digest}
+
+
 def _lines(path: Path) -> Iterator[tuple[Address, Any]]:
     """The records of a file by address; a last line that was written half is left out.
 
     Raises:
         PenstockError: another line is broken, or the addresses don't go up.
     """
-    before = (-1, -1)
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+    before, check = (-1, -1), _CHECKS[path.name]
+    with _opened(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
             if not line.endswith(b"\n"):
-                return
+                if len(line) < LONGEST_LINE:
+                    return
+                raise PenstockError(f"{path}, line {number} is longer than {LONGEST_LINE} bytes")
             try:
-                record = json.loads(line)
-                address = (int(record["epoch"]), int(record["step"]))
-            except (ValueError, KeyError, TypeError) as error:
+                record = mapping(plain_json.parse(line))
+                address = integer(record, "epoch"), integer(record, "step")
+                check(record)
+            except (ValueError, OverflowError) as error:
                 raise PenstockError(f"{path}, line {number} is broken: {error}") from error
             if address <= before:
                 raise PenstockError(f"{path}, line {number}: epoch {address[0]}, step {address[1]} "
