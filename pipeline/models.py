@@ -235,7 +235,7 @@ def read_weights_as_tensors() -> None:
     """
     from torchvision.models import WeightsEnum
 
-    WeightsEnum.get_state_dict = _tensors_of  # type: ignore[method-assign]
+    WeightsEnum.get_state_dict = _tensors_of
 
 
 def _tensors_of(weights: Any, *args: Any, **options: Any) -> dict[str, Any]:

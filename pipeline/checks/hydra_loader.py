@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra._internal import hydra as hydras_own
@@ -75,6 +76,8 @@ class CheckedLoader(Loader):
         except KeyError as error:
             self._refuse([not_set(error)])
         found = hydra_section.problems(config._get_node("hydra"), given)
+        if run_mode is RunMode.MULTIRUN and not found:
+            found = _record_problems(config)
         if found:
             self._refuse(found)
         return config
@@ -89,6 +92,14 @@ def not_set(error: KeyError) -> Problem:
     return Problem("hydra.job.env_copy", f"{error.args[0]} is not set in the environment")
 
 
+def _record_problems(config: DictConfig) -> list[Problem]:
+    """hydra writes a sweep's record through a link, to whatever that leads to."""
+    folder = OmegaConf.select(config, "hydra.sweep.dir", throw_on_resolution_failure=False)
+    record = Path(str(folder)) / "multirun.yaml"
+    reason = f"{record} is a link; hydra would write to what it leads to. Give another folder"
+    return [Problem("hydra.sweep.dir", reason)] if folder and record.is_symlink() else []
+
+
 @contextmanager
 def checked(single: bool) -> Iterator[None]:
     """Let hydra's entry load its configurations with `CheckedLoader`.
@@ -97,13 +108,13 @@ def checked(single: bool) -> Iterator[None]:
         single: spare hydra a composition (0.1 s) from which it would learn that this is one run.
     """
     loader, asks = ConfigLoaderImpl, Hydra.get_mode
-    hydras_own.ConfigLoaderImpl = CheckedLoader  # type: ignore[attr-defined, misc]
+    hydras_own.ConfigLoaderImpl = CheckedLoader  # type: ignore[attr-defined]
     if single:
         Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
     try:
         yield
     finally:
-        hydras_own.ConfigLoaderImpl = loader  # type: ignore[attr-defined, misc]
+        hydras_own.ConfigLoaderImpl = loader  # type: ignore[attr-defined]
         Hydra.get_mode = asks  # type: ignore[method-assign]
 
 

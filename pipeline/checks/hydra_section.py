@@ -29,7 +29,7 @@ from hydra.core.plugins import Plugins
 from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from pipeline.checks import trust
 from pipeline.errors import ConfigError, Problem
@@ -57,7 +57,7 @@ _PLAIN = re.compile(r"\$\{hydra[.:](job\.(name|num|id)|sweep\.(dir|subdir)|run\.
                     r"runtime\.(cwd|output_dir))\}")  # fmt: skip
 
 
-def problems(node: DictConfig, given: Sequence[str], importing: bool = False) -> list[Problem]:
+def problems(node: Any, given: Sequence[str], importing: bool = False) -> list[Problem]:
     """What is wrong with a composed section.
 
     Args:
@@ -85,9 +85,9 @@ def problems(node: DictConfig, given: Sequence[str], importing: bool = False) ->
     return list(first.values())
 
 
-def raw(node: DictConfig) -> dict[str, Any]:
+def raw(node: Any) -> dict[str, Any]:
     """The section as plain containers in which interpolations are still text."""
-    section = OmegaConf.to_container(node, resolve=False)
+    section: Any = OmegaConf.to_container(node, resolve=False)
     return section if isinstance(section, dict) else {"callbacks": section}
 
 
@@ -96,7 +96,8 @@ def search_path_problems(entries: Any, key: str = "hydra.searchpath") -> list[Pr
     if not isinstance(entries, (list, tuple)):
         reason = f"got {entries!r}, expected a list of folders"
         return [] if entries is None else [Problem(key, reason)]
-    return [Problem(key, reason) for entry in entries if (reason := _not_a_place(entry))]
+    reasons = map(_not_a_place, entries)
+    return [Problem(key, reason) for reason in reasons if reason]
 
 
 def _not_a_place(entry: Any) -> str | None:

@@ -98,7 +98,7 @@ def _sweep(composer: Composer, overrides: Sequence[Override], base: Composed) ->
     are fixed; its jobs are checked as they come.
     """
     problems = _hydra_problems(base)
-    sweeper = base.hydra.get("sweeper")
+    sweeper = base.hydra.get("sweeper", {})
     if problems or not base.complete or sweeper["_target_"] != BASIC_SWEEPER:
         return _job(base)[1]
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]

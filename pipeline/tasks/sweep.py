@@ -9,11 +9,13 @@ continue; the same command with resume=auto and the same hydra.sweep.dir goes on
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from omegaconf import DictConfig
 from pipeline.checks.nodes import direction
 from pipeline.config import Config
 from pipeline.errors import PREEMPTED
+from pipeline.saving.disk import write_atomically
 
 FILE = "result.json"
 
@@ -59,9 +62,7 @@ class Result:
     def write(self, folder: Path) -> None:
         """Put the result into the job's folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / f".{FILE}"
-        beside.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        beside.replace(folder / FILE)
+        write_atomically(folder / FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     @classmethod
     def read(cls, path: Path) -> Result:
@@ -183,10 +184,16 @@ class SweepTable(Callback):
 
 
 def read_results(folder: Path, since: float = 0.0) -> list[tuple[str, Result]]:
-    """Name and result of each job under `folder` that started after `since`, in their order."""
-    found = [(str(path.parent.relative_to(folder)), Result.read(path))
-             for path in folder.rglob(FILE)]  # fmt: skip
-    jobs = [(name, result) for name, result in found if result.started >= since]
+    """Name and result of each job under `folder` that started after `since`, in their order.
+
+    What is no result is passed over: others may have put files there.
+    """
+    jobs = []
+    for path in folder.rglob(FILE):
+        with suppress(OSError, ValueError, TypeError, RecursionError):
+            result = Result.read(path)
+            if result.started >= since:
+                jobs.append((str(path.parent.relative_to(folder)), result))
     return sorted(jobs, key=lambda job: (int(job[0]), "") if job[0].isdigit() else (-1, job[0]))
 
 
@@ -227,10 +234,11 @@ def _split(line: str) -> tuple[str, str]:
 
 
 def _write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode())
 
 
 def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None:
