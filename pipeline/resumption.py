@@ -10,7 +10,6 @@ Who loads the data, on which machine, in how many processes, is no part of a fin
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError, Problem
+from pipeline.saving.manifest import read_manifest
 
 _OF_THE_RUN = ("seed", "sampler", "collate", "model", "objective", "optimizer", "scheduler")
 _OF_THE_TRAINER = ("accumulate", "clip_norm", "precision", "monitor", "mode", "patience")
@@ -83,6 +83,9 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
     What is given now wins. A group chosen now (`distributed=none`) takes the place of what the run
     changed inside of the one it had. Whatever is wrong with the path shows later, where it is
     looked for.
+
+    Raises:
+        ConfigError: the run's manifest cannot be read, or is damaged.
     """
     given = [word for word in overrides if word.startswith("resume=")]
     value = given[-1].partition("=")[2].strip("'\"") if given else "null"
@@ -95,13 +98,8 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
 
 
 def _saved(folder: Path) -> Iterator[str]:
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        words = manifest["overrides"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    for word in words if isinstance(words, list) else ():
-        if isinstance(word, str) and _group(word) not in _NOT_KEPT:
+    for word in read_manifest(folder).get("overrides", []):
+        if _group(word) not in _NOT_KEPT:
             yield word
 
 
