@@ -594,5 +594,5 @@ def test_a_strangers_cache(tmp_path, precious):
         (tmp_path / folder).unlink()
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "abc.json").symlink_to(precious / "file")
-        with pytest.raises(NotOwnError, match="abc[.]json"):
+        with pytest.raises(NotOwnError, match=r"abc\.json"):
             use()

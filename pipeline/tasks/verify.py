@@ -42,7 +42,7 @@ HARMLESS = ("loader", "distributed", "run_dir", "cache_dir", "resume", "resume_d
 FACTS = ("status", "fingerprint", "device", "penstock", "git", "python", "packages", "platform",
          "cpus", "threads", "gpus", "order")  # fmt: skip
 
-_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one
 _LARGEST_CONFIG = 4 << 20  # bytes
 _MAX_DEPTH = 100
 _LONGEST_FIELD = 100  # characters of a hash or a loss
@@ -100,7 +100,7 @@ def _config(path: Path) -> dict[str, Any]:
             raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("it holds aliases, which no run writes")
-    return mapping(yaml.load(text, _YAML))  # noqa: S506  (a safe loader, in C where there is one)
+    return mapping(yaml.load(text, _YAML))
 
 
 def run(config: Config) -> None:
