@@ -137,6 +137,8 @@ def own_folder(path: Path, link: bool = False) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
     state = path.stat() if link else path.lstat()
+    if stat.S_ISREG(state.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     if not stat.S_ISDIR(state.st_mode):
         raise _refusal(path, _KINDS.get(stat.S_IFMT(state.st_mode), "a file"), "a folder")
     if hasattr(os, "geteuid"):

@@ -6,6 +6,7 @@ backend is chosen and no global state touched, so this also works inside a noteb
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+
+from pipeline.saving.disk import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -183,5 +186,7 @@ def _figure(width: float, height: float, layout: Literal["constrained"] | None =
 
 def _save(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix.removeprefix(".") or "png")
+    write_atomically(path, drawn.getvalue())
     return path

@@ -34,7 +34,8 @@ COLUMNS = ("split", "index", "path", "epoch", "step", "position", "cause", "data
 NAME = "quarantine.csv"
 
 _KEY = "bad_samples.quarantine"
-_LARGEST = 256 << 20  # bytes; a million samples take 150 MB
+_LARGEST = 128 << 20  # bytes
+_MOST = 500_000  # lines
 _LONGEST_LINE = 1 << 20  # bytes
 _NAMED = 5  # samples that are told of by name
 
@@ -117,22 +118,19 @@ def read(path: str | Path) -> list[Entry]:
         if len(content) > _LARGEST:
             raise csv.Error(f"it is larger than {_LARGEST >> 20} MiB")
         text = content[: _whole(content)].decode()
-        lines = list(csv.reader(io.StringIO(text, newline="")))
+        lines = csv.reader(io.StringIO(text, newline=""))
+        found, header = [], next(lines, None)
+        if header is not None and tuple(header) != COLUMNS:
+            has, expected = ", ".join(header)[:300], ", ".join(COLUMNS)
+            raise ConfigError(Problem(_KEY, f"{str(path)!r} is no {NAME} of a run: its columns are "
+                                      f"{has}; expected {expected}"))  # fmt: skip
+        for number, line in enumerate(lines, 2):
+            if number > _MOST:
+                raise csv.Error(f"it has more than {_MOST} lines")
+            found.append(_entry(number, line, str(path)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(Problem(_KEY, f"{str(path)!r} cannot be read: {reason}")) from error
-    if not lines:
-        return []
-    if tuple(lines[0]) != COLUMNS:
-        has, expected = ", ".join(lines[0])[:300], ", ".join(COLUMNS)
-        raise ConfigError(Problem(_KEY, f"{str(path)!r} is no {NAME} of a run: its columns are "
-                                  f"{has}; expected {expected}"))  # fmt: skip
-    found = []
-    for number, line in enumerate(lines[1:], 2):
-        try:
-            found.append(_entry(line))
-        except ValueError as error:
-            raise ConfigError(Problem(_KEY, f"{str(path)!r}, line {number}: {error}")) from error
     return found
 
 
@@ -163,12 +161,15 @@ def _whole(content: bytes) -> int:
     return content.rfind(b"\n") + 1
 
 
-def _entry(line: Sequence[str]) -> Entry:
-    if len(line) != len(COLUMNS):
-        raise ValueError(f"it has {len(line)} fields in place of {len(COLUMNS)}")
-    split, index, path, epoch, step, position, cause, dataset = line
-    return Entry(split, _number(index), path, _number(epoch), _number(step), _number(position),
-                 cause, dataset)  # fmt: skip
+def _entry(number: int, line: Sequence[str], name: str) -> Entry:
+    try:
+        if len(line) != len(COLUMNS):
+            raise ValueError(f"it has {len(line)} fields in place of {len(COLUMNS)}")
+        split, index, path, epoch, step, position, cause, dataset = line
+        return Entry(split, _number(index), path, _number(epoch), _number(step),
+                     _number(position), cause, dataset)  # fmt: skip
+    except ValueError as error:
+        raise ConfigError(Problem(_KEY, f"{name!r}, line {number}: {error}")) from error
 
 
 def _number(text: str) -> int:

@@ -10,7 +10,6 @@ Who loads the data, on which machine, in how many processes, is no part of a fin
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -20,12 +19,10 @@ from typing import Any
 from pipeline.checks.composition import CONF
 from pipeline.config import Config
 from pipeline.errors import ConfigError, Problem
+from pipeline.saving.manifest import read_manifest
 
 _OF_THE_RUN = ("seed", "sampler", "collate", "model", "objective", "optimizer", "scheduler")
 _OF_THE_TRAINER = ("accumulate", "clip_norm", "precision", "monitor", "mode", "patience")
-MOST_BYTES = 64 * 2**20  # of a manifest
-MOST_WORDS = 1000
-MOST_CHARACTERS = 100_000
 _KEY = re.compile(
     r"(\+\+|\+|~)?(?P<key>[A-Za-z_]\w*([./][\w-]+)*)(@(?P<package>[\w.]+))?", re.ASCII
 )
@@ -92,7 +89,7 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
     looked for.
 
     Raises:
-        ConfigError: the run's manifest holds what is no override of a run.
+        ConfigError: the run's manifest cannot be read, is damaged, or holds what is no override.
     """
     given = [word for word in overrides if word.startswith("resume=")]
     value = given[-1].partition("=")[2].strip("'\"") if given else "null"
@@ -106,21 +103,8 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
 
 
 def _saved(folder: Path) -> Iterator[str]:
-    """The words of a run's manifest, unless it has none that can be read."""
-    path = folder / "manifest.json"
-    try:
-        if not path.is_file() or path.stat().st_size > MOST_BYTES:
-            return
-        words = json.loads(path.read_text(encoding="utf-8"))["overrides"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return
-    if not isinstance(words, list):
-        return
-    if len(words) > MOST_WORDS or sum(len(str(word)) for word in words) > MOST_CHARACTERS:
-        raise ConfigError(Problem("resume", f"{path} has {len(words)} overrides, more than a "
-                                  "command line holds; it is not taken from there"))  # fmt: skip
-    for word in words:
-        if isinstance(word, str) and _group(word) not in _NOT_KEPT:
+    for word in read_manifest(folder).get("overrides", []):
+        if _group(word) not in _NOT_KEPT:
             yield word
 
 

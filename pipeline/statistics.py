@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,12 +20,17 @@ from typing import Any
 import torch
 from torchvision import tv_tensors
 
+from pipeline import plain_json
 from pipeline.errors import DataError
 from pipeline.images.encoded import EncodedImage
+from pipeline.own_files import check_own, open_own, own_folder
+from pipeline.plain_json import JsonError, mapping, shown
 
 log = logging.getLogger(__name__)
 
 Sums = tuple[int, torch.Tensor, torch.Tensor]
+_LARGEST = 1 << 20  # bytes
+_MOST_CHANNELS = 10_000
 _AHEAD = 4  # images in flight per thread
 
 
@@ -42,19 +48,40 @@ def statistics_of(
         {"mean": [C], "std": [C]}; every pixel weighs the same, so large images weigh more.
 
     Raises:
-        DataError: there are no images, or one cannot be read.
+        DataError: there are no images, or one cannot be read; or what was kept is damaged.
+        NotOwnError: what was kept is another user's, or leads elsewhere.
     """
-    path = Path(cache_dir) / "statistics" / f"{fingerprint or dataset.fingerprint}.json"
-    if path.exists():
-        kept: dict[str, list[float]] = json.loads(path.read_text())
-        return kept
+    folder = Path(cache_dir).expanduser() / "statistics"
+    path = folder / f"{fingerprint or dataset.fingerprint}.json"
+    if folder.exists():
+        own_folder(folder)
+    if os.path.lexists(path):
+        return _kept(path)
     log.info("computing image statistics of %d training samples", len(dataset))
     result = _computed(dataset)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(f".{os.getpid()}.tmp")
-    beside.write_text(json.dumps(result, indent=2) + "\n")
+    own_folder(folder)
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    with os.fdopen(open_own(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
+        file.write(json.dumps(result, indent=2) + "\n")
     beside.replace(path)
     return result
+
+
+def _kept(path: Path) -> dict[str, list[float]]:
+    """The statistics in a file: as many means as deviations, all of them finite."""
+    try:
+        check_own(path)
+        kept = mapping(plain_json.read(path, _LARGEST))
+        numbers = {key: kept.get(key) for key in ("mean", "std")}
+        for key, values in numbers.items():
+            if not isinstance(values, list) or not all(type(one) in (int, float) for one in values):
+                raise JsonError(f"{key} is {shown(values)}, and has to be a list of numbers")
+        if not 1 <= len(kept["mean"]) == len(kept["std"]) <= _MOST_CHANNELS:
+            raise JsonError("mean and std are not of equal, sensible lengths")
+        return {key: [float(one) for one in kept[key]] for key in numbers}
+    except (OSError, ValueError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path} is damaged: {reason}. Delete it, and it is made again") from error
 
 
 def _computed(dataset: Any) -> dict[str, list[float]]:

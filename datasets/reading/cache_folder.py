@@ -16,6 +16,7 @@ from pathlib import Path
 
 from datasets.reading.generated_folder import generated_folder
 from pipeline.errors import DataError
+from pipeline.own_files import check_tree, open_own, own_folder
 
 
 class CacheFolder:
@@ -38,12 +39,18 @@ class CacheFolder:
         """The folder `name` in this part, which `write(folder)` fills if it is not there.
 
         One that `is_sound` refuses is made again.
+
+        Raises:
+            NotOwnError: the cache, or what is in it, is another user's or leads elsewhere.
         """
         folder = self.path / name
-        if folder.is_dir() and is_sound(folder):
-            return folder
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            own_folder(self.path.parent, link=True)
+            own_folder(self.path)
+            if os.path.lexists(folder):
+                check_tree(own_folder(folder))
+                if is_sound(folder):
+                    return folder
             with _locked(self.path / f".{name}.lock"):
                 if folder.is_dir() and not is_sound(folder):
                     shutil.rmtree(folder)
@@ -65,7 +72,7 @@ class CacheFolder:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Let one process in at a time; none is kept out where the system has no locks."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = open_own(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         with contextlib.suppress(ImportError, OSError):
             import fcntl

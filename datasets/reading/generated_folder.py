@@ -31,7 +31,8 @@ def generated_folder(path: Path, write: Callable[[Path], None]) -> Path:
         return path
     beside = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        beside.mkdir(parents=True)
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        beside.mkdir(mode=0o755)  # others may read what was drawn, and not change it
         write(beside)
         _take_place(beside, path)
     except OSError as error:

@@ -13,6 +13,9 @@
 An entry that is being read can go at any time: a file that is open stays readable until it is
 closed. Entries asked for last go last. Use is noted by an entry's modification time, to 1 s.
 
+Folders are made for their user alone (mode 0700), and what is in them has to be regular files of
+this user's: what a link leads to is neither read nor written (pipeline/own_files.py).
+
 Cost: 5 us for an entry that is there; for one that is not, beside the download, the time that the
 disk takes to write it (4 ms), and 4 us for every entry in the cache each time that room is made.
 Locks need Linux or macOS, and a file system that knows flock.
@@ -29,6 +32,7 @@ from errno import ENOLCK, ENOSPC, ENOTSUP
 from pathlib import Path
 
 from pipeline.errors import DataError
+from pipeline.own_files import check_own, open_own, own_folder
 
 _PATIENCE = 300.0  # seconds to wait for the room that other downloads have been promised
 _FRESH = 1.0  # seconds in which a use is not noted again
@@ -54,14 +58,15 @@ class FileCache:
         """The file of an entry, noted as used; None if it is not there with `size` bytes."""
         path = self._place(entry)
         try:
-            found = path.stat()
+            found = path.lstat()
+            check_own(path, found)
             if size is not None and found.st_size != size:  # torn by a power failure
                 return None
             if time.time() - found.st_mtime > _FRESH:
-                os.utime(path)
+                os.utime(path, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except PermissionError:  # another user's file, which can be read but not noted as used
+        except PermissionError:  # on a disk that can only be read, it is not noted as used
             pass
         return path
 
@@ -83,7 +88,7 @@ class FileCache:
                 if part is not None:
                     part.reserve(size or 0)
                     download(part)
-                    return part.commit(self._place(entry))
+                    return part.commit(self._own("files", entry[:2]) / entry)
 
     def take(self, part: Part, more: int) -> None:
         """Promise a part `more` bytes, for which others are evicted, or waited for."""
@@ -123,7 +128,7 @@ class FileCache:
         for folder in _scan(self.folder / "files"):
             for entry in _scan(folder.path):
                 with suppress(FileNotFoundError):
-                    state = entry.stat()
+                    state = entry.stat(follow_symlinks=False)
                     entries.append((state.st_mtime_ns, state.st_size, entry.path))
         total += sum(size for _, size, _ in entries)
         if total + more <= self.limit:
@@ -151,8 +156,7 @@ class FileCache:
 
         That is when another has finished it, or has taken the file away that we waited for.
         """
-        path = self.folder / "parts" / entry
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = self._own("parts") / entry
         with _locked(path) as descriptor:
             if not _is_at(descriptor, path):
                 yield None
@@ -167,6 +171,13 @@ class FileCache:
     def _ledger(self) -> Iterator[_Ledger]:
         with _locked(self.folder / "taken") as descriptor:
             yield _Ledger(descriptor)
+
+    def _own(self, *names: str) -> Path:
+        """A folder of the cache, made for this user alone; refused where it is not their own."""
+        path = own_folder(self.folder, link=True)
+        for name in names:
+            path = own_folder(path / name)
+        return path
 
     def _place(self, entry: str) -> Path:
         return self.folder / "files" / entry[:2] / entry
@@ -235,7 +246,6 @@ class Part:
         if self.reserved > self.written:
             self._cache.give_back(self.reserved - self.written)
         os.fsync(self._descriptor)
-        place.parent.mkdir(parents=True, exist_ok=True)
         os.utime(self._descriptor)
         self._path.rename(place)
         self.reserved = 0
@@ -261,7 +271,7 @@ class _Ledger:
         self._descriptor = descriptor
         try:
             taken, counted = os.pread(descriptor, 64, 0).split()
-            self.taken, self._counted = int(taken), float(counted)
+            self.taken, self._counted = max(int(taken), 0), float(counted)
         except ValueError:
             self.taken, self._counted = 0, 0.0
         self.doubtful = not 0 <= time.time() - self._counted < _RECOUNT
@@ -276,7 +286,7 @@ class _Ledger:
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
     """A descriptor of `path`, which is made if need be, with the lock on it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = open_own(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
@@ -289,14 +299,14 @@ def _locked(path: Path) -> Iterator[int]:
 def _is_at(descriptor: int, path: str | Path) -> bool:
     """Whether an open file is still the one at `path`."""
     try:
-        return os.path.samestat(os.fstat(descriptor), Path(path).stat())
+        return os.path.samestat(os.fstat(descriptor), Path(path).lstat())
     except FileNotFoundError:
         return False
 
 
 def _living(path: str) -> int:
     """Bytes promised to the part `path`; 0, and it is removed, when nobody holds its lock."""
-    descriptor = os.open(path, os.O_RDWR)
+    descriptor = open_own(Path(path), os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

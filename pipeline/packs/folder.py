@@ -13,9 +13,11 @@ the dataset. `Pack` opens a folder in 0.1 ms a file, whatever their size; proces
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline import plain_json
 from pipeline.errors import DataError
 from pipeline.packs.fields import Column, Field, Numbers, difference
 from pipeline.packs.npy import NpyStream
+from pipeline.plain_json import JsonError, integer, mapping, shown
 
+_LARGEST = 256 << 20  # bytes of pack.json, which lists categories
 VERSION = 1
 RECORD = "pack.json"
 _KIND = "penstock pack"
@@ -258,9 +263,12 @@ class Pack:
         if Path(name).name != name:
             raise DataError(f"{_damaged(self.folder / RECORD)}: {name!r} leads out of the pack")
         try:
-            found = path.stat().st_size
+            state = path.stat()
+            found = state.st_size
         except OSError as error:
             raise DataError(f"{_damaged(path)}: {error.strerror}. {_REMEDY}") from error
+        if not stat.S_ISREG(state.st_mode):
+            raise DataError(f"{_damaged(path)}: it is no regular file. {_REMEDY}")
         if found != size:
             cut = "was cut off" if found < size else "has grown"
             reason = f"it {cut}: {found} bytes in place of {size}"
@@ -282,7 +290,7 @@ def is_pack(folder: Path) -> bool:
 def _read_record(folder: Path) -> dict[str, Any]:
     path = folder / RECORD
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = plain_json.read(path, _LARGEST, nan=True)
     except OSError as error:
         raise DataError(
             f"{str(folder)!r} holds no packed data: {path.name!r} cannot be read "
@@ -300,4 +308,39 @@ def _read_record(folder: Path) -> dict[str, Any]:
     missing = {"count", "fields", "files", "fingerprint"} - record.keys()
     if missing:
         raise DataError(f"{_damaged(path)}: it lacks {', '.join(sorted(missing))}. {_REMEDY}")
+    try:
+        _check_record(record)
+    except ValueError as error:
+        raise DataError(f"{_damaged(path)}: {error}. {_REMEDY}") from error
     return record
+
+
+def _check_record(record: dict[str, Any]) -> None:
+    """Refuse a description that `PackWriter.finish` does not give; raises JsonError."""
+    integer(record, "count")
+    for name in mapping(record["files"]):
+        integer(record["files"], name)
+    described = record["fields"]
+    if not isinstance(described, list) or not all(isinstance(one, dict) for one in described):
+        raise JsonError("its fields are no list of mappings")
+    known = {"file", "even", *(one.name for one in dataclasses.fields(Field))}
+    for one in described:
+        if one.keys() != known:
+            odd = ", ".join(sorted(one.keys() ^ known)[:5])
+            raise JsonError(f"a field has too much or too little: {odd[:200]}")
+        integer(one, "ndim", most=64)
+        texts = [one[key] for key in ("name", "file", "kind", "dtype", "type")]
+        if not all(isinstance(text, str) for text in texts) or not isinstance(one["even"], bool):
+            raise JsonError("a field has names or kinds that are no texts")
+        if f"{one['file']}.npy" not in record["files"]:
+            raise JsonError(
+                f"a field lies in the file {shown(one['file'])}, which it does not list"
+            )
+        mapping(one["attributes"])
+    tables = record.get("table") or []
+    if not isinstance(tables, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("file"), str)
+        and isinstance(one.get("kind"), str) and isinstance(one.get("name"), str)
+        for one in tables
+    ):  # fmt: skip
+        raise JsonError("its table is no list of columns")

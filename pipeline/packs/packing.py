@@ -36,6 +36,7 @@ from pipeline.fetch import Batch, Fetch
 from pipeline.images import native
 from pipeline.images.encoded import EncodedImage
 from pipeline.loader import Loader
+from pipeline.own_files import check_own, check_tree, own_folder
 from pipeline.packs.folder import Pack, PackWriter, is_pack
 from pipeline.packs.recipe import Recipe
 from pipeline.packs.table import write_table
@@ -82,15 +83,22 @@ def pack(
     Raises:
         ConfigError: the dataset cannot be packed, or `out` holds something else.
         DataError: a sample is bad, or the pack cannot be written.
+        NotOwnError: a pack in `cache_dir` is another user's, or leads elsewhere.
     """
     fingerprint = _packable(dataset, fingerprint)
     name = recipe.name(fingerprint)
     where = Path(cache_dir, "packed", name) if out is None else Path(out, split)
     place = where.expanduser().absolute()
+    if out is None and os.path.lexists(place):  # what a person named is theirs to judge
+        own_folder(place.parent)
+        check_tree(own_folder(place))
     if _is_there(place, name):
         return place
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        if out is None:
+            own_folder(place.parent)
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
         with _locked(place):
             if not _is_there(place, name):
                 _remove_leftovers(place)
@@ -136,7 +144,9 @@ def _is_there(place: Path, name: str) -> bool:
 
 @contextmanager
 def _locked(place: Path) -> Iterator[None]:
-    lock = FileLock(_lock_of(place))
+    if os.path.lexists(_lock_of(place)):
+        check_own(_lock_of(place))
+    lock = FileLock(_lock_of(place), mode=0o600)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -175,7 +185,7 @@ def _make(
     fetch = Fetch(dataset, recipe.steps(), recipe.collate(), 0)
     size = _try_out(fetch, recipe, place)
     hidden = place.with_name(f".{place.name}{_WRITING}{os.getpid()}-{secrets.token_hex(4)}")
-    hidden.mkdir()
+    hidden.mkdir(mode=0o700)
     try:
         table = getattr(dataset, "metadata", None)
         record = {

@@ -15,20 +15,24 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from pipeline import plain_json
 from pipeline.checks.nodes import direction
 from pipeline.config import Config
-from pipeline.errors import PREEMPTED
+from pipeline.errors import PREEMPTED, ConfigError, Problem
+from pipeline.plain_json import JsonError, mapping
 from pipeline.saving.disk import write_atomically
+from pipeline.saving.manifest import check_overrides, read_manifest
 
 FILE = "result.json"
+
+_LARGEST = 4 << 20  # bytes of a result
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,34 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """The result in a file that `write` made."""
-        return cls(**json.loads(path.read_text()))
+        """The result in a file that `write` made.
+
+        Raises:
+            ConfigError: it is damaged.
+        """
+        try:
+            return cls(**_checked(mapping(plain_json.read(path, _LARGEST))))
+        except (OSError, JsonError) as error:
+            reason = f"{path} is damaged: {error}. Delete it, and its job is run again"
+            raise ConfigError(Problem("hydra.sweep.dir", reason)) from error
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    """What a result has to hold; raises JsonError."""
+    known = {one.name: one for one in fields(Result)}
+    odd = sorted(map(str, known.keys() ^ (values.keys() | {"others"})))
+    if odd:
+        raise JsonError(f"it has too much or too little: {', '.join(odd[:5])[:200]}")
+    check_overrides(values["overrides"])
+    texts = [values[key] for key in ("metric", "mode", "error")]
+    if not isinstance(values["status"], str) or not all(isinstance(v, str | None) for v in texts):
+        raise JsonError("its status, metric, mode or error is no text")
+    measured = [values["value"], *mapping(values.get("others", {})).values()]
+    numbers = [values["seconds"], values["started"], values["exit_code"],
+               *(one for one in measured if one is not None)]  # fmt: skip
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers):
+        raise JsonError("its value, seconds, started or exit_code is no number")
+    return values
 
 
 def run_job(
@@ -146,7 +176,7 @@ def _others(folder: Path, started: float, metric: str | None) -> dict[str, float
     path = folder / "manifest.json"
     if metric is None or not path.exists() or path.stat().st_mtime < started:
         return {}
-    best = json.loads(path.read_text()).get("best") or {}
+    best = read_manifest(folder, "hydra.sweep.dir").get("best") or {}
     names = {key: key.removeprefix("val/") for key in best if key.startswith("val/")}
     return {name: best[key] for key, name in names.items() if name != metric.removeprefix("val/")}
 
@@ -168,7 +198,11 @@ class SweepTable(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(str(config.hydra.sweep.dir))
-        jobs = read_results(folder, self._began)
+        try:
+            jobs = read_results(folder, self._began)
+        except ConfigError as error:  # of which hydra would only warn
+            print(error, file=sys.stderr)
+            raise SystemExit(error.exit_code) from None
         if not jobs:
             return
         rows = table(jobs)
@@ -186,14 +220,17 @@ class SweepTable(Callback):
 def read_results(folder: Path, since: float = 0.0) -> list[tuple[str, Result]]:
     """Name and result of each job under `folder` that started after `since`, in their order.
 
-    What is no result is passed over: others may have put files there.
+    A file that is damaged, or none of ours, is named on stderr and passed over: the others count.
     """
     jobs = []
     for path in folder.rglob(FILE):
-        with suppress(OSError, ValueError, TypeError, RecursionError):
+        try:
             result = Result.read(path)
-            if result.started >= since:
-                jobs.append((str(path.parent.relative_to(folder)), result))
+        except ConfigError as error:
+            print(error, file=sys.stderr)
+            continue
+        if result.started >= since:
+            jobs.append((str(path.parent.relative_to(folder)), result))
     return sorted(jobs, key=lambda job: (int(job[0]), "") if job[0].isdigit() else (-1, job[0]))
 
 

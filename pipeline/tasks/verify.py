@@ -43,7 +43,9 @@ HARMLESS = ("loader", "distributed", "run_dir", "cache_dir", "resume", "resume_d
 FACTS = ("status", "data", "fingerprint", "code", "device", "penstock", "git", "python",
          "packages", "platform", "cpus", "threads", "gpus", "order")  # fmt: skip
 
+_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one
 _LARGEST_CONFIG = 4 << 20  # bytes
+_MAX_DEPTH = 100
 _LONGEST_FIELD = 100  # characters of a hash or a loss
 
 Address = tuple[int, int]
@@ -91,9 +93,15 @@ def _config(path: Path) -> dict[str, Any]:
         text = file.read(_LARGEST_CONFIG + 1).decode()
     if len(text) > _LARGEST_CONFIG:
         raise ValueError(f"it is larger than {_LARGEST_CONFIG >> 20} MiB")
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-        raise ValueError("it holds aliases, which no run writes")
-    return mapping(yaml.safe_load(text))
+    depth = 0
+    for event in yaml.parse(text, _YAML):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it holds aliases, which no run writes")
+    return mapping(yaml.load(text, _YAML))
 
 
 def run(config: Config) -> None:

@@ -10,16 +10,23 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from pipeline import plain_json
 from pipeline.errors import ConfigError, Problem
+from pipeline.own_files import check_own, own_folder
+from pipeline.plain_json import JsonError, integer, mapping, shown
 from pipeline.randomness import hash64
 from pipeline.saving.disk import write_atomically
 from pipeline.world import usable_cpus
+
+_LARGEST = 1 << 20  # bytes
+_MOST_WORKERS = 1024
+_MOST_AHEAD = 10_000
 
 
 @dataclass(frozen=True)
@@ -67,8 +74,8 @@ def place(cache_dir: str, dataset: str) -> Path:
 
 
 def save(path: Path, tuned: Tuned) -> None:
-    """Keep what was found."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Keep what was found; the folder is this user's alone."""
+    own_folder(path.parent)
     write_atomically(path, (json.dumps(asdict(tuned), indent=2) + "\n").encode())
 
 
@@ -77,18 +84,40 @@ def load(path: Path) -> Tuned:
 
     Raises:
         ConfigError: nothing was, or the file is damaged.
+        NotOwnError: the file is another user's, or leads elsewhere.
     """
     try:
-        kept: dict[str, Any] = json.loads(path.read_bytes())
-        return Tuned(**kept)
+        if path.parent.exists():
+            own_folder(path.parent)
+            check_own(path)
+        return _checked(mapping(plain_json.read(path, _LARGEST)))
     except FileNotFoundError:
         raise ConfigError(
             Problem("loader.num_workers", "tuned, but nothing was tuned yet for this dataset on "
                     "this machine; run the same command with task=tune, or choose another loader "
                     "(loader=default)")
         ) from None  # fmt: skip
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            Problem("loader.num_workers", f"{path} cannot be read ({error}); run the same command "
+            Problem("loader.num_workers", f"{path} cannot be read ({reason}); run the same command "
                     "with task=tune again")
         ) from error  # fmt: skip
+
+
+def _checked(kept: dict[str, Any]) -> Tuned:
+    """What was kept, as settings that a loader may have; raises JsonError."""
+    names = {one.name for one in fields(Tuned)}
+    if kept.keys() != names:
+        raise JsonError(f"it does not hold {', '.join(sorted(names))}")
+    if kept["backend"] not in ("main", "process", "thread"):
+        raise JsonError(f"backend is {shown(kept['backend'])}")
+    integer(kept, "num_workers", most=_MOST_WORKERS)
+    if kept["prefetch_factor"] is not None:
+        integer(kept, "prefetch_factor", least=1, most=_MOST_AHEAD)
+    speed, texts = kept["batches_per_second"], [kept["when"], *mapping(kept["found_for"]).values()]
+    if not isinstance(kept["pin_memory"], bool) or not isinstance(speed, int | float):
+        raise JsonError("pin_memory or batches_per_second has another type")
+    if not all(isinstance(text, str) for text in texts):
+        raise JsonError("when and what found_for holds have to be texts")
+    return Tuned(**kept)
