@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import hydra
 from hydra._internal.hydra import Hydra
@@ -29,14 +29,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipeline import tasks, world
-from pipeline.checks import preflight, trust
+from pipeline import endpoints, hydra_output, tasks, terminal, world
+from pipeline.checks import allowances, preflight
 from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain
 from pipeline.config import Config
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
 from pipeline.ranks import launch
 from pipeline.resumption import with_overrides_of_run
 from pipeline.tasks import sweep
+from pipeline.terminal import say
 
 INTERRUPTED = 130
 OF_MANY_RANKS = ("fit", "validate")  # tasks that ranks share; the others are done by one process
@@ -59,14 +60,15 @@ def main(argv: Sequence[str], entry: Callable[[], Any] | None = None) -> int:
     global _script
     _script = sys.argv[0] if entry else None
     try:
-        with _own_options(argv) as (options, overrides):
+        with _own_options(argv) as (options, overrides), terminal.harmless_libraries():
             return _main(options, with_overrides_of_run(overrides), entry or _entry())
     except BaseException as error:
         return report(error)
 
 
 def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) -> int:
-    args = get_args_parser().parse_args([*options, *overrides])
+    with terminal.held_back():
+        args = get_args_parser().parse_args([*options, *overrides])
     if args.experimental_rerun is not None:
         reason = "reads a pickle, which can run anything; give the overrides instead"
         raise ConfigError(Problem("--experimental-rerun", reason))
@@ -78,7 +80,8 @@ def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) ->
         # What was checked is what runs, wherever hydra would think the folder lies.
         composer, single = _checked(args)
         options = [*options, "--config-path", composer.path]
-    with _argv([*options, *overrides]), _no_sweep() if single else nullcontext():
+    looks = hydra_output.shown() if _only_looks(args) else hydra_output.saved()
+    with _argv([*options, *overrides]), looks, _no_sweep() if single else nullcontext():
         entry()
     return 0
 
@@ -95,10 +98,14 @@ def _checked(args: argparse.Namespace) -> tuple[Composer, bool]:
 
 def _preflight(args: argparse.Namespace) -> tuple[Composer, bool]:
     composer = Composer(args.config_path, args.config_name, args.config_dir)
-    if args.help or args.hydra_help or args.cfg or args.info is not None:
+    if _only_looks(args):
         preflight.look(composer, args.overrides)
         return composer, False
     return composer, preflight.run(composer, args.overrides, args.multirun) is not None
+
+
+def _only_looks(args: argparse.Namespace) -> bool:
+    return bool(args.help or args.hydra_help or args.cfg or args.info is not None)
 
 
 def _entry() -> Callable[[], Any]:
@@ -137,8 +144,8 @@ def _run(config: Config) -> float | None:
     from pipeline.checks import contradictions  # imports torch, which `--help` does without
 
     if world.launched_rank()[0] == 0:
-        for notice in contradictions.notices(config):
-            print(notice, file=sys.stderr)
+        for notice in (*contradictions.notices(config), *endpoints.notices(config.plain())):
+            say(notice)
     count = _ranks_to_start(config)
     if count:
         command = launch.this_program(_arguments(config), _script)
@@ -176,7 +183,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)
+        say("interrupted")
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
         # Whoever read our output has had enough, as `head` does. Python would complain once more
@@ -188,10 +195,10 @@ def report(error: BaseException) -> int:
         _print_traceback(error, rank)
         return 1
     if any(os.environ.get(name) == "1" for name in ("PENSTOCK_TRACEBACK", "HYDRA_FULL_ERROR")):
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)).rstrip())
     quiet = error.exit_code == PREEMPTED and rank not in ("", "rank 0: ")
     if str(error) and not quiet:
-        print(f"{rank}{_message(error)}", file=sys.stderr)
+        say(f"{rank}{_message(error)}")
     return error.exit_code
 
 
@@ -204,10 +211,10 @@ def _print_traceback(error: BaseException, rank: str) -> None:
     lost = isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
     if rank and lost:  # whoever left has said why, or was killed
         reason = str(error).split(". This is")[0]
-        print(f"{rank}ends, as it has lost another rank: {reason}", file=sys.stderr)
+        say(f"{rank}ends, as it has lost another rank: {reason}")
         return
     lines = "".join(traceback.format_exception(error))
-    sys.stderr.write("".join(f"{rank}{line}" for line in lines.splitlines(keepends=True)))
+    say("\n".join(f"{rank}{line}" for line in lines.rstrip("\n").split("\n")))
 
 
 def _message(error: PenstockError) -> str:
@@ -224,28 +231,32 @@ def _message(error: PenstockError) -> str:
 
 @contextmanager
 def _own_options(argv: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Take --trust off a command line; hydra's options and the overrides remain.
+    """Take our own options off a command line; hydra's and the overrides remain.
 
     hydra wants its options before or after all overrides; here they may stand in between.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--trust", action="append", default=[])
-    own, rest = parser.parse_known_args(list(argv))
-    names = [name.strip() for given in own.trust for name in given.split(",") if name.strip()]
-    preflight.raise_if(trust.check_trusted(names))
-    kept = os.environ.get(trust.VARIABLE)
-    everything = list(dict.fromkeys([*trust.trusted(), *names]))
+    for option, variable in allowances.OPTIONS.items():
+        parser.add_argument(option, dest=variable, action="append", default=[])
+    with terminal.held_back():
+        own, rest = parser.parse_known_args(list(argv))
+    named = {variable: allowances.names(given) for variable, given in vars(own).items()}
+    preflight.raise_if(allowances.check(named))
+    kept = {variable: os.environ.get(variable) for variable in named}
     overrides = get_args_parser().parse_intermixed_args(rest).overrides
     left = list(overrides)
     options = [word for word in rest if not (left and word == left[0] and left.pop(0))]
     # In the environment, processes that launchers start see it too.
-    os.environ[trust.VARIABLE] = ",".join(everything)
+    for variable, names in named.items():
+        before = allowances.names([kept[variable] or ""])
+        os.environ[variable] = ",".join(dict.fromkeys([*before, *names]))
     try:
         yield options, overrides
     finally:
-        os.environ.pop(trust.VARIABLE)
-        if kept is not None:
-            os.environ[trust.VARIABLE] = kept
+        for variable, value in kept.items():
+            os.environ.pop(variable, None)
+            if value is not None:
+                os.environ[variable] = value
 
 
 @contextmanager
@@ -271,23 +282,12 @@ def _no_sweep() -> Iterator[None]:
         Hydra.get_mode = asks  # type: ignore[method-assign]
 
 
-class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to whatever sys.stderr is at the time."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        return sys.stderr
-
-
 def _log_to_stderr() -> None:
     """Show what our own modules log; other libraries' warnings appear as they always do."""
     for name in ("pipeline", "datasets"):
         logger = logging.getLogger(name)
         if not logger.handlers:
-            logger.addHandler(_Stderr())
+            logger.addHandler(terminal.Handler())
             logger.setLevel(logging.INFO)
 
 

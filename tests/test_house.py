@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HYDRA_FILES = {"composition", "making", "command"}
+HYDRA_FILES = {"composition", "environment", "making", "hydra_output", "command"}
 
 
 def tracked(*patterns):
@@ -97,7 +97,9 @@ def test_importing_a_room_imports_nothing(path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "datasets").rglob("*.py")), ids=lambda p: p.stem)
 def test_datasets_know_only_the_top_of_the_pipeline(path):
-    allowed = {f"pipeline.{name}" for name in ("errors", "limits", "randomness", "transforms")}
+    allowed = {
+        f"pipeline.{name}" for name in ("errors", "limits", "randomness", "terminal", "transforms")
+    }
     allowed |= {
         "pipeline.images.encoded",
         "pipeline.images.stored",

@@ -14,9 +14,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline import config as schema
-from pipeline.checks import nodes, trust
+from pipeline import endpoints
+from pipeline.checks import environment, nodes, trust
 from pipeline.checks.composition import Composed, Composer, search_path_problems
 from pipeline.config import Config
+from pipeline.disclosure import Plain
 from pipeline.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ def examine(container: Mapping[str, Any]) -> tuple[Config, list[Problem]]:
     from pipeline.checks import contradictions  # imports torch, which `look` does without
 
     config, problems = schema.check(container)
+    if isinstance(container, Plain):
+        problems += environment.check(container)
+    problems += endpoints.check(container)
     wrong = bool(problems)
     found = {}
     for part in nodes.parts(config):

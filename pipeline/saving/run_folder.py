@@ -1,6 +1,6 @@
 """The folder of one run: what was asked for, on what, and what came out.
 
-    config.yaml      the resolved configuration
+    config.yaml      the resolved configuration, without secrets and the environment
     manifest.json    command, versions, git state, hardware, data, seed; status and results; and
                      `sessions`: every start of the run, the first and those that went on with it
     metrics.jsonl    a line whenever something was measured
@@ -19,7 +19,6 @@ import json
 import math
 import os
 import platform
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -32,6 +31,7 @@ from typing import Any, Literal
 import torch
 
 import pipeline
+from pipeline import disclosure
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.saving.disk import Hold, append, cut, prepare, refuse, write_atomically
 from pipeline.world import usable_cpus
@@ -183,8 +183,8 @@ def provenance() -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """The command that started this process, as it was typed, quoted so that it can be pasted."""
-    return shlex.join(sys.orig_argv)
+    """The command that started this process, without secrets, quoted so that it can be pasted."""
+    return disclosure.command(sys.orig_argv)
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

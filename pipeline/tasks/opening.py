@@ -6,7 +6,6 @@ be one that all of them see.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from pipeline.resumption import Source, differences, source
 from pipeline.saving import checkpoint
 from pipeline.saving.checkpoint import Checkpoints, Newest, State
 from pipeline.saving.run_folder import RunFolder
+from pipeline.terminal import say
 
 
 @dataclass
@@ -90,7 +90,7 @@ def _open(
     old = wanted.folder if wanted else None
     if old is None or not (old / "manifest.json").exists():
         folder = RunFolder.claim(
-            Path(config.run_dir), config.plain(), world=size, overrides=overrides,
+            Path(config.run_dir), config.written(), world=size, overrides=overrides,
             fingerprint=dict(fingerprint), **facts,
         )  # fmt: skip
     else:
@@ -125,9 +125,8 @@ def _address(state: State) -> tuple[int, int]:
 def _say(folder: RunFolder, newest: Newest) -> None:
     """Say from where the run goes on, and what a damaged checkpoint has cost."""
     for path, reason in newest.skipped:
-        print(f"cannot use {path}: {reason}", file=sys.stderr)
+        say(f"cannot use {path}: {reason}")
     if newest.skipped:
-        print("going on from an older one; the steps since then are trained again", file=sys.stderr)
+        say("going on from an older one; the steps since then are trained again")
     epoch, step = _address(newest.state)
-    print(f"going on with {folder.path} at epoch {epoch}, step {step} ({newest.path.name})",
-          file=sys.stderr)  # fmt: skip
+    say(f"going on with {folder.path} at epoch {epoch}, step {step} ({newest.path.name})")

@@ -21,9 +21,12 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from pipeline import disclosure
+from pipeline.checks import environment
 from pipeline.checks.nodes import direction
 from pipeline.config import Config
 from pipeline.errors import PREEMPTED
+from pipeline.terminal import console, one_line, put, say
 
 FILE = "result.json"
 
@@ -88,7 +91,8 @@ def run_job(
     Returns:
         What the task returned; NaN for a job that failed, which sweepers take as a failed trial.
     """
-    print(f"job {folder.name}: {' '.join(overrides) or '(defaults)'}", file=sys.stderr)
+    overrides = disclosure.words(overrides)
+    say(f"job {folder.name}: {' '.join(overrides) or '(defaults)'}")
     started, began = time.time(), time.perf_counter()
     config: Config | None = None
     value: float | None = None
@@ -153,7 +157,8 @@ def _others(folder: Path, started: float, metric: str | None) -> dict[str, float
 def _first_line(error: BaseException | None) -> str | None:
     if error is None:
         return None
-    return (str(error) or type(error).__name__).splitlines()[0]
+    first = (str(error) or type(error).__name__).splitlines()[0]
+    return disclosure.urls(environment.unresolved(first))
 
 
 class SweepTable(Callback):
@@ -176,7 +181,7 @@ class SweepTable(Callback):
         _print(rows, f"{len(jobs)} jobs in {folder}", best)
         if best is not None:
             result = dict(jobs)[best]
-            print(f"best: {result.metric or 'value'} {result.value:.6g} by job {best}")
+            put(f"best: {result.metric or 'value'} {result.value:.6g} by job {best}")
         code = next((result.exit_code for _, result in jobs if result.exit_code), 0)
         if code:
             raise SystemExit(code)  # hydra would only warn of another exception here
@@ -235,9 +240,9 @@ def _write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
 
 def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
+    rows = [{one_line(name): one_line(text) for name, text in row.items()} for row in rows]
     names = list(rows[0])
     alike = {name for name in names[1 : names.index("status") + 1]
              if len(rows) > 1 and len({row[name] for row in rows}) == 1}  # fmt: skip
@@ -251,6 +256,6 @@ def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None
         drawn.add_row(*(row[name] for name in columns), style=style)
     # A file or a pipe has no width; rich would take 80 columns and break the headings.
     wide = None if sys.stdout.isatty() else 160
-    Console(file=sys.stdout, markup=False, width=wide).print(drawn)
+    console(sys.stdout, width=wide).print(drawn)
     if alike:
-        print("all:", *(f"{name}={rows[0][name]}" for name in names if name in alike))
+        put("all:", *(f"{name}={rows[0][name]}" for name in names if name in alike))

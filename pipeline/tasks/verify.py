@@ -27,6 +27,7 @@ from pipeline.config import Config
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.saving.checkpoint import find_newest, has_checkpoint
 from pipeline.saving.state_tree import encode
+from pipeline.terminal import one_line, put
 
 # Who loads the data, on which machine and in how many processes, changes no batch; and what is
 # shown and saved changes nothing.
@@ -95,7 +96,7 @@ def run(config: Config) -> None:
                             "checkpoints are there; train with trainer.ledger=true")  # fmt: skip
     if not all(known):
         raise RunsDifferError("the two runs are not the same")
-    print("the same")
+    put("the same")
 
 
 def print_started(first: Run, second: Run) -> None:
@@ -322,15 +323,15 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any], note: Callable[[str],
 
 
 def _text(values: Mapping[str, Any], key: str) -> str:
-    return str(values[key]) if values.get(key) is not None else "-"
+    return one_line(values[key]) if values.get(key) is not None else "-"
 
 
 def _say(what: str, finding: str) -> None:
-    print(f"{what:<13}{finding}")
+    put(f"{what:<13}{finding}")
 
 
 def _print_table(rows: Rows) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)]
-        print("  ".join([*cells, row[3]]).rstrip())
+        put("  ".join([*cells, row[3]]).rstrip())
