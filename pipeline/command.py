@@ -125,7 +125,7 @@ def execute(composed: DictConfig) -> float | None:
     if job.mode == RunMode.MULTIRUN:
         folder = Path(job.runtime.output_dir)
         return sweep.run_job(
-            folder, list(job.overrides.task), lambda: _accepted(composed, folder), _run, report
+            folder, hydra_output.overrides(), lambda: _accepted(composed, folder), _run, report
         )
     try:
         return _run(_accepted(composed))
@@ -174,7 +174,7 @@ def _arguments(config: Config) -> list[str]:
         if source.provider in ("main", "command-line"):
             name = "--config-path" if source.provider == "main" else "--config-dir"
             options += [name, source.path]
-    words = [word for word in job.overrides.task if not word.startswith("run_dir=")]
+    words = [word for word in hydra_output.overrides() if not word.startswith("run_dir=")]
     return [*options, *words, f"run_dir='{config.run_dir}'"]
 
 
@@ -242,7 +242,7 @@ def _own_options(argv: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
         own, rest = parser.parse_known_args(list(argv))
     named = {variable: allowances.names(given) for variable, given in vars(own).items()}
     preflight.raise_if(allowances.check(named))
-    kept = {variable: os.environ.get(variable) for variable in named}
+    kept = {name: os.environ.get(name) for name in (*named, endpoints.SAID)}
     overrides = get_args_parser().parse_intermixed_args(rest).overrides
     left = list(overrides)
     options = [word for word in rest if not (left and word == left[0] and left.pop(0))]

@@ -8,7 +8,8 @@ are sent along with bug reports. Before text gets into one of them,
     users, passwords and signatures in URLs become ***
 
 A key names a secret by its last part, or by any part that says "secret", "password", "credential"
-or "auth". Numbers are kept but for passwords and secrets; true, false and null always are.
+or "auth". Of keys and tokens, numbers of up to five digits and those that count (`num_tokens`) are
+kept; true, false and null always are.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _AT_THE_END = re.compile(rf"key|token|signature|(?:^|[_-])(?:sas|pat|sig)$|{_ALW
                          re.IGNORECASE)  # fmt: skip
 _HARMLESS = re.compile(r"tokeni[sz]\w*|key(?:point|word|frame|board|ed)|author(?!i)", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_COUNTS = re.compile(r"^(num|n|max|min)_|s$", re.IGNORECASE)
 _CONSTANT = re.compile(r"true|false|null|''|\"\"|", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\{[\w.:]+\}")  # without a default, in which a secret could stand
 _USER = re.compile(r"(?<=://)[^/?#\s@]+@(?=\S)")
@@ -72,7 +74,8 @@ def names_secret(key: str, value: object = "") -> bool:
         return False
     if any(map(_ALWAYS.search, (*above, last))):
         return True
-    return bool(_AT_THE_END.search(last)) and not _NUMBER.fullmatch(str(value))
+    counts = _NUMBER.fullmatch(str(value)) and (_COUNTS.search(last) or len(str(value)) <= 5)
+    return bool(_AT_THE_END.search(last)) and not counts
 
 
 def tree(value: Any, origins: Mapping[str, Origin], digests: bool = False, key: str = "") -> Any:
@@ -132,7 +135,7 @@ def urls(text: str) -> str:
 def word(text: str) -> str:
     """A word of a command line, e.g. an override, as it may be written down."""
     key, equals, value = text.partition("=")
-    if not equals:
+    if not equals or "://" in key:
         return urls(text)
     if not re.search(r"[\s/:{]", key) and names_secret(key.lstrip("+~-"), value):
         return text if _REFERENCE.fullmatch(value.strip("'\"")) else f"{key}={HIDDEN}"

@@ -26,7 +26,7 @@ from typing import Any
 from pipeline.errors import Problem
 
 VARIABLE = "PENSTOCK_ALLOW_ENDPOINT"
-_SAID = "PENSTOCK_SAID"  # hashes of what this process, or one that it comes from, has announced
+SAID = "PENSTOCK_SAID"  # hashes of what this process, or one that it comes from, has announced
 
 _OPTIONS = re.compile(r"(options|kwargs)$")
 _MOVES = re.compile(
@@ -116,9 +116,9 @@ def notices(config: Mapping[str, Any]) -> Iterator[str]:
     """What to say of a configuration's stores, once for a process and all that it starts."""
     for text in (*_elsewhere(config), *_unchecked(config)):
         mark = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
-        said = os.environ.get(_SAID, "").split(",")
+        said = os.environ.get(SAID, "").split(",")
         if mark not in said:
-            os.environ[_SAID] = ",".join(filter(None, [*said, mark]))
+            os.environ[SAID] = ",".join(filter(None, [*said, mark]))
             yield text
 
 

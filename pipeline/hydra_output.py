@@ -1,7 +1,10 @@
 """What hydra prints and saves by itself, without secrets and harmless for a terminal.
 
-shown    `--cfg`, `--info`, `--help`: hydra composes and prints
-saved    multirun.yaml of a sweep, and .hydra/ where `hydra.output_subdir` asks for it
+    shown      `--cfg`, `--info`, `--help`: hydra composes and prints
+    saved      multirun.yaml of a sweep, and .hydra/ where `hydra.output_subdir` asks for it
+    overrides  of the job that runs
+
+Functions of hydra's are replaced for as long as it runs, and no longer.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any
 import yaml
 from hydra._internal.hydra import Hydra
 from hydra.core import utils
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline import disclosure, terminal
@@ -53,6 +57,14 @@ def saved() -> Iterator[None]:
         yield
     finally:
         OmegaConf.save, utils._save_config = staticmethod(sweeps), jobs  # type: ignore[method-assign]
+
+
+def overrides() -> list[str]:
+    """The overrides of this job as they were given: reading them one by one would resolve them."""
+    if not HydraConfig.initialized():
+        return []
+    given = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return list(map(str, given))
 
 
 def written(config: Any) -> Any:

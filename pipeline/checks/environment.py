@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LEAVING = re.compile(
     "(options|headers?|kwargs|prox(y|ies)|params|cookies|endpoint|url|uri|address)$", re.IGNORECASE
 )
-_ADDRESS = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.\-]*://", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?<![A-Za-z0-9+.\-])(?!file:)[A-Za-z][A-Za-z0-9+.\-]*://", re.IGNORECASE)
 _STAYS = (".cache_dir",)  # of `Files`: where on this machine
 
 _names: ContextVar[list[str] | None] = ContextVar("names", default=None)

@@ -19,7 +19,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from torch import nn
 
-from pipeline import disclosure, quarantine
+from pipeline import disclosure, hydra_output, quarantine
 from pipeline.build import Parts
 from pipeline.checks.allowances import OPTIONS
 from pipeline.config import TASK_KEYS, Config
@@ -255,8 +255,7 @@ def command_line(*given: str) -> str:
 
 def overrides() -> list[str]:
     """The overrides of this job as they may be written down, also where a launcher started it."""
-    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    return disclosure.words(given)
+    return disclosure.words(hydra_output.overrides())
 
 
 def print_report(result: Result, constant: Record, monitor: str, baseline_name: str) -> None:
