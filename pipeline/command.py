@@ -243,7 +243,8 @@ def _own_options(argv: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
     named = {variable: allowances.names(given) for variable, given in vars(own).items()}
     preflight.raise_if(allowances.check(named))
     kept = {name: os.environ.get(name) for name in (*named, endpoints.SAID)}
-    overrides = get_args_parser().parse_intermixed_args(rest).overrides
+    with terminal.held_back():
+        overrides = get_args_parser().parse_intermixed_args(rest).overrides
     left = list(overrides)
     options = [word for word in rest if not (left and word == left[0] and left.pop(0))]
     # In the environment, processes that launchers start see it too.

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def sources():
         yield from sorted((ROOT / folder).rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", [*sources()], ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_everything_is_printed_by_one_module(path):
     if path.name == "terminal.py":
         return
@@ -96,8 +97,7 @@ def test_a_console_keeps_its_own_colours_and_none_of_its_texts():
     shown = stream.getvalue()
     assert "\x1b[1;31m" in shown
     assert_harmless(shown.replace("\x1b[", "["))
-    assert "]0;owned" in shown
-    assert "\x1b]" not in shown
+    assert r"a\x1b]0;" in shown
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,8 @@ def test_a_console_keeps_its_own_colours_and_none_of_its_texts():
     [[f"sampler={HOSTILE}"], [f"seed={HOSTILE}"], [f"'{HOSTILE}'=1"], [f"+dataset.{HOSTILE}=1"],
      [f"dataset.reader='{HOSTILE}'"], [f"dataset._target_='{HOSTILE}'"], [f"--{HOSTILE}"],
      ["--trust", HOSTILE], ["--config-dir", HOSTILE], [f"resume='{HOSTILE}'"],
-     ["task=verify", f"runs=['{HOSTILE}',b]"], [f"dataset.root='{HOSTILE}'", "dataset=image_folder"],
+     ["task=verify", f"runs=['{HOSTILE}',b]"],
+     [f"dataset.root='{HOSTILE}'", "dataset=image_folder"],
      ["--cfg", "job", f"run_dir='{HOSTILE}'"], ["--cfg", "job", "-p", HOSTILE],
      ["--info", "config", f"run_dir='{HOSTILE}'"], ["--help", f"run_dir='{HOSTILE}'"]],
 )  # fmt: skip
@@ -168,7 +169,7 @@ def test_sweeps_and_errors_of_a_stranger(here, capsys, monkeypatch):
     assert outcome.code
     assert_harmless(outcome.out, outcome.err)
     assert "owned" in outcome.out
-    assert outcome.err.count("read a") == 8, "what other libraries log, too"
+    assert outcome.err.count("read a") == 4
     assert SHOWN in outcome.err
     assert_harmless(run(capsys, "seed=1").err, run(capsys, "seed=2").err)
 
@@ -180,3 +181,13 @@ def test_a_program_without_utf8_prints_names_that_cannot_be_decoded(here):
            "PYTHONCOERCECLOCALE": "0", "PATH": os.environ["PATH"]}  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, check=True)
     assert done.stdout == done.stderr == rb"\xff\u6f22\x1b" + b"\n"
+
+
+def test_what_other_libraries_say_is_harmless(capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    with terminal.harmless_libraries():
+        logging.getLogger("elsewhere").warning("read %s", HOSTILE)
+        shown = warnings.formatwarning(HOSTILE, UserWarning, "x.py", 1)
+    assert capsys.readouterr().err == f"read {SHOWN}\n"
+    assert SHOWN in shown
+    assert SHOWN not in warnings.formatwarning(HOSTILE, UserWarning, "x.py", 1)

@@ -163,7 +163,9 @@ class RunFolder:
 
     def _write_manifest(self) -> None:
         text = json.dumps(_finite(self.manifest), indent=2, allow_nan=False, ensure_ascii=False)
-        write_atomically(self.path / "manifest.json", (text + "\n").encode())
+        write_atomically(
+            self.path / "manifest.json", (text + "\n").encode(errors="backslashreplace")
+        )
 
 
 def provenance() -> dict[str, Any]:
@@ -287,7 +289,7 @@ def _yaml(config: Mapping[str, Any]) -> bytes:
     import yaml
 
     text: str = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-    return text.encode()
+    return text.encode(errors="backslashreplace")
 
 
 def _finite(value: Any) -> Any:

@@ -232,7 +232,7 @@ def _split(line: str) -> tuple[str, str]:
 
 
 def _write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
