@@ -63,7 +63,7 @@ def overrides() -> list[str]:
     """The overrides of this job as they were given: reading them one by one would resolve them."""
     if not HydraConfig.initialized():
         return []
-    given = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    given: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
     return list(map(str, given))
 
 
