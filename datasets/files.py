@@ -28,9 +28,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from datasets.remote.catalog import Catalog
 from datasets.remote.download import Download
+from datasets.remote.listing import Found
 from datasets.remote.patience import Patience
-from datasets.remote.store import Found, check_options, is_remote, local_path
+from datasets.remote.store import check_options, is_remote, local_path
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.limits import Limits
 
 if TYPE_CHECKING:
     from datasets.remote.file_cache import FileCache
@@ -53,6 +55,7 @@ class Files:
         timeout: seconds after which a silent connection counts as broken.
         options: for the store's fsspec file system: `endpoint_url`, `anon`, `profile` ... No
             credentials: these are found by the store's own means.
+        limits: `files` is what a listing may have.
 
     Raises:
         ConfigError: a value is out of range, or an option looks like a credential.
@@ -66,6 +69,7 @@ class Files:
         first_wait: float = 1.0,
         timeout: float = 60.0,
         options: Mapping[str, Any] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         if timeout <= 0:
             raise ConfigError(Problem("timeout", f"{timeout}; allowed: more than 0 seconds"))
@@ -75,7 +79,8 @@ class Files:
         self.cache_size = parse_size(cache_size)
         self._place = str(options.get("endpoint_url", ""))
         patience = Patience(retries, first_wait)
-        self.catalog = Catalog(options, timeout, patience)
+        self._limits = limits or Limits()
+        self.catalog = Catalog(options, timeout, patience, self._limits)
         self._download = Download(self.catalog, patience)
 
     def local(self, address: str) -> Path:
@@ -138,7 +143,8 @@ class Files:
             folder = Path(local_path(address)).expanduser()
             if not folder.is_dir():
                 raise DataError(f"{address!r} is no folder. Check dataset.root.")
-            return [Found(name, (folder / name).stat().st_size, "") for name in walk(folder)]
+            names = walk(folder, self._limits)
+            return [Found(name, (folder / name).stat().st_size, "") for name in names]
         listing = self.catalog.listing(address)
         found = (listing.at(row) for row in range(len(listing)))
         return [one for one in found if not is_hidden(one.name)]
@@ -157,14 +163,21 @@ class Files:
         return FileCache(Path(self.cache_dir).expanduser().absolute(), self.cache_size)
 
 
-def walk(folder: Path) -> list[str]:
-    """Names of all files below a folder, relative, sorted; hidden ones left out. 2 us a file."""
+def walk(folder: Path, limits: Limits | None = None) -> list[str]:
+    """Names of all files below a folder, relative, sorted; hidden ones left out. 2 us a file.
+
+    Raises:
+        DataError: there are more than `limits.files`.
+    """
+    limits = limits or Limits()
     names: list[str] = []
     for where, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if name[0] != "."]
         below = Path(where).relative_to(folder).as_posix()
         prefix = "" if below == "." else f"{below}/"
         names += [prefix + name for name in files if name[0] != "."]
+        if len(names) > limits.files:
+            raise DataError(f"{str(folder)!r} has {limits.refusal('files', f'{len(names)} files')}")
     return sorted(names)
 
 

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -28,14 +28,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipeline import tasks, world
-from pipeline.checks import hydra_loader, preflight, trust
+from pipeline import endpoints, hydra_output, tasks, terminal, world
+from pipeline.checks import allowances, hydra_loader, preflight
 from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain
 from pipeline.config import Config
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
 from pipeline.ranks import launch
 from pipeline.resumption import with_overrides_of_run
 from pipeline.tasks import sweep
+from pipeline.terminal import say
 
 INTERRUPTED = 130
 OF_MANY_RANKS = ("fit", "validate")  # tasks that ranks share; the others are done by one process
@@ -58,14 +59,15 @@ def main(argv: Sequence[str], entry: Callable[[], Any] | None = None) -> int:
     global _script
     _script = sys.argv[0] if entry else None
     try:
-        with _own_options(argv) as (options, overrides):
+        with _own_options(argv) as (options, overrides), terminal.harmless_libraries():
             return _main(options, with_overrides_of_run(overrides), entry or _entry())
     except BaseException as error:
         return report(error)
 
 
 def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) -> int:
-    args = get_args_parser().parse_args([*options, *overrides])
+    with terminal.held_back():
+        args = get_args_parser().parse_args([*options, *overrides])
     if args.experimental_rerun is not None:
         reason = "reads a pickle, which can run anything; give the overrides instead"
         raise ConfigError(Problem("--experimental-rerun", reason))
@@ -75,7 +77,8 @@ def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) ->
     # What was checked is what runs, wherever hydra would think the folder lies.
     composer, single = _checked(args)
     options = [*options, "--config-path", composer.path]
-    with _argv([*options, *overrides]), hydra_loader.checked(single):
+    looks = hydra_output.shown() if _only_looks(args) else hydra_output.saved()
+    with _argv([*options, *overrides]), looks, hydra_loader.checked(single):
         entry()
     return 0
 
@@ -94,10 +97,14 @@ def _preflight(args: argparse.Namespace) -> tuple[Composer, bool]:
     composer = Composer(args.config_path, args.config_name, args.config_dir)
     if args.shell_completion:  # its overrides are unfinished; the loader looks at them
         return composer, False
-    if args.help or args.hydra_help or args.cfg or args.info is not None:
+    if _only_looks(args):
         preflight.look(composer, args.overrides)
         return composer, False
     return composer, preflight.run(composer, args.overrides, args.multirun) is not None
+
+
+def _only_looks(args: argparse.Namespace) -> bool:
+    return bool(args.help or args.hydra_help or args.cfg or args.info is not None)
 
 
 def _entry() -> Callable[[], Any]:
@@ -117,7 +124,7 @@ def execute(composed: DictConfig) -> float | None:
     if job.mode == RunMode.MULTIRUN:
         folder = Path(job.runtime.output_dir)
         return sweep.run_job(
-            folder, list(job.overrides.task), lambda: _accepted(composed, folder), _run, report
+            folder, hydra_output.overrides(), lambda: _accepted(composed, folder), _run, report
         )
     try:
         return _run(_accepted(composed))
@@ -136,8 +143,8 @@ def _run(config: Config) -> float | None:
     from pipeline.checks import contradictions  # imports torch, which `--help` does without
 
     if world.launched_rank()[0] == 0:
-        for notice in contradictions.notices(config):
-            print(notice, file=sys.stderr)
+        for notice in (*contradictions.notices(config), *endpoints.notices(config.plain())):
+            say(notice)
     count = _ranks_to_start(config)
     if count:
         command = launch.this_program(_arguments(config), _script)
@@ -166,7 +173,7 @@ def _arguments(config: Config) -> list[str]:
         if source.provider in ("main", "command-line"):
             name = "--config-path" if source.provider == "main" else "--config-dir"
             options += [name, source.path]
-    words = [word for word in job.overrides.task if not word.startswith("run_dir=")]
+    words = [word for word in hydra_output.overrides() if not word.startswith("run_dir=")]
     return [*options, *words, f"run_dir='{config.run_dir}'"]
 
 
@@ -177,7 +184,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)
+        say("interrupted")
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
         # Whoever read our output has had enough, as `head` does. Python would complain once more
@@ -189,10 +196,10 @@ def report(error: BaseException) -> int:
         _print_traceback(error, rank)
         return 1
     if any(os.environ.get(name) == "1" for name in ("PENSTOCK_TRACEBACK", "HYDRA_FULL_ERROR")):
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)).rstrip())
     quiet = error.exit_code == PREEMPTED and rank not in ("", "rank 0: ")
     if str(error) and not quiet:
-        print(f"{rank}{_message(error)}", file=sys.stderr)
+        say(f"{rank}{_message(error)}")
     return error.exit_code
 
 
@@ -205,10 +212,10 @@ def _print_traceback(error: BaseException, rank: str) -> None:
     lost = isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
     if rank and lost:  # whoever left has said why, or was killed
         reason = str(error).split(". This is")[0]
-        print(f"{rank}ends, as it has lost another rank: {reason}", file=sys.stderr)
+        say(f"{rank}ends, as it has lost another rank: {reason}")
         return
     lines = "".join(traceback.format_exception(error))
-    sys.stderr.write("".join(f"{rank}{line}" for line in lines.splitlines(keepends=True)))
+    say("\n".join(f"{rank}{line}" for line in lines.rstrip("\n").split("\n")))
 
 
 def _message(error: PenstockError) -> str:
@@ -225,28 +232,33 @@ def _message(error: PenstockError) -> str:
 
 @contextmanager
 def _own_options(argv: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Take --trust off a command line; hydra's options and the overrides remain.
+    """Take our own options off a command line; hydra's and the overrides remain.
 
     hydra wants its options before or after all overrides; here they may stand in between.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--trust", action="append", default=[])
-    own, rest = parser.parse_known_args(list(argv))
-    names = [name.strip() for given in own.trust for name in given.split(",") if name.strip()]
-    preflight.raise_if(trust.check_trusted(names))
-    kept = os.environ.get(trust.VARIABLE)
-    everything = list(dict.fromkeys([*trust.trusted(), *names]))
-    overrides = get_args_parser().parse_intermixed_args(rest).overrides
+    for option, variable in allowances.OPTIONS.items():
+        parser.add_argument(option, dest=variable, action="append", default=[])
+    with terminal.held_back():
+        own, rest = parser.parse_known_args(list(argv))
+    named = {variable: allowances.names(given) for variable, given in vars(own).items()}
+    preflight.raise_if(allowances.check(named))
+    kept = {name: os.environ.get(name) for name in (*named, endpoints.SAID)}
+    with terminal.held_back():
+        overrides = get_args_parser().parse_intermixed_args(rest).overrides
     left = list(overrides)
     options = [word for word in rest if not (left and word == left[0] and left.pop(0))]
     # In the environment, processes that launchers start see it too.
-    os.environ[trust.VARIABLE] = ",".join(everything)
+    for variable, names in named.items():
+        before = allowances.names([kept[variable] or ""])
+        os.environ[variable] = ",".join(dict.fromkeys([*before, *names]))
     try:
         yield options, overrides
     finally:
-        os.environ.pop(trust.VARIABLE)
-        if kept is not None:
-            os.environ[trust.VARIABLE] = kept
+        for variable, value in kept.items():
+            os.environ.pop(variable, None)
+            if value is not None:
+                os.environ[variable] = value
 
 
 @contextmanager
@@ -261,23 +273,12 @@ def _argv(words: list[str]) -> Iterator[None]:
         GlobalHydra.instance().clear()
 
 
-class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to whatever sys.stderr is at the time."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        return sys.stderr
-
-
 def _log_to_stderr() -> None:
     """Show what our own modules log; other libraries' warnings appear as they always do."""
     for name in ("pipeline", "datasets"):
         logger = logging.getLogger(name)
         if not logger.handlers:
-            logger.addHandler(_Stderr())
+            logger.addHandler(terminal.Handler())
             logger.setLevel(logging.INFO)
 
 

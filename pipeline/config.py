@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
+from pipeline import disclosure
 from pipeline.errors import ConfigError, Problem
 from pipeline.limits import Limits
 from pipeline.words import choices, describe, members, nearest, not_allowed, show
@@ -260,9 +261,23 @@ class Config(Section):
     checkpoint: str | None = None
     runs: list[str] | None = None
 
+    _origins: dict[str, disclosure.Origin] = PrivateAttr(default_factory=dict)
+
     def plain(self) -> dict[str, Any]:
-        """The configuration as nested dicts, as it is written into a run folder."""
+        """The configuration as nested dicts."""
         return self.model_dump()
+
+    def written(self) -> dict[str, Any]:
+        """The same as it is written into a run folder: without secrets, and with what came from
+        the environment as it was written.
+        """
+        shown: dict[str, Any] = disclosure.tree(self.plain(), self._origins)
+        return shown
+
+    def compared(self) -> dict[str, Any]:
+        """The same with a short digest for each value that is not written."""
+        shown: dict[str, Any] = disclosure.tree(self.plain(), self._origins, digests=True)
+        return shown
 
 
 TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "tune")
@@ -282,8 +297,10 @@ def check(container: Mapping[str, Any]) -> tuple[Config, list[Problem]]:
     Where something is wrong, the Config lacks the attributes in question, so that whoever looks
     for further problems still finds all the others.
     """
+    origins = getattr(container, "origins", {})
     try:
         config = Config.model_validate(dict(container))
+        config._origins.update(origins)
     except ValidationError as error:
         places = {_place(container, entry): entry["type"] for entry in error.errors()}
         problems = [_problem(container, place, kind) for place, kind in places.items()]

@@ -110,8 +110,9 @@ def _backend(given: Loader, transform: Callable[[], Compose], decodes: bool, say
 
 def found_for(config: Config) -> dict[str, str]:
     """What the best loader of a dataset depends on, by key."""
-    parts = {"batch.size": config.batch.size, "model": config.model, "transform":
-             config.transform.model_dump(), "trainer.precision": config.trainer.precision,
+    shown = config.compared()
+    parts = {"batch.size": config.batch.size, "model": shown["model"], "transform":
+             shown["transform"], "trainer.precision": config.trainer.precision,
              "trainer.device": world.resolve_device(config.trainer.device)}  # fmt: skip
     return {key: json.dumps(value, sort_keys=True, default=str) for key, value in parts.items()}
 

@@ -137,7 +137,12 @@ def read(path: str | Path) -> list[Entry]:
 def _line(cells: Sequence[object]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(cells)
-    return text.getvalue()
+    return _written(text.getvalue())
+
+
+def _written(text: str) -> str:
+    """`text` as a file in UTF-8 can hold it: names of files may have bytes that are none."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _cut_half_line(path: Path) -> None:
@@ -230,7 +235,7 @@ def _paths(dataset: Any) -> Iterable[str]:
 
 def _normal(path: str) -> str:
     """A path that compares equal however it was written; an address stays as it is."""
-    return path if "://" in path else os.path.abspath(path)  # noqa: PTH100  (asks no disk)
+    return _written(path if "://" in path else os.path.abspath(path))  # noqa: PTH100  (asks no disk)
 
 
 def notes(new: Sequence[Entry], before: int) -> Iterator[str]:

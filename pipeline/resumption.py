@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.checks.composition import CONF
 from pipeline.config import Config
+from pipeline.disclosure import is_redacted
 from pipeline.errors import ConfigError, Problem
 from pipeline.saving.manifest import read_manifest
 
@@ -99,7 +100,18 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
     now = {_key(word) for word in overrides}
     kept = [word for word in _saved(folder) if not {_key(word), _group(word)} & now]
     _check_words(kept, folder)
+    raise_if_redacted(folder, kept)
     return kept + list(overrides)
+
+
+def raise_if_redacted(folder: Path, words: Sequence[str]) -> None:
+    """Raise ConfigError for words of a manifest whose values were secrets."""
+    lacking = [_key(word) for word in words if is_redacted(word)]
+    if lacking:
+        raise ConfigError([
+            Problem(key, f"is a secret that {folder} was started with, which was not written down; "
+                    f"give it again: {key}=...") for key in lacking
+        ])  # fmt: skip
 
 
 def _saved(folder: Path) -> Iterator[str]:
@@ -157,7 +169,7 @@ def fingerprint(config: Config, data: Mapping[str, str], moves: int) -> dict[str
             arguments, so that a folder may lie somewhere else.
         moves: of the scheduler in the whole run; 0 without one.
     """
-    whole = config.plain()
+    whole = config.compared()
     parts: dict[str, Any] = {name: whole[name] for name in _OF_THE_RUN}
     parts |= {"batch.size": config.batch.size, "batch.tail": config.batch.tail}
     parts |= {f"trainer.{name}": whole["trainer"][name] for name in _OF_THE_TRAINER}

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from datasets.files import Files, parse_size
 from datasets.remote import catalog, download, patience
 from datasets.remote.file_cache import FileCache
-from datasets.remote.listing import Listing, bytes_of
+from datasets.remote.listing import Found, Listing, bytes_of
 from datasets.remote.patience import Patience
-from datasets.remote.store import Found, Store
+from datasets.remote.store import Store
 from pipeline.errors import ConfigError, DataError
 from tests.web_server import WebServer
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HYDRA_FILES = {"composition", "hydra_loader", "hydra_section", "making", "command"}
+HYDRA_FILES = {"composition", "environment", "hydra_loader", "hydra_output", "hydra_section",
+               "making", "command"}  # fmt: skip
 
 
 def tracked(*patterns):
@@ -98,7 +99,7 @@ def test_importing_a_room_imports_nothing(path):
 @pytest.mark.parametrize("path", sorted((ROOT / "datasets").rglob("*.py")), ids=lambda p: p.stem)
 def test_datasets_know_only_the_top_of_the_pipeline(path):
     allowed = {f"pipeline.{name}" for name in ("errors", "limits", "own_files", "plain_json",
-                                                 "randomness", "transforms")}  # fmt: skip
+                                               "randomness", "terminal", "transforms")}  # fmt: skip
     allowed |= {
         "pipeline.images.encoded",
         "pipeline.images.stored",

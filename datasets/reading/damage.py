@@ -28,6 +28,7 @@ import torch
 import torchvision.io  # noqa: F401  (registers torch.ops.image)
 
 from datasets.reading.audio import read_audio
+from pipeline.terminal import say
 
 _RGB = 3  # torchvision.io.ImageReadMode.RGB.value, which warns when it is looked up
 _BLOCK = 4096  # bytes of a page, and of most disks' blocks
@@ -67,7 +68,7 @@ def _libjpeg_warnings(content: bytes) -> list[str]:
         lines = file.read().decode(errors="replace").splitlines()
     others = [line for line in lines if "JPEG" not in line]
     if others:  # another thread's
-        print("\n".join(others), file=sys.stderr)
+        say("\n".join(others))
     return [line.strip() for line in lines if "JPEG" in line]
 
 

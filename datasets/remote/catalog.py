@@ -6,6 +6,7 @@ subfolders are listed side by side; on a web server, whose pages only name files
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from datasets.remote.listing import Listing, bytes_of
+from datasets.remote.crawl import Crawl
+from datasets.remote.listing import Found, Listing, bytes_of
 from datasets.remote.patience import Patience, is_transient
-from datasets.remote.store import Found, Store, join, name_in, parse_address
+from datasets.remote.store import Store, join, name_in, parse_address
 from pipeline.errors import DataError
+from pipeline.limits import Limits
 
 if TYPE_CHECKING:
     from pipeline.randomness import IntArray
@@ -33,9 +36,17 @@ class Catalog:
     Args:
         options, timeout: for the stores.
         patience: with them.
+        limits: of a listing.
     """
 
-    def __init__(self, options: Mapping[str, Any], timeout: float, patience: Patience) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        timeout: float,
+        patience: Patience,
+        limits: Limits | None = None,
+    ) -> None:
+        self._limits = limits or Limits()
         self._options = options
         self._timeout = timeout
         self._patience = patience
@@ -75,7 +86,7 @@ class Catalog:
         """All files below a folder.
 
         Raises:
-            DataError: there are none, or the store cannot be asked.
+            DataError: there are none, they don't end, or the store cannot be asked.
         """
         address = address.rstrip("/")
         if address not in self._listings:
@@ -110,26 +121,29 @@ class Catalog:
 
         A store's answers are Python objects, 1 kB a file, so they are flattened one by one.
         """
-        store = self.store(address)
+        store, crawl = self.store(address), Crawl(address, self._limits)
         parts: list[tuple[str, Listing]] = []
-        folders = [address]
-        while folders and len(folders) < _AT_ONCE:
-            levels = list(self._many(lambda at: self._level(store, at), folders))
+        folders, level = [address], 0
+        alike = {address: (b"", 0)}  # folder -> what its parent holds, and for how many levels
+        while folders and (len(folders) < _AT_ONCE or not store.lists):
+            crawl.deep(level)
+            levels = list(self._many(lambda at: self._level(store, at, crawl), folders))
             parts += [(at, files) for at, (files, _) in zip(folders, levels, strict=True)]
-            folders = [folder for _, inner in levels for folder in inner]
+            alike = _alike(crawl, folders, levels, alike)
+            folders, level = list(alike), level + 1
         if len(folders) > _FOLDERS:
-            return self._below(store, address)
-        below = self._many(lambda at: self._below(store, at), folders)
+            return self._below(store, address, Crawl(address, self._limits))
+        below = self._many(lambda at: self._below(store, at, crawl), folders)
         parts += list(zip(folders, below, strict=True))
         return Listing.joined((_prefix(address, folder), part) for folder, part in parts)
 
-    def _level(self, store: Store, folder: str) -> tuple[Listing, list[str]]:
-        found = self._unless_missing(folder, lambda: store.files(folder))
+    def _level(self, store: Store, folder: str, crawl: Crawl) -> tuple[Listing, list[str]]:
+        found = self._unless_missing(folder, lambda: store.files(folder, crawl))
         files, folders = found or ([], [])
         return Listing.of(files), folders
 
-    def _below(self, store: Store, folder: str) -> Listing:
-        return self._patience(folder, lambda: Listing.of(store.files_below(folder)))
+    def _below(self, store: Store, folder: str, crawl: Crawl) -> Listing:
+        return self._patience(folder, lambda: store.files_below(folder, crawl))
 
     def _looked(self, address: str, names: Sequence[str]) -> list[Found]:
         """Those of the files `names` that are there, each looked at."""
@@ -157,6 +171,27 @@ class Catalog:
         """`action` for each, several at a time, in order."""
         with ThreadPoolExecutor(_AT_ONCE, "penstock-files") as pool:
             yield from pool.map(action, over)
+
+
+def _alike(
+    crawl: Crawl,
+    folders: Sequence[str],
+    levels: Sequence[tuple[Listing, list[str]]],
+    before: Mapping[str, tuple[bytes, int]],
+) -> dict[str, tuple[bytes, int]]:
+    """The folders inside of `folders`, each with what its parent holds and since how many levels.
+
+    A page that links to itself one level deeper holds the same names at every level.
+    """
+    found: dict[str, tuple[bytes, int]] = {}
+    for at, (files, inner) in zip(folders, levels, strict=True):
+        names = [os.fsencode(folder[len(at) :]) for folder in sorted(inner)]
+        held = b"\0".join([*files.names.tolist(), b"", *names]) if inner else b""
+        digest = hashlib.blake2b(held, digest_size=8).digest()
+        count = before[at][1] + 1 if before[at][0] == digest else 1
+        crawl.alike(count)
+        found |= dict.fromkeys(inner, (digest, count))
+    return found
 
 
 def _prefix(address: str, folder: str) -> str:

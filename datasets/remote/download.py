@@ -16,8 +16,9 @@ from functools import partial
 from typing import Protocol
 
 from datasets.remote.catalog import Catalog
+from datasets.remote.listing import Found
 from datasets.remote.patience import Damaged, Patience
-from datasets.remote.store import Found, Store
+from datasets.remote.store import Store
 from pipeline.errors import DataError
 
 PIECE = 32 * 2**20  # bytes of one request

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from datasets.remote.store import Found
 
 if TYPE_CHECKING:
     from pipeline.randomness import IntArray
@@ -21,6 +19,20 @@ Bytes = npt.NDArray[np.bytes_]
 def bytes_of(names: Iterable[str]) -> Bytes:
     """Names as they stand in a listing."""
     return np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
+
+
+class Found(NamedTuple):
+    """What a store says of a file.
+
+    Attributes:
+        name: relative to the folder that was listed, with forward slashes.
+        size: bytes; None when the store doesn't say.
+        version: changes with the content; "md5:..." is a checksum of it. Empty if unknown.
+    """
+
+    name: str
+    size: int | None
+    version: str
 
 
 @dataclass(frozen=True)

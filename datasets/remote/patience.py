@@ -81,6 +81,9 @@ class Patience:
             except PenstockError:
                 raise
             except Exception as error:
+                ours = [one for one in _chain(error) if isinstance(one, PenstockError)]
+                if ours:  # fsspec takes any error for a missing file
+                    raise ours[0] from None
                 if not is_transient(error):
                     raise DataError(_final(address, error)) from error
                 if attempt == self.retries:

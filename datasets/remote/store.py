@@ -19,15 +19,18 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, unquote
 
-from pipeline.errors import ConfigError, Problem
+from datasets.remote import web
+from datasets.remote.crawl import Crawl, Tokens
+from datasets.remote.listing import Found, Listing
+from pipeline.errors import ConfigError, DataError, Problem
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://", re.ASCII)
 _CREDENTIAL = re.compile(
@@ -36,20 +39,6 @@ _CREDENTIAL = re.compile(
 _HARMLESS = frozenset({"anon", "cloud", "google_default"})  # ways to find credentials, not such
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _CONNECTIONS = 100
-
-
-class Found(NamedTuple):
-    """What a store says of a file.
-
-    Attributes:
-        name: relative to the folder that was listed, with forward slashes.
-        size: bytes; None when the store doesn't say.
-        version: changes with the content; "md5:..." is a checksum of it. Empty if unknown.
-    """
-
-    name: str
-    size: int | None
-    version: str
 
 
 def scheme_of(address: str) -> str | None:
@@ -134,7 +123,9 @@ def _http(timeout: float) -> dict[str, Any]:
     patience = aiohttp.ClientTimeout(total=None, sock_connect=timeout, sock_read=timeout)
     # Compressed on the way, a file would not have the size that was announced.
     headers = {"Accept-Encoding": "identity"}
-    return {"client_kwargs": {"timeout": patience, "headers": headers}}
+    return {"client_kwargs": {"timeout": patience, "headers": headers,
+                              "trace_configs": [web.checked_redirects()],
+                              "response_class": web.bounded_pages()}}  # fmt: skip
 
 
 _S3 = _Kind(("s3fs.core", "S3FileSystem"), "s3fs", "s3", _s3)
@@ -172,25 +163,70 @@ class Store:
         self.lists = self._kind.lists
         require(scheme)
 
-    def files(self, address: str) -> tuple[list[Found], list[str]]:
+    def files(self, address: str, crawl: Crawl) -> tuple[list[Found], list[str]]:
         """Files of a folder and addresses of the folders in it."""
         base = self._name(address)
-        files, folders = [], []
-        for info in self._system.ls(base, detail=True):
-            name = self._relative(str(info["name"]), base)
-            if info["type"] == "directory":
-                folders += [join(address, name)] if name else []
-            elif name:
-                files.append(self._found(name, info))
-        return files, folders
+        files: list[Found] = []
+        folders: dict[str, None] = {}
+        crawl.start(address)
+        for page in self._pages(base, crawl, deep=False):
+            before = len(files)
+            for info in page:
+                name = self._relative(str(info["name"]), base)
+                if info["type"] == "directory":
+                    folders |= {join(address, name): None} if name else {}
+                elif name:
+                    files.append(self._found(name, info))
+            crawl.page(address, len(files) - before)
+        return files, list(folders)
 
-    def files_below(self, address: str) -> list[Found]:
-        """Files of a folder and of all folders in it."""
+    def files_below(self, address: str, crawl: Crawl) -> Listing:
+        """Files of a folder and of all folders in it.
+
+        A store's answers are Python objects, 1 kB a file, so each page is flattened at once.
+        """
         base = self._name(address)
-        found = self._system.find(base, detail=True)
-        names = list(found)
-        pairs = ((self._relative(name, base), found.pop(name)) for name in names)
-        return [self._found(name, info) for name, info in pairs if name]
+        parts = []
+        crawl.start(address)
+        for page in self._pages(base, crawl, deep=True):
+            pairs = ((self._relative(str(info["name"]), base), info) for info in page)
+            parts.append(Listing.of([self._found(name, info) for name, info in pairs if name]))
+            crawl.page(address, len(parts[-1]))
+        return parts[0] if len(parts) == 1 else Listing.joined(("", part) for part in parts)
+
+    def _pages(self, base: str, crawl: Crawl, deep: bool) -> Iterator[Iterable[dict[str, Any]]]:
+        """What fsspec says of the files below `base` (or only in it), a page at a time."""
+        if self._kind is _S3 and not self._options.get("version_aware"):
+            yield from self._pages_of_s3(base, crawl, deep)
+        elif deep:
+            found = self._system.find(base, detail=True)
+            yield ({**info, "name": name} for name, info in found.items())
+        else:
+            yield self._system.ls(base, detail=True)
+
+    def _pages_of_s3(self, base: str, crawl: Crawl, deep: bool) -> Iterator[list[dict[str, Any]]]:
+        """The same by S3's own listing: s3fs would keep all pages before it gives the first."""
+        system, tokens = self._system, Tokens(crawl)
+        bucket, key, _ = system.split_path(base)
+        asked = {"Bucket": bucket, "Prefix": f"{key.rstrip('/')}/" if key else "",
+                 "Delimiter": "" if deep else "/", **system.req_kw}  # fmt: skip
+        while True:
+            answer = system.call_s3("list_objects_v2", **asked)
+            # A key that ends in a slash marks a folder, and is no file.
+            page = [
+                {"name": f"{bucket}/{one['Key']}", "size": one["Size"], "ETag": one.get("ETag"),
+                 "type": "file"}
+                for one in answer.get("Contents", []) if not one["Key"].endswith("/")
+            ]  # fmt: skip
+            page += [
+                {"name": f"{bucket}/{one['Prefix']}", "type": "directory"}
+                for one in answer.get("CommonPrefixes", [])
+            ]
+            yield page
+            if not answer.get("IsTruncated"):
+                return
+            tokens.next(answer.get("NextContinuationToken"))
+            asked["ContinuationToken"] = answer["NextContinuationToken"]
 
     def look(self, address: str) -> Found:
         """What the store says of one file."""
@@ -247,9 +283,15 @@ class Store:
         if not name.startswith(base):
             return ""
         name = name[len(base) :].rstrip("/")
-        if self._kind is not _HTTP:
-            return name
-        return "" if "?" in name else unquote(name)  # links that sort the page
+        if self._kind is _HTTP:
+            name = "" if "?" in name else unquote(name)  # links that sort the page
+            return name if _is_inside(name) else ""  # a page may link to anything
+        if name and not _is_inside(name):
+            raise DataError(
+                f"{base + name!r} is listed, but its name leads out of the folder. Rename it "
+                "in its store, or give another folder."
+            )
+        return name
 
     def _found(self, name: str, info: Mapping[str, Any]) -> Found:
         size = info.get("size")
@@ -290,6 +332,11 @@ def _here() -> _Process:
         _of_parents.append(_current)
         _current = _Process()
     return _current
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a relative name stays in its folder, wherever its parts are put together again."""
+    return "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
 
 
 def require(scheme: str) -> None:

@@ -29,10 +29,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from pipeline.checks import hydra_section, signatures, trust
+from pipeline.checks import environment, hydra_section, signatures, trust
 from pipeline.checks.hydra_loader import Loader, not_set
 from pipeline.checks.nodes import OF_THE_BUILD
 from pipeline.config import TASK_KEYS, nearest, show
+from pipeline.disclosure import Plain
 from pipeline.errors import ConfigError, Problem
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
@@ -58,7 +59,7 @@ class Composed:
         complete: whether there is a configuration at all.
     """
 
-    config: dict[str, Any] = field(default_factory=dict)
+    config: Plain = field(default_factory=Plain)
     hydra: dict[str, Any] = field(default_factory=dict)
     node: Any = None
     lines: list[str] = field(default_factory=list)
@@ -293,7 +294,7 @@ def _leaves(config: DictConfig) -> Iterator[str]:
 def _resolve(config: DictConfig, composed: Composed) -> None:
     """Resolve every interpolation once, into plain dicts; those of hydra's own stay text."""
     composed.hydra = hydra_section.raw(composed.node)
-    with _hydra_config(config):
+    with _hydra_config(config), environment.traced() as composed.config.origins:
         for name in config:
             value = _value(config, name, str(name), composed.unset) if name != "hydra" else _UNSET
             if value is not _UNSET:
@@ -314,14 +315,16 @@ def _hydra_config(config: DictConfig) -> Iterator[None]:
         HydraConfig.instance().cfg = kept
 
 
-def plain(config: DictConfig) -> dict[str, Any]:
+def plain(config: DictConfig) -> Plain:
     """A composed configuration as a plain dict, every interpolation resolved.
 
     Raises:
         ConfigError: with every key that has no value.
     """
     problems: list[Problem] = []
-    value: dict[str, Any] = _plain(config, "", problems)
+    with environment.traced() as origins:
+        value = Plain(_plain(config, "", problems))
+    value.origins = origins
     if problems:
         raise ConfigError(problems)
     return value
@@ -332,7 +335,12 @@ _UNSET = object()
 
 def _value(node: DictConfig | ListConfig, name: Any, key: str, problems: list[Problem]) -> Any:
     try:
-        return _plain(node[name], key, problems)
+        with environment.reading() as read:
+            found = node[name]
+        value = _plain(found, key, problems)
+        if read:
+            environment.note(key, node._get_node(name)._value(), read, value)  # type: ignore[union-attr]
+        return value
     except MissingMandatoryValue:
         problems.append(Problem(key, f"has no value yet; give it with {key}=..."))
     except InterpolationKeyError:

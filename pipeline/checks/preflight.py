@@ -13,9 +13,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline import config as schema
-from pipeline.checks import hydra_section, nodes
+from pipeline import endpoints
+from pipeline.checks import environment, hydra_section, nodes
 from pipeline.checks.composition import Composed, Composer
 from pipeline.config import Config
+from pipeline.disclosure import Plain
 from pipeline.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ def examine(container: Mapping[str, Any]) -> tuple[Config, list[Problem]]:
     from pipeline.checks import contradictions  # imports torch, which `look` does without
 
     config, problems = schema.check(container)
+    if isinstance(container, Plain):
+        problems += environment.check(container)
+    problems += endpoints.check(container)
     wrong = bool(problems)
     found = {}
     for part in nodes.parts(config):

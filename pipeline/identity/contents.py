@@ -17,7 +17,6 @@ import logging
 import os
 import stat
 import struct
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from filelock import FileLock, Timeout
 
 from pipeline.errors import PenstockError
 from pipeline.saving.disk import write_atomically
+from pipeline.terminal import say
 from pipeline.world import usable_cpus
 
 _log = logging.getLogger(__name__)
@@ -148,8 +148,8 @@ def _teller(files: int, total: int) -> Callable[[int], None]:
         now = time.monotonic()
         if now - said >= _QUIET or (count == files and said > began):
             said = now
-            print(f"hashing the data once: {count} of {files} files, {done / 1e9:.1f} of "
-                  f"{total / 1e9:.1f} GB", file=sys.stderr)  # fmt: skip
+            say(f"hashing the data once: {count} of {files} files, {done / 1e9:.1f} of "
+                f"{total / 1e9:.1f} GB")  # fmt: skip
 
     return tell
 

@@ -31,6 +31,7 @@ import torchvision
 from filelock import FileLock, Timeout
 from torchvision import tv_tensors
 
+from pipeline import terminal
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.fetch import Batch, Fetch
 from pipeline.images import native
@@ -361,14 +362,12 @@ def _shown(kind: Progress, what: str, total: int) -> Callable[[Iterator[Batch]],
 
 def _with_bar(batches: Iterator[Batch], what: str, total: int) -> Iterator[Batch]:
     """Drawn from here and not by a thread, whose locks forked workers would inherit."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    console = Console(file=sys.stderr)
     columns = (TextColumn("packing {task.description}"), BarColumn(), MofNCompleteColumn(),
                TimeRemainingColumn())  # fmt: skip
-    bar = Bar(*columns, console=console, transient=True, auto_refresh=False)
+    bar = Bar(*columns, console=terminal.console(sys.stderr), transient=True, auto_refresh=False)
     task = bar.add_task(what, total=total)
     drawn = 0.0
     bar.start()

@@ -1,6 +1,6 @@
 """The folder of one run: what was asked for, on what, and what came out.
 
-    config.yaml      the resolved configuration
+    config.yaml      the resolved configuration, without secrets and the environment
     manifest.json    command, versions, git state, hardware, data, code, seed; status, results; and
                      `sessions`: every start of the run, the first and those that went on with it
     metrics.jsonl    a line whenever something was measured
@@ -20,7 +20,6 @@ import json
 import math
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
@@ -34,7 +33,7 @@ from typing import Any, Literal
 import torch
 
 import pipeline
-from pipeline import plain_json
+from pipeline import disclosure, plain_json
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.own_files import check_tree
 from pipeline.plain_json import JsonError, mapping
@@ -176,7 +175,9 @@ class RunFolder:
 
     def _write_manifest(self) -> None:
         text = json.dumps(_finite(self.manifest), indent=2, allow_nan=False, ensure_ascii=False)
-        write_atomically(self.path / "manifest.json", (text + "\n").encode())
+        write_atomically(
+            self.path / "manifest.json", (text + "\n").encode(errors="backslashreplace")
+        )
 
 
 def last_code(folder: Path) -> Any:
@@ -206,8 +207,8 @@ def provenance() -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """The command that started this process, as it was typed, quoted so that it can be pasted."""
-    return shlex.join(sys.orig_argv)
+    """The command that started this process, without secrets, quoted so that it can be pasted."""
+    return disclosure.command(sys.orig_argv)
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
@@ -333,7 +334,7 @@ def _yaml(config: Mapping[str, Any]) -> bytes:
     import yaml
 
     text: str = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-    return text.encode()
+    return text.encode(errors="backslashreplace")
 
 
 def _finite(value: Any) -> Any:

@@ -37,6 +37,7 @@ from pipeline.saving.run_folder import RunFolder
 from pipeline.share import Share
 from pipeline.stream_fetch import StreamFetch
 from pipeline.streams import StreamOrder, StreamPlan
+from pipeline.terminal import console, one_line, put, say
 from pipeline.world import World
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ def run(config: Config) -> None:
         count += samples
         found += entries(wrong, split, parts.fingerprint(split)["dataset"])
     if not found:
-        print(f"{count} samples, nothing wrong with them")
+        put(f"{count} samples, nothing wrong with them")
         return
     print_table(found)
-    folder = RunFolder.claim(Path(config.run_dir), config.plain())
+    folder = RunFolder.claim(Path(config.run_dir), config.written())
     QuarantineFile(folder.path / NAME).add(found)
     folder.finish("done")
     raise DataError(
@@ -176,11 +177,14 @@ def not_finite(sample: Any) -> str | None:
 def print_table(found: Sequence[Entry]) -> None:
     """Print to stdout what is wrong: a line a sample, whole also in a pipe."""
     header = ("split", "index", "path", "cause")
-    lines = [header, *((one.split, str(one.index), one.path, one.cause) for one in found)]
+    lines = [
+        header,
+        *((one.split, str(one.index), one_line(one.path), one_line(one.cause)) for one in found),
+    ]
     widths = [max(len(line[column]) for line in lines) for column in range(3)]
     for line in lines:
         cells = [cell.ljust(width) for cell, width in zip(line[:3], widths, strict=True)]
-        print("  ".join([*cells, line[3]]))
+        put("  ".join([*cells, line[3]]))
 
 
 @contextmanager
@@ -212,19 +216,17 @@ def _progress(parts: Parts, split: str, loader: Loader) -> Iterator[Any]:
             bar.stop()
         if kind != "none":
             seconds = time.perf_counter() - began
-            print(f"checked {split}: {numbers[0]} samples in {seconds:.1f} s, {numbers[1]} wrong",
-                  file=sys.stderr)  # fmt: skip
+            say(f"checked {split}: {numbers[0]} samples in {seconds:.1f} s, {numbers[1]} wrong")
 
 
 def _bar() -> Progress:
     # Drawn from this thread, as in a fit: workers are forked, and a lock that another thread holds
     # would stay locked in them.
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
 
     return Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining(),
         TextColumn("{task.fields[wrong]}"),
-        console=Console(file=sys.stderr), transient=True, auto_refresh=False,
+        console=console(sys.stderr), transient=True, auto_refresh=False,
     )  # fmt: skip

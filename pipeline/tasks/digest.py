@@ -14,6 +14,7 @@ from itertools import islice
 from pipeline.build import Parts
 from pipeline.config import Config
 from pipeline.fetch import batch_hash
+from pipeline.terminal import put
 from pipeline.world import World
 
 
@@ -21,9 +22,9 @@ def run(config: Config) -> None:
     """Print the digest of `config.split` for `config.epoch`, up to `config.steps` batches."""
     total = hashlib.blake2b(digest_size=16)
     for line in lines(config):
-        print(line, flush=True)
+        put(line, flush=True)
         total.update(line.encode() + b"\n")
-    print(f"total {total.hexdigest()}")
+    put(f"total {total.hexdigest()}")
 
 
 def lines(config: Config) -> Iterator[str]:

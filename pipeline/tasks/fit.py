@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
@@ -21,9 +20,9 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from torch import nn
 
-from pipeline import quarantine
+from pipeline import disclosure, hydra_output, quarantine
 from pipeline.build import Parts
-from pipeline.checks import trust
+from pipeline.checks.allowances import OPTIONS
 from pipeline.checks.data_rules import mode_of
 from pipeline.config import TASK_KEYS, Config
 from pipeline.errors import ConfigError, PenstockError, Problem
@@ -46,6 +45,7 @@ from pipeline.tasks import predictions, progress
 from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.recording import Digests, Ledger, Metrics, Quarantine
 from pipeline.tasks.validate import baseline, load_weights, monitored, print_table
+from pipeline.terminal import put, say
 from pipeline.tracker import Nothing, Tracker
 from pipeline.world import World, usable_cpus
 
@@ -128,7 +128,7 @@ def report(
 
 def _say(group: Group) -> Callable[[str], None]:
     """Tell a person, once for all ranks."""
-    return (lambda text: print(text, file=sys.stderr)) if group.is_first else (lambda text: None)
+    return say if group.is_first else (lambda text: None)
 
 
 def spare_cores(world: World) -> None:
@@ -231,7 +231,7 @@ def watched(
         raise Preempted(f"{error}. To go on:\n  {again}") from error
     except KeyboardInterrupt:
         status = "interrupted"
-        print(f"stopped; what there is of the run is in {folder.path}", file=sys.stderr)
+        say(f"stopped; what there is of the run is in {folder.path}")
         raise
     finally:
         folder.finish(status)
@@ -252,8 +252,9 @@ def recorders(config: Config, parts: Parts, folder: RunFolder) -> list[Observer]
 def command_line(*given: str) -> str:
     """This job's command with its task's overrides replaced by `given`; to be pasted."""
     words = ["python", "run.py"]
-    if os.environ.get(trust.VARIABLE):
-        words += ["--trust", os.environ[trust.VARIABLE]]
+    for option, variable in OPTIONS.items():
+        if os.environ.get(variable):
+            words += [option, os.environ[variable]]
     if HydraConfig.initialized():
         sources = HydraConfig.get().runtime.config_sources
         for source in sources:
@@ -261,12 +262,12 @@ def command_line(*given: str) -> str:
                 words += ["--config-dir", source.path]
     mine = ("task", "run_dir", "resume", "resume_despite", *TASK_KEYS)
     own = [word for word in overrides() if word.split("=")[0] not in mine]
-    return shlex.join([*words, *own, *given])
+    return disclosure.command([*words, *own, *given])
 
 
 def overrides() -> list[str]:
-    """The overrides of this job, also where a launcher started it."""
-    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+    """The overrides of this job as they may be written down, also where a launcher started it."""
+    return disclosure.words(hydra_output.overrides())
 
 
 def print_report(result: Result, constant: Record, monitor: str, baseline_name: str) -> None:
@@ -282,12 +283,12 @@ def print_report(result: Result, constant: Record, monitor: str, baseline_name: 
     print_table(columns, monitor)
     own = next(iter(columns.values())).get(monitor, math.nan)
     if constant.get(monitor):
-        print(f"{monitor} {own:.4f} | {baseline_name} {constant[monitor]:.4f} | "
+        put(f"{monitor} {own:.4f} | {baseline_name} {constant[monitor]:.4f} | "
               f"ratio {own / constant[monitor]:.2f}")  # fmt: skip
     seconds = sum(record["seconds"] for record in result.history)
     speed = _over_time(result, "samples_per_second")
     waiting = _over_time(result, "wait_share")
-    print(f"epochs {len(result.history)}, steps {last['step']}, {seconds:.1f} s of training: "
+    put(f"epochs {len(result.history)}, steps {last['step']}, {seconds:.1f} s of training: "
           f"{speed:,.0f} samples/s, {waiting:.0%} of the time waiting for data; "
           f"ended by {result.reason}")  # fmt: skip
 
@@ -321,6 +322,6 @@ def show_files(files: Mapping[str, Path | None], tracker: Tracker, step: int) ->
     """Say on stdout where to look; pictures go to the tracker, too."""
     for name, path in files.items():
         if path is not None:
-            print(f"{name:<12} {path}")
+            put(f"{name:<12} {path}")
             if path.suffix == ".png":
                 tracker.picture(name, path, step)

@@ -6,7 +6,6 @@ be one that all of them see.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from pipeline.resumption import Source, differences, run_of, source
 from pipeline.saving import checkpoint, run_state
 from pipeline.saving.checkpoint import Checkpoints, Newest, State
 from pipeline.saving.run_folder import RunFolder, last_code
+from pipeline.terminal import say
 
 _NAMED = 30  # differences from a checkpoint that are listed
 
@@ -100,7 +100,7 @@ def _open(
     old = wanted.folder if wanted else None
     if old is None or not (old / "manifest.json").exists():
         folder = RunFolder.claim(
-            Path(config.run_dir), config.plain(), world=size, overrides=overrides,
+            Path(config.run_dir), config.written(), world=size, overrides=overrides,
             fingerprint=dict(fingerprint), **facts,
         )  # fmt: skip
     else:
@@ -129,16 +129,16 @@ def _check_same(
     if problems:
         raise ConfigError(_first(problems))
     if then != now and mode_in(same_way) == then:
-        print(f"the data is that of the run by {then}, which is all that was noted of it; from now "
-              f"on it is told by {now}", file=sys.stderr)  # fmt: skip
+        say(f"the data is that of the run by {then}, which is all that was noted of it; from now "
+            f"on it is told by {now}")  # fmt: skip
 
 
 def _warn_of_code(checkpoint: Path, own: Code) -> None:
     """Say which code that makes samples is not what it was when the run was last started."""
     folder = run_of(checkpoint)
     for part, module, before, now in changes(folder and last_code(folder), own):
-        print(f"{part}: the code of {module} has changed since the run was last started ({before} "
-              f"then, {now} now); samples may be others", file=sys.stderr)  # fmt: skip
+        say(f"{part}: the code of {module} has changed since the run was last started ({before} "
+            f"then, {now} now); samples may be others")  # fmt: skip
 
 
 def _source(config: Config) -> Source | None:
@@ -170,9 +170,8 @@ def _address(state: State) -> tuple[int, int]:
 def _say(folder: RunFolder, newest: Newest) -> None:
     """Say from where the run goes on, and what a damaged checkpoint has cost."""
     for path, reason in newest.skipped:
-        print(f"cannot use {path}: {reason}", file=sys.stderr)
+        say(f"cannot use {path}: {reason}")
     if newest.skipped:
-        print("going on from an older one; the steps since then are trained again", file=sys.stderr)
+        say("going on from an older one; the steps since then are trained again")
     epoch, step = _address(newest.state)
-    print(f"going on with {folder.path} at epoch {epoch}, step {step} ({newest.path.name})",
-          file=sys.stderr)  # fmt: skip
+    say(f"going on with {folder.path} at epoch {epoch}, step {step} ({newest.path.name})")

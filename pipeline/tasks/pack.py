@@ -13,6 +13,7 @@ from pipeline.build import Parts
 from pipeline.checks.nodes import datasets
 from pipeline.config import Config
 from pipeline.packs.folder import Pack
+from pipeline.terminal import put
 from pipeline.world import World
 
 
@@ -23,7 +24,7 @@ def run(config: Config) -> None:
         folder = parts.pack(split)
         pack = Pack(folder)
         size = sum(pack.record["files"].values())
-        print(f"{split} {pack.count} samples {size} bytes {folder}", flush=True)
+        put(f"{split} {pack.count} samples {size} bytes {folder}", flush=True)
 
 
 def _splits(config: Config) -> list[str]:

@@ -20,6 +20,7 @@ from pipeline.saving.run_folder import RunFolder
 from pipeline.streams import StreamPlan
 from pipeline.tasks.fit import command_line
 from pipeline.tasks.measuring import Course, fixed, steps_of
+from pipeline.terminal import console, put, say
 from pipeline.tuning import timeline, verdict
 from pipeline.tuning.timeline import Timeline
 from pipeline.tuning.verdict import Measured, Verdict
@@ -34,7 +35,7 @@ def run(config: Config) -> None:
     """Profile training with the configured loader."""
     course = Course(config)
     steps = config.steps or DEFAULT_STEPS
-    folder = RunFolder.claim(Path(config.run_dir), config.plain())
+    folder = RunFolder.claim(Path(config.run_dir), config.written())
     ceiling = course.step_seconds(steps)
     options = course.loader().options
     alone = record(course, fixed(options, **ALONE), steps)
@@ -46,8 +47,8 @@ def run(config: Config) -> None:
     print_table(timelines, ceiling, measured.samples)
     print_verdict(found, measured)
     heading = f"bound by {found.bound}; {measured.samples / ceiling:,.0f} samples/s without loading"
-    print(f"timeline     {timeline.draw(timelines, folder.path / 'timeline.png', heading)}")
-    print(f"trace        {timeline.write_trace(timelines, folder.path / 'trace.json')}"
+    put(f"timeline     {timeline.draw(timelines, folder.path / 'timeline.png', heading)}")
+    put(f"trace        {timeline.write_trace(timelines, folder.path / 'trace.json')}"
           "   (opens in https://ui.perfetto.dev)")  # fmt: skip
     folder.finish("done", bound=found.bound, overrides=list(found.overrides))
 
@@ -65,7 +66,7 @@ def record(course: Course, options: LoaderOptions | None, steps: int) -> Timelin
     several = given.backend != "main" and given.num_workers > 0
     title = f"{given.num_workers} {kind}" if several else "num_workers=0"
     title = f"auto, from {title} on" if given.auto else title
-    print(f"profiling {steps} steps: {title}", file=sys.stderr)
+    say(f"profiling {steps} steps: {title}")
     found = steps_of(course, course.batches(loader), steps)
     return Timeline(title, given.num_workers if several else 0, found)
 
@@ -94,7 +95,6 @@ def measure(
 def print_table(timelines: Sequence[Timeline], ceiling: float, samples: float) -> None:
     """Print where the time goes, in milliseconds per sample, and how fast it is."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.HORIZONTALS, padding=(0, 1, 0, 0))
@@ -114,7 +114,7 @@ def print_table(timelines: Sequence[Timeline], ceiling: float, samples: float) -
                   f"{samples / ceiling:,.0f}")  # fmt: skip
     table.add_row("first batch after", *(f"{one.first:.2f} s" for one in timelines), "")
     wide = None if sys.stdout.isatty() else 160
-    Console(file=sys.stdout, markup=False, width=wide).print(table)
+    console(sys.stdout, width=wide).print(table)
 
 
 def _each(seconds: float, samples: float) -> str:
@@ -125,10 +125,10 @@ def print_verdict(found: Verdict, measured: Measured) -> None:
     """Say what bounds the run, what the ceiling is, and what to change."""
     now = measured.samples / measured.pace
     ceiling = measured.samples / measured.ceiling
-    print(f"bound by     {found.bound}: {found.reason}")
-    print(f"ceiling      {ceiling:,.0f} samples/s without loading, {ceiling / now:.2f} times as "
+    put(f"bound by     {found.bound}: {found.reason}")
+    put(f"ceiling      {ceiling:,.0f} samples/s without loading, {ceiling / now:.2f} times as "
           "many as now")  # fmt: skip
-    print(f"to change    {found.advice}")
+    put(f"to change    {found.advice}")
     if found.overrides:
-        print(f"to paste     {' '.join(found.overrides)}")
-        print(f"             {command_line(*found.overrides)}")
+        put(f"to paste     {' '.join(found.overrides)}")
+        put(f"             {command_line(*found.overrides)}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from pipeline.fetch import Batch
 from pipeline.loader import Loader
 from pipeline.runner import Observer, Record
+from pipeline.terminal import console, say
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -53,7 +54,7 @@ class Lines(Display):
         return f"epoch {epoch:>{len(str(self.max_epochs))}} of {self.max_epochs}"
 
     def _print(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        say(line)
 
 
 class Bar(Lines):
@@ -103,13 +104,12 @@ class Bar(Lines):
             self._bar = None
 
     def _make_bar(self) -> Progress:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         return Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}"),
-            console=Console(file=sys.stderr), transient=True, auto_refresh=False,
+            console=console(sys.stderr), transient=True, auto_refresh=False,
         )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from pipeline.randomness import scope
 from pipeline.saving.run_folder import RunFolder
 from pipeline.streams import End
 from pipeline.tasks.predictions import denormalized
+from pipeline.terminal import one_line, put
 from pipeline.world import World
 
 _SHOWN = 64  # images on a contact sheet
@@ -30,14 +31,14 @@ def run(config: Config) -> None:
     parts = Parts(config, World())
     batch = recompute(parts, config)
     rows = describe_rows(parts.dataset(config.split), batch)
-    print("\n".join("  ".join(cells) for cells in _aligned(rows)))
-    print(f"{config.epoch} {config.step} {batch.request.valid} {batch_hash([batch])}")
-    folder = RunFolder.claim(Path(config.run_dir), config.plain())
-    print(_write_tensors(batch, folder.path / "batch.safetensors"))
+    put("\n".join("  ".join(cells) for cells in _aligned(rows)))
+    put(f"{config.epoch} {config.step} {batch.request.valid} {batch_hash([batch])}")
+    folder = RunFolder.claim(Path(config.run_dir), config.written())
+    put(_write_tensors(batch, folder.path / "batch.safetensors"))
     shown = shown_images(batch, parts, config.split)
     sheet = None if shown is None else draw(batch, shown, folder.path / "batch.png")
     if sheet is not None:
-        print(sheet)
+        put(sheet)
     folder.finish("done")
 
 
@@ -71,7 +72,7 @@ def describe_rows(dataset: Any, batch: Batch) -> list[list[str]]:
     names = [] if table is None else [n for n in ("path", "class", "label") if n in table.columns]
     lines = [["position", "index", *names]]
     for position, index in zip(batch.positions.tolist(), batch.indices.tolist(), strict=True):
-        known = [] if table is None else [str(table[name].iloc[index]) for name in names]
+        known = [] if table is None else [one_line(table[name].iloc[index]) for name in names]
         lines.append([str(position), str(index), *known])
     return lines
 

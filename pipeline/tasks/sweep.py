@@ -22,13 +22,15 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from pipeline import plain_json
+from pipeline import disclosure, plain_json
+from pipeline.checks import environment
 from pipeline.checks.nodes import direction
 from pipeline.config import Config
 from pipeline.errors import PREEMPTED, ConfigError, Problem
 from pipeline.plain_json import JsonError, mapping
 from pipeline.saving.disk import write_atomically
 from pipeline.saving.manifest import check_overrides, read_manifest
+from pipeline.terminal import console, one_line, put, say
 
 FILE = "result.json"
 
@@ -119,7 +121,8 @@ def run_job(
     Returns:
         What the task returned; NaN for a job that failed, which sweepers take as a failed trial.
     """
-    print(f"job {folder.name}: {' '.join(overrides) or '(defaults)'}", file=sys.stderr)
+    overrides = disclosure.words(overrides)
+    say(f"job {folder.name}: {' '.join(overrides) or '(defaults)'}")
     started, began = time.time(), time.perf_counter()
     config: Config | None = None
     value: float | None = None
@@ -184,7 +187,8 @@ def _others(folder: Path, started: float, metric: str | None) -> dict[str, float
 def _first_line(error: BaseException | None) -> str | None:
     if error is None:
         return None
-    return (str(error) or type(error).__name__).splitlines()[0]
+    first = (str(error) or type(error).__name__).splitlines()[0]
+    return disclosure.urls(environment.unresolved(first))
 
 
 class SweepTable(Callback):
@@ -198,11 +202,7 @@ class SweepTable(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(str(config.hydra.sweep.dir))
-        try:
-            jobs = read_results(folder, self._began)
-        except ConfigError as error:  # of which hydra would only warn
-            print(error, file=sys.stderr)
-            raise SystemExit(error.exit_code) from None
+        jobs = read_results(folder, self._began)
         if not jobs:
             return
         rows = table(jobs)
@@ -211,7 +211,7 @@ class SweepTable(Callback):
         _print(rows, f"{len(jobs)} jobs in {folder}", best)
         if best is not None:
             result = dict(jobs)[best]
-            print(f"best: {result.metric or 'value'} {result.value:.6g} by job {best}")
+            put(f"best: {result.metric or 'value'} {result.value:.6g} by job {best}")
         code = next((result.exit_code for _, result in jobs if result.exit_code), 0)
         if code:
             raise SystemExit(code)  # hydra would only warn of another exception here
@@ -227,7 +227,7 @@ def read_results(folder: Path, since: float = 0.0) -> list[tuple[str, Result]]:
         try:
             result = Result.read(path)
         except ConfigError as error:
-            print(error, file=sys.stderr)
+            say(error)
             continue
         if result.started >= since:
             jobs.append((str(path.parent.relative_to(folder)), result))
@@ -275,14 +275,14 @@ def _write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)
-    write_atomically(path, text.getvalue().encode())
+    write_atomically(path, text.getvalue().encode(errors="backslashreplace"))
 
 
 def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
+    rows = [{one_line(name): one_line(text) for name, text in row.items()} for row in rows]
     names = list(rows[0])
     alike = {name for name in names[1 : names.index("status") + 1]
              if len(rows) > 1 and len({row[name] for row in rows}) == 1}  # fmt: skip
@@ -296,6 +296,6 @@ def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None
         drawn.add_row(*(row[name] for name in columns), style=style)
     # A file or a pipe has no width; rich would take 80 columns and break the headings.
     wide = None if sys.stdout.isatty() else 160
-    Console(file=sys.stdout, markup=False, width=wide).print(drawn)
+    console(sys.stdout, width=wide).print(drawn)
     if alike:
-        print("all:", *(f"{name}={rows[0][name]}" for name in names if name in alike))
+        put("all:", *(f"{name}={rows[0][name]}" for name in names if name in alike))

@@ -27,6 +27,7 @@ from pipeline.fetch import Batch
 from pipeline.loader import Loader
 from pipeline.tasks.fit import command_line
 from pipeline.tasks.measuring import Course, fixed
+from pipeline.terminal import console, put, say
 from pipeline.tuning import tuned
 from pipeline.tuning.memory import tree_pss
 from pipeline.tuning.search import Backend, Search, Setting, Slice, Space, Trial
@@ -55,7 +56,7 @@ def run(config: Config) -> None:
         raise ConfigError(f"no setting of the loader works: {best.refused or 'none was measured'}; "
                           "give it more tune.seconds")  # fmt: skip
     print_trials(found, best, ceiling)
-    print(f"took         {took:.1f} of {seconds:g} s")
+    put(f"took         {took:.1f} of {seconds:g} s")
     keep(course, best)
 
 
@@ -90,7 +91,7 @@ def backends(course: Course) -> list[Backend]:
     refusal = course.threads_refused()
     if refusal is None:
         return ["thread", "process"]
-    print(f"no threads: {refusal.removeprefix('loader.backend: ')}", file=sys.stderr)
+    say(f"no threads: {refusal.removeprefix('loader.backend: ')}")
     return ["process"]
 
 
@@ -111,7 +112,7 @@ class Meter:
     def __call__(self, setting: Setting, seconds: float) -> Slice:
         """A measurement of about so many seconds."""
         options = options_of(self._course, setting)
-        print(f"trying {describe(setting)}", file=sys.stderr)
+        say(f"trying {describe(setting)}")
         try:
             loader = self._course.loader(options)
             with closing(self._course.batches(loader)) as batches:
@@ -167,7 +168,6 @@ def describe(setting: Setting) -> str:
 def print_trials(found: Search, best: Trial, ceiling: float) -> None:
     """Print what was tried, the fastest first."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.HORIZONTALS, padding=(0, 1, 0, 0))
@@ -184,8 +184,8 @@ def print_trials(found: Search, best: Trial, ceiling: float) -> None:
             style="bold" if trial is best else None,
         )  # fmt: skip
     wide = None if sys.stdout.isatty() else 160
-    Console(file=sys.stdout, markup=False, width=wide).print(table)
-    print(f"best         {describe(best.setting)}: {best.rate:,.1f} batches/s, "
+    console(sys.stdout, width=wide).print(table)
+    put(f"best         {describe(best.setting)}: {best.rate:,.1f} batches/s, "
           f"{best.rate * ceiling:.0%} of the {1 / ceiling:,.1f} without loading")  # fmt: skip
 
 
@@ -199,5 +199,5 @@ def keep(course: Course, best: Trial) -> None:
         round(best.rate, 2), datetime.now().astimezone().isoformat(timespec="seconds"),
         loader_options.found_for(config),
     ))  # fmt: skip
-    print(f"kept in      {path}")
-    print(f"to use it    {command_line('loader=tuned')}")
+    put(f"kept in      {path}")
+    put(f"to use it    {command_line('loader=tuned')}")

@@ -29,6 +29,7 @@ from pipeline.runner import Record, validate
 from pipeline.samplers import Subset
 from pipeline.saving import checkpoint
 from pipeline.streams import StreamPlan
+from pipeline.terminal import console, put
 
 BASELINE_SAMPLES = 1000
 
@@ -56,7 +57,7 @@ def _run(config: Config, parts: Parts, group: Group, path: Path) -> float:
             columns[objective.baseline_name] = baseline(parts, objective, loader, group)
     if group.is_first:
         print_table(columns, name)
-        print(f"checkpoint   {path}")
+        put(f"checkpoint   {path}")
     value = next(iter(columns.values())).get(name)
     if value is None:
         raise PenstockError(f"trainer.monitor is {name!r}, which validation does not give")
@@ -118,7 +119,6 @@ def baseline(
 
 def print_table(columns: Mapping[str, Mapping[str, float]], monitor: str) -> None:
     """Print metrics to stdout: a row a metric, a column a model; the monitored one stands out."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -128,7 +128,7 @@ def print_table(columns: Mapping[str, Mapping[str, float]], monitor: str) -> Non
     for name in next(iter(columns.values())):
         cells = [_shown(column[name]) if name in column else "" for column in columns.values()]
         table.add_row(name, *cells, style="bold" if name == monitor else None)
-    Console(file=sys.stdout, markup=False, highlight=False).print(table)
+    console(sys.stdout, highlight=False).print(table)
 
 
 def _shown(value: float) -> str:

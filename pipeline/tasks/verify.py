@@ -33,6 +33,7 @@ from pipeline.saving.checkpoint import find_newest, has_checkpoint
 from pipeline.saving.disk import LONGEST_LINE
 from pipeline.saving.manifest import read_manifest
 from pipeline.saving.state_tree import encode
+from pipeline.terminal import one_line, put
 
 # Who loads the data, on which machine and in how many processes, changes no batch; and what is
 # shown and saved changes nothing.
@@ -125,7 +126,7 @@ def run(config: Config) -> None:
                             "checkpoints are there; train with trainer.ledger=true")  # fmt: skip
     if not all(known):
         raise RunsDifferError("the two runs are not the same")
-    print("the same")
+    put("the same")
 
 
 def print_started(first: Run, second: Run) -> None:
@@ -388,15 +389,15 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any], note: Callable[[str],
 
 
 def _text(values: Mapping[str, Any], key: str) -> str:
-    return str(values[key]) if values.get(key) is not None else "-"
+    return one_line(values[key]) if values.get(key) is not None else "-"
 
 
 def _say(what: str, finding: str) -> None:
-    print(f"{what:<13}{finding}")
+    put(f"{what:<13}{finding}")
 
 
 def _print_table(rows: Rows) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)]
-        print("  ".join([*cells, row[3]]).rstrip())
+        put("  ".join([*cells, row[3]]).rstrip())

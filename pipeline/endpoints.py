@@ -1,0 +1,197 @@
+"""Where the options of stores send requests, and whom they let listen.
+
+Credentials are found by the store's own means: a person's environment, ~/.aws, gcloud. With
+`endpoint_url` or a proxy among the options, requests that are signed with them go to whomever the
+configuration names. So a server that is not the provider's is refused, before anything is built,
+unless
+
+    the options hold `anon: true`, so that nothing is signed,
+    it is this machine (localhost), or
+    the command line names it: --allow-endpoint HOST.
+
+Whatever goes elsewhere is announced on stderr, and so is what turns off the checks of certificates.
+An endpoint that a person's own environment names (AWS_ENDPOINT_URL) is that person's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import Problem
+
+VARIABLE = "PENSTOCK_ALLOW_ENDPOINT"
+SAID = "PENSTOCK_SAID"  # hashes of what this process, or one that it comes from, has announced
+
+_OPTIONS = re.compile(r"(options|kwargs)$")
+_MOVES = re.compile(
+    "endpoint|prox|base_url|^(host|hostname|server|url|uri|address)$", re.IGNORECASE
+)
+_CHECKS = re.compile(r"^(ssl|verify|verify_ssl|ssl_verify|use_ssl|check_hostname|secure)$",
+                     re.IGNORECASE)  # fmt: skip
+# Strict, as libraries disagree on what else is the host: of "https://a\@b/", for example.
+_SERVER = re.compile(
+    r"(?:(https?)://)?(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.\-]+)(?::(\d{1,5}))?(?:/[\w.\-/]*)?"
+)
+# Names below amazonaws.com are for everybody to have: ec2-...compute.amazonaws.com.
+_PROVIDERS = re.compile(r"s3([.-](?!compute)[a-z0-9-]+){0,3}\.amazonaws\.com(\.cn)?"
+                        r"|(storage|www)\.googleapis\.com")  # fmt: skip
+_ALLOWED = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.\-]+)(:\d{1,5})?")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server that options name.
+
+    Attributes:
+        key: full key of the option.
+        given: its value.
+        anonymous: whether nothing is signed.
+    """
+
+    key: str
+    given: str
+    anonymous: bool
+
+    @property
+    def server(self) -> tuple[str, str, str] | None:
+        """Scheme, host and port; None if the value is not one plain server."""
+        match = _SERVER.fullmatch(self.given)
+        return None if match is None else (match[1] or "", match[2].lower(), match[3] or "")
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.server is None:
+            return False
+        host = self.server[1].strip("[]")
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
+
+    @property
+    def is_providers(self) -> bool:
+        if self.server is None or not _PROVIDERS.fullmatch(self.server[1]):
+            return False
+        return self.server[0] == "https" and self.server[2] in ("", "443")
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether the command line names it, or nothing can be lost to it."""
+        if self.anonymous or self.is_loopback or self.is_providers:
+            return True
+        if self.server is None:
+            return False
+        _, host, port = self.server
+        names = [name.strip().lower() for name in os.environ.get(VARIABLE, "").split(",")]
+        return host in names or bool(port and f"{host}:{port}" in names)
+
+
+def check_allowed(names: list[str]) -> list[Problem]:
+    """What is wrong with the names that --allow-endpoint was given."""
+    return [Problem("--allow-endpoint", f"{name!r} is no server; give HOST or HOST:PORT")
+            for name in names if not _ALLOWED.fullmatch(name)]  # fmt: skip
+
+
+def check(config: Mapping[str, Any]) -> list[Problem]:
+    """Refuse servers to which a configuration would have credentials sent."""
+    problems = []
+    for one in found(config):
+        if one.is_allowed:
+            continue
+        name = ":".join(filter(None, one.server[1:])) if one.server else ""
+        way = f", --allow-endpoint {name}" if name else ""
+        problems.append(Problem(one.key, f"sends requests, signed with credentials of whoever runs "
+                                f"this, to {one.given!r}, which is not the provider's. If that "
+                                f"is right{way}; public data: anon: true beside it"))  # fmt: skip
+    return problems
+
+
+def notices(config: Mapping[str, Any]) -> Iterator[str]:
+    """What to say of a configuration's stores, once for a process and all that it starts."""
+    for text in (*_elsewhere(config), *_unchecked(config)):
+        mark = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
+        said = os.environ.get(SAID, "").split(",")
+        if mark not in said:
+            os.environ[SAID] = ",".join(filter(None, [*said, mark]))
+            yield text
+
+
+def _elsewhere(config: Mapping[str, Any]) -> Iterator[str]:
+    for one in found(config):
+        if not one.is_providers:
+            what = "without credentials" if one.anonymous else f"signed with {_credentials()}"
+            yield f"notice: requests go to {one.given} ({one.key}), {what}"
+
+
+def _credentials() -> str:
+    known = {
+        "AWS_ACCESS_KEY_ID": "the key of AWS_ACCESS_KEY_ID", "AWS_PROFILE": "AWS_PROFILE's",
+        "GOOGLE_APPLICATION_CREDENTIALS": "those of GOOGLE_APPLICATION_CREDENTIALS",
+    }  # fmt: skip
+    held = [words for name, words in known.items() if os.environ.get(name)]
+    return " or ".join(held) or "whatever credentials ~/.aws or gcloud hold"
+
+
+def _unchecked(config: Mapping[str, Any]) -> Iterator[str]:
+    for key, value, _ in _options(config, "", False, None):
+        name = _name(key)
+        off = value is False or str(value).lower() in ("false", "0", "no", "off")
+        if _CHECKS.match(name) and off:
+            yield (
+                f"WARNING: {key}={value} turns off the protection of the connection: whoever sits "
+                "on the way can read and change the data, and take credentials"
+            )
+        elif _CHECKS.match(name) and isinstance(value, str) and value.lower() not in ("true", "1"):
+            yield f"WARNING: {key}: certificates are checked against {value}"
+        elif name == "trust_env" and value:
+            yield f"notice: {key}: proxies and ~/.netrc of this machine are used"
+
+
+def found(config: Mapping[str, Any]) -> Iterator[Endpoint]:
+    """The servers that the options of stores name, at any depth."""
+    for key, value, anonymous in _options(config, "", False, None):
+        below = key.split(".")[1:]
+        moves = any(_MOVES.search(part.partition("[")[0]) for part in _inside(below))
+        if isinstance(value, str) and value and (moves or "://" in value):
+            yield Endpoint(key, value, anonymous)
+
+
+def _inside(parts: list[str]) -> list[str]:
+    """The parts of a key from the options on."""
+    first = next((i for i, part in enumerate(parts) if _OPTIONS.search(part.partition("[")[0])), 0)
+    return parts[first:]
+
+
+def _name(key: str) -> str:
+    return key.rpartition(".")[2].partition("[")[0]
+
+
+def _options(
+    node: Any, key: str, within: bool, anonymous: bool | None
+) -> Iterator[tuple[str, Any, bool]]:
+    """Key and value of every leaf of options, and whether these are of requests without signature.
+
+    Args:
+        within: whether `node` is, or is inside of, options.
+        anonymous: what the options say; None where they don't begin yet. Only their own `anon`
+            counts: a mapping inside of them may have one that nobody reads.
+    """
+    if isinstance(node, Mapping):
+        if within and anonymous is None and "_target_" not in node:
+            anonymous = node.get("anon") is True
+        for name, value in node.items():
+            starts = bool(_OPTIONS.search(str(name))) or (
+                name == "_args_" and str(node.get("_target_", "")).endswith(".Files")
+            )
+            yield from _options(value, f"{key}.{name}".lstrip("."), within or starts, anonymous)
+    elif isinstance(node, (list, tuple)):
+        for place, value in enumerate(node):
+            yield from _options(value, f"{key}[{place}]", within, anonymous)
+    elif within:
+        yield key, node, bool(anonymous)

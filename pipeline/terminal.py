@@ -1,0 +1,148 @@
+r"""Everything that Penstock prints, made harmless for a terminal.
+
+File names, class names, cells and texts of a configuration may hold escape sequences, which move a
+terminal's cursor, retitle its window or paint over what was said, and marks that turn the direction
+of reading around. Whatever is printed goes through this module, which shows such characters as
+`\x1b` or `\u202e` and leaves all other text as it is.
+
+    say        a message to stderr
+    put        a result to stdout
+    console    tables and bars of rich
+    Handler    what is logged
+
+A byte of a file name that is not UTF-8 is shown as `\xff`, and a character that the terminal's
+encoding lacks (LANG=C) by its number: printing never fails on a text. Cost: 1 us a line.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# C0 but tab and newline, DEL, C1, marks of direction, separators of lines, tags, surrogates.
+_HARMFUL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
+    "\U000e0000-\U000e007f\ud800-\udfff]"
+)
+_IN_A_LINE = re.compile(f"[\t\n]|{_HARMFUL.pattern}")
+_UNDECODED = range(0xDC80, 0xDD00)  # bytes 0x80 to 0xff, as os.fsdecode gives them
+
+
+def printable(text: object) -> str:
+    """`text` with every character shown that would make a terminal do something.
+
+    Tabs and newlines remain: they are our own layout.
+    """
+    return _HARMFUL.sub(_shown, str(text))
+
+
+def one_line(text: object) -> str:
+    """`text` as a part of one line: its tabs and newlines are shown, too."""
+    return _IN_A_LINE.sub(_shown, str(text))
+
+
+def _shown(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code in _UNDECODED:
+        return f"\\x{code - 0xDC00:02x}"
+    if code in (0x09, 0x0A):
+        return "\\t" if code == 0x09 else "\\n"
+    return (
+        f"\\x{code:02x}"
+        if code < 0x100
+        else f"\\u{code:04x}"
+        if code < 0x10000
+        else f"\\U{code:08x}"
+    )
+
+
+def say(*words: object) -> None:
+    """Print a message to stderr."""
+    _write(sys.stderr, " ".join(map(str, words)) + "\n")
+
+
+def put(*words: object, flush: bool = False) -> None:
+    """Print a result to stdout."""
+    _write(sys.stdout, " ".join(map(str, words)) + "\n")
+    if flush:
+        sys.stdout.flush()
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is None:  # a process without a terminal
+        return
+    stream.write(_encodable(printable(text), stream))
+    if stream is sys.stderr:
+        stream.flush()
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def console(stream: TextIO, **options: Any) -> Console:
+    """A console of rich's whose own colours pass, and nothing of the texts that it is handed."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Harmless(Console):
+        def render(self, *arguments: Any, **named: Any) -> Iterator[Segment]:
+            for part in super().render(*arguments, **named):
+                safe = part.control or not _HARMFUL.search(part.text)
+                yield part if safe else Segment(printable(part.text), part.style)
+
+    return Harmless(file=stream, markup=False, **options)
+
+
+class Handler(logging.Handler):
+    """Writes to whatever sys.stderr is at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record; an error in its own arguments is reported as logging does."""
+        try:
+            say(self.format(record))
+        except RecursionError:
+            raise
+        except Exception:
+            self.handleError(record)
+
+
+@contextmanager
+def harmless_libraries() -> Iterator[None]:
+    """Let what other libraries warn of and log come through this module as well.
+
+    They put names of files and what lies in them into their messages.
+    """
+    kept, last = warnings.formatwarning, logging.lastResort
+
+    def formatted(*arguments: Any, **named: Any) -> str:
+        return printable(kept(*arguments, **named))
+
+    warnings.formatwarning = formatted
+    logging.lastResort = Handler(logging.WARNING)
+    try:
+        yield
+    finally:
+        warnings.formatwarning, logging.lastResort = kept, last
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Hold back what others print meanwhile, and print it at the end through this module."""
+    out, err = StringIO(), StringIO()
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            yield
+    finally:
+        _write(sys.stderr, err.getvalue())
+        _write(sys.stdout, out.getvalue())
