@@ -12,7 +12,6 @@ import errno
 import json
 import os
 import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,9 @@ def open_regular(path: str | os.PathLike[str]) -> tuple[int, int]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        with suppress(OSError):  # a socket cannot be opened at all
+        if error.errno == errno.ENXIO:  # a socket cannot be opened at all
             _check_kind(Path(path).stat(), path)
-        raise error
+        raise
     except ValueError as error:
         raise OSError(0, f"the name is none ({error})", repr(path)) from error
     try:

@@ -50,8 +50,8 @@ _RGB = 3  # torchvision.io.ImageReadMode.RGB.value, which warns when it is looke
 _ORIENTATION = 0x0112  # the EXIF tag
 # What Pillow may open, the usual ones first. Not its PostScript, which starts Ghostscript, nor
 # containers of pictures and of compressed data of any size.
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "MPO", "PPM", "DIB",
-            "PCX", "QOI", "SGI", "DDS", "TGA")  # fmt: skip
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "DIB", "PCX",
+            "QOI", "SGI", "DDS", "TGA")  # fmt: skip
 _DEFLATE = (8, 32946)  # ways of compressing in TIFF
 
 
@@ -102,6 +102,12 @@ def decode_image(
     except (ImportError, MemoryError, DataError):
         raise
     except Exception as error:  # decoders raise whatever they like over a damaged file
+        bomb = re.search(r"\((\d+) pixels\) exceeds limit", str(error))  # said by Pillow
+        if bomb:
+            raise DataError(
+                f"image {name!r} claims {limits.refusal('pixels', f'{bomb[1]} pixels')}; or take "
+                "it out of the data."
+            ) from error
         raise DataError(f"image {name!r} {_complaint(content[:256], reader, error)}") from error
 
 

@@ -74,7 +74,8 @@ def claim_of(content: bytes, most: int) -> Claim | None:
 
 def _jpeg(content: bytes, most: int) -> Claim | None:
     """Walks the markers as libjpeg does, which passes over whatever stands between them."""
-    at, parts, exif = 2, 0, []
+    at, parts = 2, 0
+    exif: list[bytes] = []
     while (at := content.find(b"\xff", at)) >= 0 and at + 4 <= len(content):
         marker = content[at + 1]
         if marker == 0xFF or marker in _BARE:
@@ -85,7 +86,7 @@ def _jpeg(content: bytes, most: int) -> Claim | None:
         length = max(content[at + 2] << 8 | content[at + 3], 2)
         if marker in _FRAMES:
             height, width = (int.from_bytes(content[at + n : at + n + 2], "big") for n in (5, 7))
-            if scans_too_often(content, width * height, most):
+            if width * height <= most and scans_too_often(content, width * height, most):
                 raise ValueError(f"it goes over its {width} x {height} pixels again and again")
             if exif:
                 check_exif(b"".join(exif))

@@ -51,10 +51,8 @@ def class_names(file: File, labels: IntArray, limits: Limits = DEFAULT) -> list[
     count = int(labels.max()) + 1
     if not file.exists():
         return [str(number) for number in range(count)]
-    names = _text(file, limits).split("\n", limits.classes)
+    names = _text(file, limits).rstrip().split("\n", limits.classes)
     check_classes(len(names), f"dataset.classes: {str(file)!r}", limits)
-    while names and not names[-1].strip():
-        names.pop()
     if len(names) < count:
         raise DataError(
             f"dataset.classes: {str(file)!r} names {len(names)} classes, but there is a label "

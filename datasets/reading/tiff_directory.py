@@ -40,7 +40,7 @@ class Page(NamedTuple):
 
 class _Tag(NamedTuple):
     kind: int
-    count: int
+    values: int
     place: int  # of its values
 
 

@@ -1,7 +1,8 @@
 """All files below a folder, through links, each folder once.
 
 Links to files and folders are followed, inside of the folder and out of it, as people make them who
-keep data elsewhere. A folder that was met already is passed over, so that loops of links end. Real
+keep data elsewhere. A folder that was met already, or that all of this lies in, is
+passed over, so that loops of links end. Real
 folders come before links, and links in the order of their names: the same on every machine.
 What is no file (a FIFO, a link to nothing) is listed with the files: reading it says what it is.
 Cost: about 2 us a file.
@@ -41,14 +42,13 @@ def walk(folder: Path, limits: Limits = DEFAULT) -> list[str]:
     """
     names: list[str] = []
     passed_over: list[str] = []
-    seen: set[tuple[int, int]] = set()
+    seen = {_identity(parent) for parent in folder.resolve().parents}
     waiting = [""]  # folders, each with a slash at its end
     links: list[str] = []  # to folders; a heap
     while waiting or links:
         below = waiting.pop() if waiting else heappop(links)
         try:
-            status = Path(folder, below).stat()
-            place = status.st_dev, status.st_ino
+            place = _identity(Path(folder, below))
             if place in seen:
                 passed_over.append(f"{below[:-1]} (met before, through another link)")
                 continue
@@ -70,6 +70,11 @@ def walk(folder: Path, limits: Limits = DEFAULT) -> list[str]:
     if passed_over:
         _warn(str(folder), len(passed_over), passed_over[0])
     return sorted(names)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
 
 
 def _scan(folder: str) -> _Below:

@@ -129,7 +129,7 @@ def map_npy(path: str | os.PathLike[str]) -> Numbers:
         order: Literal["F", "C"] = "F" if fortran else "C"
         if not claimed:
             return np.empty(shape, dtype, order)
-        mapped: Numbers = np.memmap(file, dtype, "r", start, shape, order)  # type: ignore[call-overload]
+        mapped: Numbers = np.memmap(file, dtype, "r", start, shape, order)
         return mapped
 
 
@@ -147,7 +147,7 @@ def _header(content: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
         old = version == (1, 0)
         read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
         return *read(file), start
-    except ValueError:
-        raise
+    except ValueError as error:
+        raise ValueError(str(error).split("\n")[0]) from error
     except Exception as error:  # a parser's, over a header that was made up
         raise ValueError(f"its header cannot be read: {type(error).__name__}: {error}") from error
