@@ -24,6 +24,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _JSON_VALUE = 64  # bytes in memory that a value takes, with its place in a list; about
 
 
@@ -39,19 +40,17 @@ def open_regular(path: str | os.PathLike[str]) -> tuple[int, int]:
         OSError: it is missing, or may not be read, or its name is none.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, _FLAGS)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket cannot be opened at all
             _check_kind(Path(path).stat(), path)
         raise
     except ValueError as error:
         raise OSError(0, f"the name is none ({error})", repr(path)) from error
-    try:
-        status = os.fstat(descriptor)
-        _check_kind(status, path)
-    except OSError:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise
+        _check_kind(status, path)
     return descriptor, status.st_size
 
 

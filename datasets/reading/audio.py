@@ -69,8 +69,6 @@ def read_audio(path: str, limits: Limits = DEFAULT) -> tuple[torch.Tensor, int]:
     """
     with _opened(path) as file:
         header = _wav_header(file, path)
-        if header is not None:
-            _check_header(header, path, limits)
         with _decoder(file, path) as decoder:
             claimed = Header(decoder.frames, decoder.samplerate, decoder.channels)
             _check_header(claimed, path, limits)
@@ -152,8 +150,7 @@ def _soundfile() -> Any:
     return soundfile
 
 
-@contextmanager
-def _opened(path: str) -> Iterator[BinaryIO]:
+def _opened(path: str) -> BinaryIO:
     """The file, open for reading."""
     try:
         descriptor, _ = open_regular(path)
@@ -162,8 +159,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
             f"audio {path!r} cannot be read: {error.strerror}. "
             "Put it there or take it out of the data."
         ) from error
-    with open(descriptor, "rb", buffering=512) as file:
-        yield file
+    return open(descriptor, "rb", buffering=512)
 
 
 @contextmanager
@@ -182,18 +178,18 @@ def _decoder(file: BinaryIO, path: str) -> Iterator[Any]:
 def _check_header(header: Header, path: str, limits: Limits) -> None:
     """Refuse what no recording is, and what is too long, before anything is allocated for it."""
     frames, rate, channels = header
+    size = 4 * frames * channels
+    short = size <= limits.record_bytes and frames <= rate * limits.audio_seconds
+    if short and rate > 0 and channels > 0:
+        return
     # libsndfile counts 2^63 - 1 frames in some files that were cut off.
     _refuse_if(frames > 1 << 40, path, "was cut off: it has no end")
     _refuse_if(rate < 1, path, f"has a sampling rate of {rate} Hz")
     _refuse_if(channels < 1, path, f"has {channels} channels")
-    seconds, size = frames / rate, 4 * frames * channels
-    what = f"claims {frames} frames of {channels} channel(s) at {rate} Hz: "
-    if seconds > limits.audio_seconds:
-        what += limits.refusal("audio_seconds", f"{seconds:.0f} s")
-        _refuse_if(True, path, what)
-    if size > limits.record_bytes:
-        what += limits.refusal("record_bytes", f"{size} bytes as float32")
-        _refuse_if(True, path, what)
+    what = limits.refusal("record_bytes", f"{size} bytes as float32")
+    if frames > rate * limits.audio_seconds:
+        what = limits.refusal("audio_seconds", f"{frames / rate:.0f} s")
+    _refuse_if(True, path, f"claims {frames} frames of {channels} channel(s) at {rate} Hz: {what}")
 
 
 def _wav_header(file: BinaryIO, path: str) -> Header | None:

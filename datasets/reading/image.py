@@ -33,7 +33,7 @@ import torchvision.io  # noqa: F401  (registers torch.ops.image)
 from torchvision import tv_tensors
 
 from datasets.reading.file_kind import stranger
-from datasets.reading.image_claims import PNG, Claim, claim_of, without_texts
+from datasets.reading.image_claims import Claim, claim_of, without_texts
 from datasets.reading.tiff_directory import TiffDirectory, check_exif
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.images.encoded import EncodedImage
@@ -98,6 +98,8 @@ def decode_image(
         claim = claim_of(content, limits.pixels)
         if claim is not None:
             _check_claim(claim, name, reader, limits)
+            if claim.texts and reader == "torchvision":
+                content = without_texts(content)
         return tv_tensors.Image(_READERS[reader](content, name, limits))
     except (ImportError, MemoryError, DataError):
         raise
@@ -142,8 +144,7 @@ def _check_claim(claim: Claim, name: str, reader: str, limits: Limits) -> None:
 def _with_torchvision(content: bytes, name: str, limits: Limits) -> torch.Tensor:
     # `torchvision.io.decode_image` is this operator and a DeprecationWarning (0.29), which could be
     # silenced only for all threads at once.
-    plain = without_texts(content) if content.startswith(PNG) else content
-    data = torch.frombuffer(bytearray(plain), dtype=torch.uint8)
+    data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     image: torch.Tensor = torch.ops.image.decode_image(data, _RGB, True)
     if image.ndim == 4:  # an animation: its first frame
         image = image[0]

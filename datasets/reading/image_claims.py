@@ -27,6 +27,7 @@ _TEXTS = (b"zTXt", b"iTXt", b"tEXt", b"iCCP", b"sPLT")
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC),
                      *range(0xCD, 0xD0)})  # fmt: skip
 _BARE = frozenset({0x00, 0x01, *range(0xD0, 0xD8)})  # markers without a length
+_NOTED = _BARE | {0xD9, 0xDA, 0xE1, 0xE2, 0xFF}
 
 
 class Claim(NamedTuple):
@@ -36,12 +37,14 @@ class Claim(NamedTuple):
         width, height: of the largest frame, in pixels.
         frames: pictures in the file.
         weight: pixels of all of them.
+        texts: there are compressed texts or profiles beside them.
     """
 
     width: int
     height: int
     frames: int
     weight: int
+    texts: bool = False
 
     def __str__(self) -> str:
         times = f" in each of {self.frames} frames" if self.frames > 1 else ""
@@ -74,33 +77,45 @@ def claim_of(content: bytes, most: int) -> Claim | None:
 
 def _jpeg(content: bytes, most: int) -> Claim | None:
     """Walks the markers as libjpeg does, which passes over whatever stands between them."""
-    at, parts = 2, 0
+    at, last, parts = 2, len(content) - 10, 0
     exif: list[bytes] = []
-    while (at := content.find(b"\xff", at)) >= 0 and at + 4 <= len(content):
+    while 0 <= (at := content.find(b"\xff", at)) <= last:
         marker = content[at + 1]
-        if marker == 0xFF or marker in _BARE:
-            at += 1 if marker == 0xFF else 2
-            continue
-        if marker in (0xD9, 0xDA):  # the end, or a scan before any frame
-            return None
-        length = max(content[at + 2] << 8 | content[at + 3], 2)
         if marker in _FRAMES:
-            height, width = (int.from_bytes(content[at + n : at + n + 2], "big") for n in (5, 7))
-            if width * height <= most and scans_too_often(content, width * height, most):
-                raise ValueError(f"it goes over its {width} x {height} pixels again and again")
+            height = content[at + 5] << 8 | content[at + 6]
+            width = content[at + 7] << 8 | content[at + 8]
             if exif:
                 check_exif(b"".join(exif))
-            return Claim(width, height, 1, width * height)
-        body = content[at + 4 : at + 2 + length]
-        if marker == 0xE1 and body.startswith(b"Exif\0\0"):  # Pillow joins what lies in several
-            exif.append(body[6:])
-            if len(exif) > _MOST_EXIF:
-                raise ValueError(f"it has more than {_MOST_EXIF} parts of EXIF data")
-        if marker == 0xE2 and body.startswith(b"MPF\0"):
-            check_exif(body[4:])
-        at, parts = at + 2 + length, parts + 1
-        _check_parts(parts)
+            pixels = width * height
+            if pixels <= most and scans_too_often(content, pixels, most):
+                raise ValueError(f"it goes over its {width} x {height} pixels again and again")
+            return Claim(width, height, 1, pixels)
+        length = content[at + 2] << 8 | content[at + 3]
+        if marker in _NOTED:
+            if marker in _BARE:
+                length = 0
+            elif marker == 0xFF:  # markers may be padded
+                at += 1
+                continue
+            elif marker in (0xD9, 0xDA):  # the end, or a scan before any frame
+                return None
+            else:
+                _note_exif(content[at + 4 : at + 2 + length], marker, exif)
+        at += length + 2 if length > 2 or marker in _BARE else 4
+        parts += 1
+        if parts >= _MOST_PARTS:
+            _check_parts(parts)
     return None
+
+
+def _note_exif(body: bytes, marker: int, exif: list[bytes]) -> None:
+    """Add EXIF data to what there was before it: Pillow joins what lies in several parts."""
+    if marker == 0xE1 and body.startswith(b"Exif\0\0"):
+        exif.append(body[6:])
+        if len(exif) > _MOST_EXIF:
+            raise ValueError(f"it has more than {_MOST_EXIF} parts of EXIF data")
+    elif marker == 0xE2 and body.startswith(b"MPF\0"):
+        check_exif(body[4:])
 
 
 def png_parts(content: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -122,26 +137,28 @@ def png_parts(content: bytes) -> Iterator[tuple[bytes, int, int]]:
         yield kind, at, end
         if kind == b"IEND":
             return
-        _check_parts(number)
+        if number >= _MOST_PARTS:
+            _check_parts(number)
         at = end
     raise ValueError("it ends before its last part")
 
 
 def _png(content: bytes) -> Claim:
-    frames = 0
+    frames, texts = 0, False
     for kind, start, end in png_parts(content):
-        frames += kind == b"fcTL"
-        if kind == b"eXIf":
+        if kind in _TEXTS:
+            texts = True
+        elif kind == b"fcTL":
+            frames += 1
+        elif kind == b"eXIf":
             check_exif(content[start + 8 : end - 4])
     width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
-    return Claim(width, height, max(frames, 1), width * height * max(frames, 1))
+    return Claim(width, height, max(frames, 1), width * height * max(frames, 1), texts)
 
 
 def without_texts(content: bytes) -> bytes:
     """A PNG without its texts and profiles, which a decoder would decompress and keep."""
     cuts = [(start, end) for kind, start, end in _headers(content) if kind in _TEXTS]
-    if not cuts:
-        return content
     kept, at = [], 0
     for start, end in cuts:
         kept.append(content[at:start])

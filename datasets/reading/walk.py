@@ -78,17 +78,21 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def _scan(folder: str) -> _Below:
-    found = _Below([], [], [])
+    found = files, folders, links = _Below([], [], [])
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name[0] == ".":
                 continue
-            if not is_folder(entry):
-                found.files.append(entry.name)
+            try:
+                is_folder = entry.is_dir()
+            except OSError:  # a link to itself, or to what may not be looked at
+                is_folder = False
+            if not is_folder:
+                files.append(entry.name)
             elif entry.is_symlink():
-                found.links.append(entry.name)
+                links.append(entry.name)
             else:
-                found.folders.append(entry.name)
+                folders.append(entry.name)
     return found
 
 
