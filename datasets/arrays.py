@@ -23,11 +23,12 @@ from datasets.files import Files
 from datasets.reading.data_file import DataFile
 from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.folder import File
-from datasets.reading.labels import class_names, read_labels
+from datasets.reading.labels import check_rows, class_names, read_labels
 from datasets.reading.mapped_array import MappedArray
 from datasets.reading.root import open_root
 from datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
+from pipeline.limits import DEFAULT, Limits
 from pipeline.randomness import IntArray
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Arrays(Fingerprinted, Dataset[dict[str, Any]]):
         val_fraction: share of the rows that validate.
         split_seed: another seed, another split.
         files: how to get at what lies at an address.
+        limits: bytes of a row, rows that are held, classes.
 
     Raises:
         DataError: a file is missing, damaged or holds objects; the lengths differ; a label is
@@ -65,21 +67,23 @@ class Arrays(Fingerprinted, Dataset[dict[str, Any]]):
         val_fraction: float = 0.2,
         split_seed: int = 0,
         files: Files | None = None,
+        limits: Limits = DEFAULT,
     ) -> None:
         check_split(split, val_fraction)
-        folder = open_root(root, f"{inputs!r} and {targets!r}", files)
-        self._inputs = MappedArray(File(folder, inputs), "dataset.inputs")
-        self._targets = MappedArray(File(folder, targets), "dataset.targets")
+        folder = open_root(root, f"{inputs!r} and {targets!r}", files, limits)
+        self._inputs = MappedArray(File(folder, inputs), "dataset.inputs", limits)
+        self._targets = MappedArray(File(folder, targets), "dataset.targets", limits)
         if len(self._inputs) != len(self._targets):
             raise DataError(
                 f"{str(self._inputs.path)!r} has {len(self._inputs)} rows and "
                 f"{str(self._targets.path)!r} {len(self._targets)}: they need a row a sample each."
             )
+        check_rows(self._inputs, "dataset.inputs", limits)
         labels: IntArray | None = None
         self.classes: list[str] = []
         if self._targets.dtype.kind in "biu" and len(self._targets.shape) == 1:
-            labels = read_labels(self._targets, "dataset.targets")
-            self.classes = class_names(File(folder, classes), labels)
+            labels = read_labels(self._targets, "dataset.targets", limits)
+            self.classes = class_names(File(folder, classes), labels, limits)
         self.rows = split_rows(len(self._inputs), split, val_fraction, split_seed, labels)
         self.labels = None if labels is None else labels[self.rows]
 

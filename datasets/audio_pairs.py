@@ -10,9 +10,10 @@ no file opened; a sample reads its two files, 0.2 ms and more.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -36,6 +37,7 @@ from datasets.reading.mapped_array import MappedArray
 from datasets.reading.root import open_root
 from datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
+from pipeline.limits import DEFAULT, Limits
 from pipeline.randomness import IntArray
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class AudioPairs(Fingerprinted, Dataset[dict[str, Any]]):
         val_fraction: share of the pairs that validate.
         split_seed: another seed, another split.
         files: how to get at what lies at an address.
+        limits: what a file and the folders may claim.
 
     Raises:
         DataError: a folder is missing, there are no pairs, or a file has no partner. What is wrong
@@ -75,10 +78,12 @@ class AudioPairs(Fingerprinted, Dataset[dict[str, Any]]):
         val_fraction: float = 0.2,
         split_seed: int = 0,
         files: Files | None = None,
+        limits: Limits = DEFAULT,
     ) -> None:
         check_soundfile()
         check_split(split, val_fraction)
-        folder = open_root(root, "the audio files and their .npy targets", files)
+        self.limits = limits
+        folder = open_root(root, "the audio files and their .npy targets", files, limits)
         self.inputs = _existing(folder.below(inputs), "dataset.inputs")
         self.targets = _existing(folder.below(targets), "dataset.targets")
         found = _by_stem(self.inputs, EXTENSIONS)
@@ -94,8 +99,9 @@ class AudioPairs(Fingerprinted, Dataset[dict[str, Any]]):
         return len(self.names)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        audio, rate = of_folder(self.inputs, os.fsdecode(self.names[index]), read_audio)
-        target = _read_target(self._target(index))
+        read = partial(read_audio, limits=self.limits)
+        audio, rate = of_folder(self.inputs, os.fsdecode(self.names[index]), read)
+        target = _read_target(self._target(index), self.limits)
         if target.shape[1] != audio.shape[1]:
             swapped = target.shape[0] == audio.shape[1]
             hint = " It looks like [T, C]; save it as [C, T]." if swapped else ""
@@ -108,7 +114,8 @@ class AudioPairs(Fingerprinted, Dataset[dict[str, Any]]):
 
     def check(self, index: int) -> str | None:
         """What is wrong with the input of a pair although it can be read; None: nothing."""
-        return self.inputs.read(os.fsdecode(self.names[index]), audio_damage)
+        damage = partial(audio_damage, limits=self.limits)
+        return self.inputs.read(os.fsdecode(self.names[index]), damage)
 
     def path(self, index: int) -> str:
         """Where the input of a pair lies: a path or an address."""
@@ -155,7 +162,8 @@ class AudioPairs(Fingerprinted, Dataset[dict[str, Any]]):
 
     @cached_property
     def _headers(self) -> tuple[IntArray, IntArray]:
-        return lengths_and_rates(self.inputs, map(os.fsdecode, self.names.tolist()))
+        names = map(os.fsdecode, self.names.tolist())
+        return lengths_and_rates(self.inputs, names, self.limits)
 
 
 def _existing(folder: Folder, key: str) -> Folder:
@@ -198,9 +206,14 @@ def _check_partners(
             )
 
 
-def _read_target(path: File) -> torch.Tensor:
+def _read_target(path: File, limits: Limits) -> torch.Tensor:
     """A target, float32 [C, T]."""
-    stored = MappedArray(path, "dataset.targets")
+    stored = MappedArray(path, "dataset.targets", limits)
+    size = max(stored.dtype.itemsize, 4) * math.prod(stored.shape)
+    if size > limits.record_bytes:
+        raise DataError(
+            f"target {str(path)!r} has {limits.refusal('record_bytes', f'{size} bytes')}."
+        )
     if stored.dtype.kind != "f" or len(stored.shape) not in (1, 2):
         raise DataError(
             f"target {str(path)!r} is {stored.dtype} {list(stored.shape)}; it has to be floats, "

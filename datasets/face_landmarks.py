@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,6 +29,7 @@ from datasets.reading.landmark_table import LandmarkTable, read_landmark_table
 from datasets.reading.root import open_root
 from datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
+from pipeline.limits import DEFAULT, Limits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,9 +50,11 @@ class FaceLandmarks(Fingerprinted, Dataset[dict[str, Any]]):
         split_seed: another seed, another split.
         num_landmarks: how many the table must have; None takes what it has.
         files: how to get at what lies at an address.
+        limits: what a file and the table may claim.
 
     Raises:
-        DataError: the folder, the CSV or an image named in it is missing, or the CSV has a mistake.
+        DataError: the folder, the CSV or an image named in it is missing, or the CSV has a mistake,
+            as a name that leads out of the folder.
             No image is opened; one that is damaged is refused when it is read.
         ConfigError: the reader, the split or its share is none.
     """
@@ -69,12 +73,16 @@ class FaceLandmarks(Fingerprinted, Dataset[dict[str, Any]]):
         split_seed: int = 0,
         num_landmarks: int | None = None,
         files: Files | None = None,
+        limits: Limits = DEFAULT,
     ) -> None:
         check_reader(reader)
         check_split(split, val_fraction)
-        folder = open_root(root, f"the images and {csv!r}", files)
+        folder = open_root(root, f"the images and {csv!r}", files, limits)
         file = File(folder, csv)
-        table = file.read(lambda path: read_landmark_table(Path(path), num_landmarks, str(file)))
+        table = file.read(
+            lambda path: read_landmark_table(Path(path), num_landmarks, str(file), limits)
+        )
+        self.limits = limits
         self.reader = reader
         self.images = folder.below(images)
         _check_images(self.images, file, table)
@@ -88,7 +96,7 @@ class FaceLandmarks(Fingerprinted, Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         name = os.fsdecode(self.names[index])
         image = self.images.read(
-            name, lambda path: read_image(path, self.reader, self.images.path(name))
+            name, lambda path: read_image(path, self.reader, self.images.path(name), self.limits)
         )
         points = torch.from_numpy(self.landmarks[index].copy())
         height, width = image.shape[-2:]
@@ -99,7 +107,8 @@ class FaceLandmarks(Fingerprinted, Dataset[dict[str, Any]]):
 
     def check(self, index: int) -> str | None:
         """What is wrong with the image of a sample although it can be read; None: nothing."""
-        return self.images.read(os.fsdecode(self.names[index]), image_damage)
+        damage = partial(image_damage, limits=self.limits)
+        return self.images.read(os.fsdecode(self.names[index]), damage)
 
     def path(self, index: int) -> str:
         """Where the image of a sample lies: a path or an address."""

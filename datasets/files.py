@@ -16,7 +16,6 @@ Cost: nothing for paths of this machine; 25 us for a file in the cache.
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import re
 import threading
@@ -26,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+from datasets.reading.walk import walk
 from datasets.remote.catalog import Catalog
 from datasets.remote.download import Download
 from datasets.remote.listing import Found
@@ -33,6 +33,7 @@ from datasets.remote.patience import Patience
 from datasets.remote.store import check_options, is_remote, local_path
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.limits import Limits
+from pipeline.regular_file import open_regular, size_of
 
 if TYPE_CHECKING:
     from datasets.remote.file_cache import FileCache
@@ -125,7 +126,7 @@ class Files:
     def open(self, address: str) -> BinaryIO:
         """The content of `address`, open for reading."""
         try:
-            return self.read(address, lambda path: open(path, "rb"))
+            return self.read(address, lambda path: open_regular(path))
         except OSError as error:
             raise DataError(
                 f"{address!r} cannot be read: {error.strerror or error}. Check dataset.root."
@@ -144,7 +145,7 @@ class Files:
             if not folder.is_dir():
                 raise DataError(f"{address!r} is no folder. Check dataset.root.")
             names = walk(folder, self._limits)
-            return [Found(name, (folder / name).stat().st_size, "") for name in names]
+            return [Found(name, size_of(folder / name), "") for name in names]
         listing = self.catalog.listing(address)
         found = (listing.at(row) for row in range(len(listing)))
         return [one for one in found if not is_hidden(one.name)]
@@ -161,24 +162,6 @@ class Files:
         except ImportError as error:  # no fcntl
             raise ConfigError("the cache of remote files needs Linux or macOS") from error
         return FileCache(Path(self.cache_dir).expanduser().absolute(), self.cache_size)
-
-
-def walk(folder: Path, limits: Limits | None = None) -> list[str]:
-    """Names of all files below a folder, relative, sorted; hidden ones left out. 2 us a file.
-
-    Raises:
-        DataError: there are more than `limits.files`.
-    """
-    limits = limits or Limits()
-    names: list[str] = []
-    for where, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if name[0] != "."]
-        below = Path(where).relative_to(folder).as_posix()
-        prefix = "" if below == "." else f"{below}/"
-        names += [prefix + name for name in files if name[0] != "."]
-        if len(names) > limits.files:
-            raise DataError(f"{str(folder)!r} has {limits.refusal('files', f'{len(names)} files')}")
-    return sorted(names)
 
 
 def is_hidden(name: str) -> bool:

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -25,9 +26,11 @@ from datasets.reading.data_file import DataFile
 from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.folder import Folder
 from datasets.reading.image import Reader, check_reader, encoded_image, read_image
+from datasets.reading.labels import check_classes
 from datasets.reading.root import open_root
 from datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.limits import DEFAULT, Limits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +57,7 @@ class ImageFolder(Fingerprinted, Dataset[dict[str, Any]]):
         files: how to get at what lies at an address.
         lazy: give `image` as an EncodedImage, undecoded, for a transform of
             `pipeline.image_decoding`; the build sets it for those.
+        limits: what a file, the folder and the classes may claim.
 
     Raises:
         DataError: the folder is missing, there is no class in it, a class has no images, or only
@@ -74,16 +78,19 @@ class ImageFolder(Fingerprinted, Dataset[dict[str, Any]]):
         split_seed: int = 0,
         files: Files | None = None,
         lazy: bool = False,
+        limits: Limits = DEFAULT,
     ) -> None:
         check_reader(reader)
         check_split(split, val_fraction)
         _check_extensions(extensions)
         self.reader = reader
         self.lazy = lazy
-        folder = open_root(root, "a folder of images for each class", files)
+        self.limits = limits
+        folder = open_root(root, "a folder of images for each class", files, limits)
         divided = _is_divided(folder)
         self.folder = folder.below(split) if divided else folder
         self.classes = _classes(folder.below("train") if divided else folder)
+        check_classes(len(self.classes), str(folder), limits)
         found = _Images(self.folder, self.classes, tuple(extensions))
         if divided or split == "train":  # both splits of an undivided folder pass over the same
             found.warn()
@@ -99,12 +106,15 @@ class ImageFolder(Fingerprinted, Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         name = os.fsdecode(self.names[index])
         read = encoded_image if self.lazy else read_image
-        image = self.folder.read(name, lambda path: read(path, self.reader, self.folder.path(name)))
+        image = self.folder.read(
+            name, lambda path: read(path, self.reader, self.folder.path(name), self.limits)
+        )
         return {"image": image, "label": int(self.labels[index])}
 
     def check(self, index: int) -> str | None:
         """What is wrong with the image of a sample although it can be read; None: nothing."""
-        return self.folder.read(os.fsdecode(self.names[index]), image_damage)
+        damage = partial(image_damage, limits=self.limits)
+        return self.folder.read(os.fsdecode(self.names[index]), damage)
 
     def path(self, index: int) -> str:
         """Where the image of a sample lies: a path or an address."""

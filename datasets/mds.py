@@ -14,6 +14,7 @@ Compressed shards have to be decompressed first; columns that are pickles are re
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,13 +30,17 @@ from datasets.reading.data_file import DataFile, data_file
 from datasets.reading.file_kind import stranger
 from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.image import Reader, check_reader, decode_image
+from datasets.reading.inner_name import leads_out
 from datasets.reading.open_files import OpenFiles
 from datasets.reading.plain_tensor import plain_tensor
 from datasets.reading.row_split import RowSplit
 from datasets.reading.shard_files import ShardFiles
 from datasets.reading.split import Split, check_split
 from datasets.reading.table_rows import AllRows, TableRows
+from pipeline import plain_json
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.limits import DEFAULT, Limits
+from pipeline.regular_file import read_regular, regular_descriptor
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,10 +70,12 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
         split_seed: another seed, another split.
         reader: of JPEG and PNG: "torchvision", "pillow" or "skimage".
         files: how remote files are fetched and kept.
+        limits: what an index, a sample and a picture may claim.
 
     Raises:
         DataError: there is no index, or it is damaged, or its shards differ in their columns, are
-            compressed or hold pickles. A shard that is cut off is refused when it is read.
+            compressed, hold pickles or lie outside of its folder. A shard that is cut off is
+            refused when it is read.
         ConfigError: MosaicML's library is not installed, or there is no such column.
     """
 
@@ -82,15 +89,19 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
         split_seed: int = 0,
         reader: Reader = "torchvision",
         files: Files | None = None,
+        limits: Limits = DEFAULT,
     ) -> None:
         check_split(split, val_fraction)
         check_reader(reader)
         self._library()
         self.reader = reader
+        self.limits = limits
         self.classes = list(classes or [])
         self._files = files or Files()
         indexes = ShardFiles.of(root, split, (_INDEX,), self._files)
-        self._shards = [one for at in indexes.addresses for one in self._read_index(at)]
+        self._shards = [
+            one for at in indexes.addresses for one in read_index(at, self._files, limits)
+        ]
         self._encodings = _encodings(self._shards, indexes.addresses[0])
         self.columns_of = _chosen(self._encodings, fields)
         counts = [info["samples"] for _, info in self._shards]
@@ -142,16 +153,33 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
         address, _ = self._shards[shard]
         reader = self._readers[shard]
         try:
-            return cast(dict[str, Any], self._files.read(address, lambda _: reader.get_item(row)))
-        except (OSError, ValueError, IndexError, KeyError) as error:
+            return self._files.read(address, lambda path: self._item(reader, path, row))
+        except (ImportError, MemoryError, DataError):
+            raise
+        except Exception as error:  # the library raises whatever it likes over damaged bytes
             raise DataError(
                 f"{address!r}, sample {row} cannot be read: {type(error).__name__}: {error}. Copy "
                 "or write the shard again."
             ) from error
 
+    def _item(self, reader: Any, path: str, row: int) -> dict[str, Any]:
+        """A sample, after a look at its bounds: the library reads whatever they say."""
+        descriptor, size = regular_descriptor(path)
+        try:
+            bounds = os.pread(descriptor, 8, 4 + 4 * row)
+        finally:
+            os.close(descriptor)
+        start, end = int.from_bytes(bounds[:4], "little"), int.from_bytes(bounds[4:], "little")
+        if not start <= end <= size:
+            raise ValueError(f"it goes from byte {start} to {end} of {size}")
+        if end - start > self.limits.record_bytes:
+            refusal = self.limits.refusal("record_bytes", f"{end - start} bytes")
+            raise DataError(f"{path!r}, sample {row} has {refusal}.")
+        return cast(dict[str, Any], reader.get_item(row))
+
     def _value(self, value: Any, encoding: str, where: str) -> Any:
         if encoding in _IMAGES:
-            return decode_image(value, where, self.reader)
+            return decode_image(value, where, self.reader, self.limits)
         if hasattr(value, "convert") and hasattr(value, "mode"):  # a Pillow image ("pil")
             pixels = np.array(value.convert("RGB"))
             return tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
@@ -164,26 +192,6 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
             except ValueError as error:
                 raise DataError(f"{where}: {error}. Repair it or take the sample out.") from error
         return value
-
-    def _read_index(self, address: str) -> list[tuple[str, dict[str, Any]]]:
-        """Address and description of each shard in an index."""
-        with self._files.open(address) as file:
-            content = file.read()
-        try:
-            index = json.loads(content)
-            version, shards = index["version"], index["shards"]
-            names = [info["raw_data"]["basename"] for info in shards]
-            for info in shards:
-                _check_shard(info)
-        except (ValueError, KeyError, TypeError) as error:
-            what = stranger(content[:256]) if not content.lstrip().startswith(b"{") else None
-            raise DataError(
-                f"{address!r} is no index of MDS shards ({what or repr(error)}). Write it again."
-            ) from error
-        if version != 2:
-            raise DataError(f"{address!r} has version {version}; version 2 is read.")
-        folder = address.rpartition("/")[0]
-        return [(f"{folder}/{name}", info) for name, info in zip(names, shards, strict=True)]
 
     def _opened(self, shard: int) -> Any:
         address, info = self._shards[shard]
@@ -233,9 +241,52 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
         return [data_file(name, address, self._files) for name, address in pairs]
 
 
-def _check_shard(info: Mapping[str, Any]) -> None:
+def read_index(address: str, files: Files, limits: Limits) -> list[tuple[str, dict[str, Any]]]:
+    """Address and description of each shard that an index names.
+
+    Raises:
+        DataError: it is missing or damaged, or a shard lies outside of its folder or is not read.
+    """
+    content = _content(address, files, limits)
+    try:
+        index = plain_json.parse(content, limits.record_bytes)
+        version, shards = index["version"], index["shards"]
+        names = [info["raw_data"]["basename"] for info in shards]
+        for info in shards:
+            _check_shard(info, address)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what = stranger(content[:256]) if not content.lstrip().startswith(b"{") else None
+        raise DataError(
+            f"{address!r} is no index of MDS shards ({what or repr(error)}). Write it again."
+        ) from error
+    if version != 2:
+        raise DataError(f"{address!r} has version {version}; version 2 is read.")
+    folder = address.rpartition("/")[0]
+    return [(f"{folder}/{name}", info) for name, info in zip(names, shards, strict=True)]
+
+
+def _content(address: str, files: Files, limits: Limits) -> bytes:
+    try:
+        return files.read(address, lambda path: read_regular(path, limits))
+    except OSError as error:
+        raise DataError(
+            f"{address!r} cannot be read: {error.strerror}. Check dataset.root."
+        ) from error
+    except DataError as error:
+        raise DataError(f"{address!r}: {error}") from error
+
+
+def _check_shard(info: Mapping[str, Any], index: str) -> None:
     """Raise DataError for a shard that is not read here; KeyError for one that lacks something."""
     name = info["raw_data"]["basename"]
+    if leads_out(name):
+        raise DataError(
+            f"{index!r} names the shard {name!r}, which leads out of its folder. Shards lie beside "
+            "or below their index; write it again."
+        )
+    for key, count in (("samples", info["samples"]), ("bytes", info["raw_data"]["bytes"])):
+        if type(count) is not int or not 0 <= count < 1 << 48:
+            raise ValueError(f"shard {name!r} has {key}={count!r}")
     if info["format"] != "mds":
         raise DataError(f"{name!r} is a shard of format {info['format']!r}; mds is read.")
     pickles = [

@@ -21,6 +21,7 @@ from datasets.reading.image import check_reader, decode_image
 from pipeline.errors import DataError
 from pipeline.images.encoded import EncodedImage
 from pipeline.images.stored import StoredPictures
+from pipeline.limits import DEFAULT, Limits
 from pipeline.packs.fields import Field
 from pipeline.packs.folder import Pack, is_pack
 from pipeline.packs.table import read_table, text_of
@@ -38,6 +39,7 @@ class Packed(Dataset[dict[str, Any]]):
         folder: a pack, or a folder with a pack for each split ("train", "val").
         split: "train" or "val".
         lazy: give packed image files undecoded, for a transform that decodes; the build sets it.
+        limits: what a packed image file may claim.
 
     Attributes:
         classes: names of the classes, if the dataset had any.
@@ -51,8 +53,11 @@ class Packed(Dataset[dict[str, Any]]):
 
     draws = False  # reading a sample takes no random numbers
 
-    def __init__(self, folder: str, split: str = "train", lazy: bool = False) -> None:
+    def __init__(
+        self, folder: str, split: str = "train", lazy: bool = False, limits: Limits = DEFAULT
+    ) -> None:
         path = Path(folder).expanduser()
+        self.limits = limits
         self.pack = Pack(path / split if not is_pack(path) and (path / split).is_dir() else path)
         record = self.pack.record
         if record.get("split", split) != split:
@@ -84,7 +89,8 @@ class Packed(Dataset[dict[str, Any]]):
         return self._image(value, index) if field.kind == "file" else value
 
     def _image(self, content: bytes, index: int) -> Any:
-        image = EncodedImage(content, self.path(index), partial(decode_image, reader=self.reader))
+        decoder = partial(decode_image, reader=self.reader, limits=self.limits)
+        image = EncodedImage(content, self.path(index), decoder, self.limits.pixels)
         return image if self.lazy else image.decode()
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:

@@ -21,11 +21,12 @@ from datasets.files import Files
 from datasets.reading.data_file import DataFile
 from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.folder import File
-from datasets.reading.labels import class_names, read_labels
+from datasets.reading.labels import check_rows, class_names, read_labels
 from datasets.reading.mapped_array import MappedArray
 from datasets.reading.root import open_root
 from datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
+from pipeline.limits import DEFAULT, Limits
 from pipeline.randomness import IntArray
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Sequences(Fingerprinted, Dataset[dict[str, Any]]):
         val_fraction: share of the sequences that validate.
         split_seed: another seed, another split.
         files: how to get at what lies at an address.
+        limits: bytes of a sequence, sequences that are held, classes.
 
     Raises:
         DataError: a file is missing, damaged or of the wrong shape; the offsets do not go up from 0
@@ -62,25 +64,28 @@ class Sequences(Fingerprinted, Dataset[dict[str, Any]]):
         val_fraction: float = 0.2,
         split_seed: int = 0,
         files: Files | None = None,
+        limits: Limits = DEFAULT,
     ) -> None:
         check_split(split, val_fraction)
-        folder = open_root(root, f"{values!r}, {offsets!r} and {labels!r}", files)
-        self._values = MappedArray(File(folder, values), "dataset.values")
+        folder = open_root(root, f"{values!r}, {offsets!r} and {labels!r}", files, limits)
+        self._values = MappedArray(File(folder, values), "dataset.values", limits)
         if self._values.dtype.kind != "f" or len(self._values.shape) != 2:
             raise DataError(
                 f"dataset.values: {str(self._values.path)!r} is {self._values.dtype} "
                 f"{self._values.shape}; it has to be floats, [sum of lengths, features]."
             )
-        bounds = MappedArray(File(folder, offsets), "dataset.offsets")
+        bounds = MappedArray(File(folder, offsets), "dataset.offsets", limits)
+        check_rows(bounds, "dataset.offsets", limits)
         places = _read_offsets(bounds, self._values)
-        classed = MappedArray(File(folder, labels), "dataset.labels")
-        all_labels = read_labels(classed, "dataset.labels")
+        classed = MappedArray(File(folder, labels), "dataset.labels", limits)
+        all_labels = read_labels(classed, "dataset.labels", limits)
         if len(all_labels) != len(places) - 1:
             raise DataError(
                 f"{str(classed.path)!r} has {len(all_labels)} labels, but "
                 f"{str(bounds.path)!r} bounds {len(places) - 1} sequences."
             )
-        self.classes = class_names(File(folder, classes), all_labels)
+        self.classes = class_names(File(folder, classes), all_labels, limits)
+        self.limits = limits
         self.rows = split_rows(len(all_labels), split, val_fraction, split_seed, all_labels)
         self.starts, self.ends = places[:-1][self.rows], places[1:][self.rows]
         self.labels = all_labels[self.rows]
@@ -90,6 +95,7 @@ class Sequences(Fingerprinted, Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         start, end = int(self.starts[index]), int(self.ends[index])
+        self._check_size(index, end - start)
         values = np.array(self._values.array[start:end], dtype=np.float32)
         if not np.isfinite(values).all():
             step, feature = np.argwhere(~np.isfinite(values))[0].tolist()
@@ -99,6 +105,15 @@ class Sequences(Fingerprinted, Dataset[dict[str, Any]]):
                 "Repair the value or take the sequence out."
             )
         return {"sequence": torch.from_numpy(values), "label": int(self.labels[index])}
+
+    def _check_size(self, index: int, length: int) -> None:
+        size = length * self._values.shape[1] * 4  # as float32
+        if size > self.limits.record_bytes:
+            refusal = self.limits.refusal("record_bytes", f"{size} bytes")
+            raise DataError(
+                f"{str(self._values.path)!r}, sequence {self.rows[index]} has {length} steps: "
+                f"{refusal}."
+            )
 
     @property
     def metadata(self) -> pd.DataFrame:
@@ -136,12 +151,20 @@ def _read_offsets(offsets: MappedArray, values: MappedArray) -> IntArray:
             f"{name} is {offsets.dtype} {offsets.shape}; it has to be integers, one more than "
             "there are sequences."
         )
-    places = np.array(offsets.array, dtype=np.int64)
-    if places[0] != 0 or places[-1] != len(values):
+    stored = offsets.array
+    if stored[0] != 0 or stored[-1] != len(values):
         raise DataError(
-            f"{name} goes from {places[0]} to {places[-1]}; it has to go from 0 to the "
+            f"{name} goes from {stored[0]} to {stored[-1]}; it has to go from 0 to the "
             f"{len(values)} rows of {str(values.path)!r}."
         )
+    outside = (stored < 0) | (stored > len(values))  # differences of such could wrap around
+    if outside.any():
+        row = int(np.argmax(outside))
+        raise DataError(
+            f"{name}, row {row}: {stored[row]} lies outside of the {len(values)} rows of "
+            f"{str(values.path)!r}."
+        )
+    places = np.array(stored, dtype=np.int64)
     lengths = np.diff(places)
     if int(lengths.min()) < 1:
         row = int(np.argmax(lengths < 1))

@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -34,9 +34,11 @@ from datasets.reading.damage import audio_damage
 from datasets.reading.data_file import DataFile
 from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.folder import Folder
+from datasets.reading.labels import check_classes
 from datasets.reading.root import open_root
 from datasets.reading.split import Split
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.limits import DEFAULT, Limits
 from pipeline.randomness import IntArray
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class SpokenDigits(Fingerprinted, Dataset[dict[str, Any]]):
         val_takes: takes with a number below this one validate.
         val_speakers: names of speakers who validate, in place of `val_takes`.
         files: how to get at what lies at an address.
+        limits: what a file and the folder may claim.
 
     Attributes:
         classes: names of the digits.
@@ -80,18 +83,23 @@ class SpokenDigits(Fingerprinted, Dataset[dict[str, Any]]):
         val_takes: int = 5,
         val_speakers: Sequence[str] = (),
         files: Files | None = None,
+        limits: Limits = DEFAULT,
     ) -> None:
         check_soundfile()
         if split not in ("train", "val"):
             raise ConfigError(Problem("dataset.split", f"{split!r} is neither 'train' nor 'val'"))
-        folder = open_root(root, f"{recordings!r} with <digit>_<speaker>_<take>.wav in it", files)
+        self.limits = limits
+        holds = f"{recordings!r} with <digit>_<speaker>_<take>.wav in it"
+        folder = open_root(root, holds, files, limits)
         self.folder = folder.below(recordings)
         names = _recordings(self.folder)
         parsed = (_parsed(self.folder.path(name), name) for name in names)
         digits, speakers, takes = zip(*parsed, strict=True)
         self.classes = [str(digit) for digit in range(10)]
         self.speakers = sorted(set(speakers))
-        codes = np.array([self.speakers.index(one) for one in speakers], dtype=np.int64)
+        check_classes(len(self.speakers), str(self.folder), limits)
+        places = {speaker: place for place, speaker in enumerate(self.speakers)}
+        codes = np.array([places[one] for one in speakers], dtype=np.int64)
         numbers = np.array(takes, dtype=np.int64)
         held_out = numbers < val_takes
         if val_speakers:
@@ -108,7 +116,8 @@ class SpokenDigits(Fingerprinted, Dataset[dict[str, Any]]):
         return len(self.names)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        audio, rate = of_folder(self.folder, os.fsdecode(self.names[index]), read_audio)
+        read = partial(read_audio, limits=self.limits)
+        audio, rate = of_folder(self.folder, os.fsdecode(self.names[index]), read)
         return {
             "audio": audio,
             "rate": rate,
@@ -118,7 +127,8 @@ class SpokenDigits(Fingerprinted, Dataset[dict[str, Any]]):
 
     def check(self, index: int) -> str | None:
         """What is wrong with the recording of a sample although it can be read; None: nothing."""
-        return self.folder.read(os.fsdecode(self.names[index]), audio_damage)
+        damage = partial(audio_damage, limits=self.limits)
+        return self.folder.read(os.fsdecode(self.names[index]), damage)
 
     def path(self, index: int) -> str:
         """Where the recording of a sample lies: a path or an address."""
@@ -153,7 +163,8 @@ class SpokenDigits(Fingerprinted, Dataset[dict[str, Any]]):
 
     @cached_property
     def _headers(self) -> tuple[IntArray, IntArray]:
-        return lengths_and_rates(self.folder, map(os.fsdecode, self.names.tolist()))
+        names = map(os.fsdecode, self.names.tolist())
+        return lengths_and_rates(self.folder, names, self.limits)
 
 
 def _recordings(folder: Folder) -> list[str]:

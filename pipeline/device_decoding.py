@@ -23,10 +23,10 @@ from torch.nn.functional import interpolate
 
 from pipeline.errors import DataError
 from pipeline.fetch import Batch
-from pipeline.image_decoding import MOST_PIXELS, Size, side_lengths, too_large
+from pipeline.image_decoding import Size, checked_header, side_lengths
 from pipeline.images.crops import CenterCrop, Crop, RandomResizedCrop
 from pipeline.images.encoded import EncodedImage
-from pipeline.images.jpeg_header import JpegHeader, jpeg_header
+from pipeline.images.jpeg_header import JpegHeader
 from pipeline.images.warping import resize_weights
 from pipeline.keyed import KeyedRandom
 
@@ -115,10 +115,7 @@ def _are_files(value: object) -> bool:
 
 def _pixels(files: list[EncodedImage], device: torch.device) -> list[Tensor]:
     """All pictures whole and upright, uint8 [3, H, W]."""
-    headers = [jpeg_header(file.content) for file in files]
-    for file, header in zip(files, headers, strict=True):
-        if header is not None and header.width * header.height > MOST_PIXELS:
-            raise too_large(file, header)
+    headers = [checked_header(file) for file in files]
     plain = [row for row, header in enumerate(headers) if header is not None]
     try:
         together = _decoded_together([files[row] for row in plain], device)

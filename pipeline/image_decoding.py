@@ -29,9 +29,10 @@ from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.images import native, pure
 from pipeline.images.crops import CenterCrop, Crop, Crops, RandomResizedCrop, Whole
 from pipeline.images.encoded import EncodedImage
-from pipeline.images.jpeg_header import JpegHeader, jpeg_header
+from pipeline.images.jpeg_header import JpegHeader, jpeg_header, scans_too_often
 from pipeline.images.native import Normal
 from pipeline.images.stored import StoredPictures
+from pipeline.limits import Limits
 from pipeline.randomness import KeyArray, key_at_hand
 from pipeline.slots import Slot
 from pipeline.transforms import Compose, Sample
@@ -39,8 +40,6 @@ from pipeline.transforms import Compose, Sample
 Decoder = Literal["auto", "native", "pure"]
 Size = int | Sequence[int]
 Pixels = npt.NDArray[Any]
-
-MOST_PIXELS = 2**28  # of a JPEG file; its pixels take three times as many bytes
 
 _NONE = JpegHeader(1, 1, 0)  # in the place of a header that cannot be had; C leaves it alone
 
@@ -120,7 +119,7 @@ class Decode:
         channels_last: bool = False,
     ) -> None:
         """The same for files, into `array`, which may be uint8 [B, *size, 3]; natively."""
-        headers = [self._header(file) or _NONE for file in files]
+        headers = [checked_header(file) or _NONE for file in files]
         sizes = np.array(headers, np.int64)
         done = native.decode(
             [file.content for file in files], headers,
@@ -153,16 +152,9 @@ class Decode:
     def _slot(self) -> Slot:
         return slots.take((3, *self.size), self._dtype)
 
-    @staticmethod
-    def _header(image: EncodedImage) -> JpegHeader | None:
-        header = jpeg_header(image.content)
-        if header is not None and header.width * header.height > MOST_PIXELS:
-            raise too_large(image, header)
-        return header
-
     def _decoded(self, image: EncodedImage, key: int) -> torch.Tensor:
         target, tensor = self._slot()
-        header = self._header(image)
+        header = checked_header(image)
         if header is None:
             self._put(self._from_pixels(image.decode(), key), target)
             return tensor
@@ -322,12 +314,24 @@ def _chosen(decoder: str) -> Literal["native", "pure"]:
     return "pure" if decoder == "pure" or native.jpeg() is None else "native"
 
 
-def too_large(image: EncodedImage, header: JpegHeader) -> DataError:
-    """What is said of a file with more than `MOST_PIXELS`."""
-    return DataError(
-        f"image {image.name!r} has {header.width} x {header.height} pixels, more than 2^28. "
-        "Make it smaller or take it out of the data."
-    )
+def checked_header(image: EncodedImage) -> JpegHeader | None:
+    """The header of a JPEG file; None where the dataset's own reader has to decode it.
+
+    Raises:
+        DataError: it claims more pixels than the dataset allows.
+    """
+    header = jpeg_header(image.content)
+    if header is None:
+        return None
+    pixels = header.width * header.height
+    if pixels > image.most_pixels:
+        refusal = Limits(pixels=image.most_pixels).refusal("pixels", f"{pixels} pixels")
+        raise DataError(
+            f"image {image.name!r} claims {header.width} x {header.height} pixels: {refusal}; or "
+            "take it out of the data."
+        )
+    # The dataset's reader says what is wrong with it.
+    return None if scans_too_often(image.content, pixels, image.most_pixels) else header
 
 
 def describe(step: Decode) -> str:

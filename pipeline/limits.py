@@ -24,13 +24,15 @@ class Limits(BaseModel):
     Attributes:
         record_bytes: of one record in memory: a file of a sample, a line or a field of text, a cell
             of a table, a member of an archive.
-        pixels: width x height of one picture, or of all frames of an animation that are decoded.
+        pixels: width x height of one picture, or of all frames of an animation that are decoded;
+            a pixel of more than 8 bytes counts as several.
         audio_seconds: length of one recording, by its own header and by what is decoded.
         expansion: bytes out of a compressed stream for each byte in, not counting the first
             64 MiB.
         classes: that a column of labels may make; of whole numbers, the largest + 1.
         columns: of one table.
-        files: that one listing of a folder or an address may have.
+        files: that one listing of a folder or an address may have, and rows of a table or of labels
+            that are held in memory.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -54,3 +56,6 @@ class Limits(BaseModel):
             f"{found}, more than limits.{name}={getattr(self, name)} allows; if the data is sound, "
             f"raise limits.{name}"
         )
+
+
+DEFAULT = Limits()

@@ -5,7 +5,6 @@ share. What stands there under a name that we write may be a link to another fil
 written in its place; or a pipe, which would be waited for.
 
     open_own        a regular file to write to or to lock: no link, no second name, same owner
-    open_regular    a regular file to read; links are followed
     check_own       the same for what lies in a folder, all of it
     own_folder      a cache's folder: made for its user alone, refused where others could write
 
@@ -21,7 +20,6 @@ import stat
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from io import BufferedReader
 from pathlib import Path
 
 from pipeline.errors import PenstockError
@@ -66,20 +64,6 @@ def open_own(path: Path, flags: int, mode: int = 0o666, linked: bool = False) ->
         os.close(descriptor)
         raise
     return descriptor
-
-
-def open_regular(path: Path) -> BufferedReader:
-    """A file to read; OSError also where it is a folder, a pipe or a device, at once."""
-    descriptor = os.open(path, os.O_RDONLY | _SAFELY)
-    try:
-        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
-        if kind != stat.S_IFREG:
-            what = _KINDS.get(kind, "no regular file")
-            raise OSError(errno.EINVAL, f"it is {what}, and no regular file", str(path))
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
 
 
 def check_own(path: Path, state: os.stat_result | None = None) -> None:

@@ -16,10 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.own_files import open_regular
+from pipeline.regular_file import open_regular
 
 MAX_BYTES = 64 << 20
 _MAX_DEPTH = 100
+_VALUE = 64  # bytes in memory that a value takes, with its place in a list; about
 _MAX_DIGITS = 100  # of a number; a generator's state has 39
 
 
@@ -31,7 +32,7 @@ def read(path: Path, limit: int = MAX_BYTES, nan: bool = False) -> Any:
     """What the file `path` holds.
 
     Args:
-        limit: bytes.
+        limit: bytes, of the text and of what it becomes in memory.
         nan: take NaN and Infinity, too, which Python writes and JSON does not know.
 
     Raises:
@@ -47,6 +48,10 @@ def parse(text: str | bytes, limit: int = MAX_BYTES, nan: bool = False) -> Any:
     """What a text says; raises JsonError."""
     if len(text) > limit:
         raise JsonError(f"it is larger than {limit >> 20} MiB")
+    content = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+    values = content.count(b",") + content.count(b"[") + content.count(b"{")
+    if len(content) + _VALUE * values > limit:
+        raise JsonError(f"its values would take more than {limit >> 20} MiB of memory")
     if not text.strip():
         raise JsonError("it is empty")
     try:

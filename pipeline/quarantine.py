@@ -25,8 +25,9 @@ from typing import Any
 
 from pipeline.bad_samples import BadSamples, LeftOut, OnError, path_of, rule
 from pipeline.errors import ConfigError, Problem
-from pipeline.own_files import open_own, open_regular
+from pipeline.own_files import open_own
 from pipeline.plan import Plan
+from pipeline.regular_file import open_regular
 from pipeline.saving.disk import append, refuse
 from pipeline.streams import StreamPlan
 

@@ -196,8 +196,7 @@ def test_an_image_that_vanishes_is_named(folder):
     (folder / "04.jpg").unlink()
     with pytest.raises(DataError, match=r"04\.jpg' cannot be read: No such file"):
         data[4]
-    with pytest.raises(DataError, match=r"cannot look at .*04\.jpg'"):
-        data.fingerprint  # noqa: B018
+    assert len(data.fingerprint) == 32  # one file that is gone hides nothing of the others
 
 
 def test_wrong_arguments(folder):

@@ -278,7 +278,7 @@ def test_a_header_that_promises_too_much_is_refused(tmp_path):
     frame = content.find(b"\xff\xc0")
     content[frame + 5 : frame + 9] = b"\xff\xff\xff\xff"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.jpg' has 65535 x 65535 pixels"):
+    with pytest.raises(DataError, match=r"a\.jpg' claims 65535 x 65535 pixels"):
         decoded(DecodeRandomResizedCrop(32), path)
 
 

@@ -5,15 +5,18 @@ files. WAV headers are read here: in 15 us, where libsndfile takes 100 us to ope
 because libsndfile takes a WAV that was cut off for a shorter one. Cost of reading half a second at
 8 kHz: 0.1 ms, most of it the opening; libsndfile works without Python's lock.
 
-What is refused: a file that is missing, empty, no audio, without samples, cut short, damaged, or
-with values that are not finite. The sampling rate is handed on as it is (see
+What is refused: a file that is missing, no regular file, empty, no audio, without samples, cut
+short, damaged, with values that are not finite, or longer by its header than the limits allow;
+nothing is allocated for such a claim. The sampling rate is handed on as it is (see
 `pipeline.audio.Resample`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,7 +26,9 @@ import torch
 from datasets.reading.file_kind import stranger
 from datasets.reading.folder import Folder
 from pipeline.errors import ConfigError, DataError
+from pipeline.limits import DEFAULT, Limits
 from pipeline.randomness import IntArray
+from pipeline.regular_file import regular_descriptor
 
 T = TypeVar("T")
 
@@ -51,23 +56,24 @@ def check_soundfile() -> None:
     _soundfile()
 
 
-def read_audio(path: str) -> tuple[torch.Tensor, int]:
+def read_audio(path: str, limits: Limits = DEFAULT) -> tuple[torch.Tensor, int]:
     """Read the audio file `path`: float32 [C, T], integers scaled to [-1, 1); and its rate in Hz.
+
+    Args:
+        path: of this machine.
+        limits: `audio_seconds`, and `record_bytes` of what is decoded.
 
     Raises:
         DataError: names the file, what is wrong with it and what to do.
         ConfigError: `soundfile` is not installed.
     """
-    soundfile = _soundfile()
-    header = _wav_header(path)
-    try:
-        with soundfile.SoundFile(path) as file:
-            header = header or Header(file.frames, file.samplerate, file.channels)
-            # libsndfile counts 2^63 - 1 frames in some files that were cut off.
-            _refuse_if(header.frames > 1 << 40, path, "was cut off: it has no end")
-            values = file.read(dtype="float32", always_2d=True)
-    except soundfile.LibsndfileError as error:
-        raise DataError(f"audio {path!r} {_complaint(path, error.error_string)}") from error
+    with _opened(path) as file:
+        header = _wav_header(file, path)
+        with _decoder(file, path) as decoder:
+            claimed = Header(decoder.frames, decoder.samplerate, decoder.channels)
+            _check_header(claimed, path, limits)
+            header = header or claimed
+            values = decoder.read(dtype="float32", always_2d=True)
     _refuse_if(header.frames == 0, path, "holds no samples")
     _refuse_if(
         len(values) < header.frames,
@@ -76,6 +82,13 @@ def read_audio(path: str) -> tuple[torch.Tensor, int]:
     )
     _check_finite(path, values, header.rate)
     return torch.from_numpy(np.ascontiguousarray(values.T)), header.rate
+
+
+def read_integers(path: str) -> npt.NDArray[np.int32]:
+    """The samples of a file that `read_audio` reads, as they were coded: int32 [T, C]."""
+    with _opened(path) as file, _decoder(file, path) as decoder:
+        values: npt.NDArray[np.int32] = decoder.read(dtype="int32", always_2d=True)
+        return values
 
 
 def of_folder(folder: Folder, name: str, read: Callable[[str], T]) -> T:
@@ -90,38 +103,39 @@ def of_folder(folder: Folder, name: str, read: Callable[[str], T]) -> T:
     return folder.read(name, read_it)
 
 
-def read_header(path: str) -> Header:
+def read_header(path: str, limits: Limits = DEFAULT) -> Header:
     """Length, rate and channels of an audio file; 15 us for WAV, else 100 us.
 
     Raises:
-        DataError: the file is missing, no audio, or a WAV that was cut off.
+        DataError: the file is missing, no audio, a WAV that was cut off, or claims too much.
         ConfigError: `soundfile` is not installed.
     """
-    header = _wav_header(path)
-    if header is not None:
-        return header
-    soundfile = _soundfile()
-    try:
-        info = soundfile.info(path)
-    except soundfile.LibsndfileError as error:
-        raise DataError(f"audio {path!r} {_complaint(path, error.error_string)}") from error
-    return Header(info.frames, info.samplerate, info.channels)
+    with _opened(path) as file:
+        header = _wav_header(file, path)
+        if header is None:
+            with _decoder(file, path) as decoder:
+                header = Header(decoder.frames, decoder.samplerate, decoder.channels)
+    _check_header(header, path, limits)
+    return header
 
 
-def lengths_and_rates(folder: Folder, names: Iterable[str]) -> tuple[IntArray, IntArray]:
+def lengths_and_rates(
+    folder: Folder, names: Iterable[str], limits: Limits = DEFAULT
+) -> tuple[IntArray, IntArray]:
     """Frames and Hz of many files of a folder: int64[n] each, 0 where a header cannot be read.
 
     A bad file among a million should not hide the table of the others; reading the sample says
     what is wrong with it.
     """
-    headers = [folder.read(name, _header_or_zeros) for name in names]
+    look = partial(_header_or_zeros, limits=limits)
+    headers = [folder.read(name, look) for name in names]
     table = np.array(headers, dtype=np.int64).reshape(-1, 3)
     return table[:, 0].copy(), table[:, 1].copy()
 
 
-def _header_or_zeros(path: str) -> Header:
+def _header_or_zeros(path: str, limits: Limits) -> Header:
     try:
-        return read_header(path)
+        return read_header(path, limits)
     except DataError:
         return Header(0, 0, 0)
 
@@ -136,24 +150,62 @@ def _soundfile() -> Any:
     return soundfile
 
 
-def _wav_header(path: str) -> Header | None:
-    """The header of a WAV file with frames of equal size; None for any other file.
-
-    Raises:
-        DataError: the file cannot be opened, or any WAV file has fewer samples than it says.
-    """
+def _opened(path: str) -> BinaryIO:
+    """The file, open for reading."""
     try:
-        with open(path, "rb", buffering=512) as file:
-            start = file.read(12)
-            if start[:4] not in (b"RIFF", b"RF64") or start[8:] != b"WAVE":
-                return None
-            form, data = _chunks(file)
-            there = os.fstat(file.fileno()).st_size - file.tell()
+        descriptor, _ = regular_descriptor(path)
     except OSError as error:
         raise DataError(
             f"audio {path!r} cannot be read: {error.strerror}. "
             "Put it there or take it out of the data."
         ) from error
+    return open(descriptor, "rb", buffering=512)
+
+
+@contextmanager
+def _decoder(file: BinaryIO, path: str) -> Iterator[Any]:
+    """libsndfile's reader of an open file, from its beginning."""
+    soundfile = _soundfile()
+    os.lseek(file.fileno(), 0, os.SEEK_SET)
+    try:
+        with soundfile.SoundFile(file.fileno(), closefd=False) as decoder:
+            yield decoder
+    except soundfile.LibsndfileError as error:
+        start = os.pread(file.fileno(), 256, 0)
+        raise DataError(f"audio {path!r} {_complaint(start, error.error_string)}") from error
+
+
+def _check_header(header: Header, path: str, limits: Limits) -> None:
+    """Refuse what no recording is, and what is too long, before anything is allocated for it."""
+    frames, rate, channels = header
+    size = 4 * frames * channels
+    short = size <= limits.record_bytes and frames <= rate * limits.audio_seconds
+    if short and rate > 0 and channels > 0:
+        return
+    # libsndfile counts 2^63 - 1 frames in some files that were cut off.
+    _refuse_if(frames > 1 << 40, path, "was cut off: it has no end")
+    _refuse_if(rate < 1, path, f"has a sampling rate of {rate} Hz")
+    _refuse_if(channels < 1, path, f"has {channels} channels")
+    what = limits.refusal("record_bytes", f"{size} bytes as float32")
+    if frames > rate * limits.audio_seconds:
+        what = limits.refusal("audio_seconds", f"{frames / rate:.0f} s")
+    _refuse_if(True, path, f"claims {frames} frames of {channels} channel(s) at {rate} Hz: {what}")
+
+
+def _wav_header(file: BinaryIO, path: str) -> Header | None:
+    """The header of a WAV file with frames of equal size; None for any other file.
+
+    Raises:
+        DataError: any WAV file has fewer samples than it says.
+    """
+    try:
+        start = file.read(12)
+        if start[:4] not in (b"RIFF", b"RF64") or start[8:] != b"WAVE":
+            return None
+        form, data = _chunks(file)
+        there = os.fstat(file.fileno()).st_size - file.tell()
+    except (OSError, ValueError, OverflowError) as error:
+        raise DataError(f"audio {path!r} cannot be read: {error}. {_REPLACE}") from error
     data = there if data > there and data in _OPEN_ENDED else data
     complaint = f"was cut off: it says it has {data} bytes of samples, but there are {there}"
     _refuse_if(data > there, path, complaint)
@@ -205,9 +257,7 @@ def _refuse_if(wrong: bool, path: str, what: str) -> None:
         raise DataError(f"audio {path!r} {what}. {_REPLACE}")
 
 
-def _complaint(path: str, error: str) -> str:
-    with open(path, "rb") as file:
-        start = file.read(256)
+def _complaint(start: bytes, error: str) -> str:
     other = stranger(start)
     if other is not None:
         return f"is no audio: {other}. {_REPLACE}"

@@ -20,14 +20,15 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import torch
 import torchvision.io  # noqa: F401  (registers torch.ops.image)
 
-from datasets.reading.audio import read_audio
+from datasets.reading.audio import read_audio, read_integers
+from pipeline.limits import DEFAULT, Limits
+from pipeline.regular_file import read_regular
 from pipeline.terminal import say
 
 _RGB = 3  # torchvision.io.ImageReadMode.RGB.value, which warns when it is looked up
@@ -37,9 +38,9 @@ _LEAST_ZEROS = 4096
 _stderr = threading.Lock()
 
 
-def image_damage(path: str) -> str | None:
+def image_damage(path: str, limits: Limits = DEFAULT) -> str | None:
     """What is wrong with an image file although it can be decoded; None if nothing can be told."""
-    content = Path(path).read_bytes()
+    content = read_regular(path, limits)
     if content.startswith(b"\xff\xd8"):
         return _jpeg_damage(content)
     if content.startswith(b"RIFF") and content[8:12] == b"WEBP":
@@ -87,14 +88,14 @@ def _captured_stderr() -> Iterator[BinaryIO]:
         os.close(kept)
 
 
-def audio_damage(path: str) -> str | None:
+def audio_damage(path: str, limits: Limits = DEFAULT) -> str | None:
     """What is wrong with an audio file although it can be decoded; None if nothing can be told."""
-    content = Path(path).read_bytes()
+    content = read_regular(path, limits)
+    values, _ = read_audio(path, limits)
     if content.startswith(b"fLaC"):
         wrong = _flac_damage(path, content)
         if wrong:
             return wrong
-    values, _ = read_audio(path)
     if not values.any():
         return "it is silent: all of its samples are zero"
     start = len(content.rstrip(b"\0"))
@@ -109,14 +110,11 @@ def audio_damage(path: str) -> str | None:
 
 
 def _flac_damage(path: str, content: bytes) -> str | None:
-    import soundfile  # type: ignore[import-untyped, unused-ignore]
-
     written = content[26:42]  # of the first block, which is of fixed length
     if not any(written):  # the coder did not say
         return None
     bits = (int.from_bytes(content[18:26], "big") >> 36 & 31) + 1
-    values, _ = soundfile.read(path, dtype="int32", always_2d=True)
-    samples = np.ascontiguousarray(values >> (32 - bits)).astype("<i4").view(np.uint8)
+    samples = np.ascontiguousarray(read_integers(path) >> (32 - bits)).astype("<i4").view(np.uint8)
     plain = samples.reshape(-1, 4)[:, : -(-bits // 8)].tobytes()
     if hashlib.md5(plain, usedforsecurity=False).digest() != written:
         return "its samples do not have the checksum that it carries"

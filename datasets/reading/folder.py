@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from datasets.files import Files, is_hidden, walk
+from datasets.files import Files, is_hidden
 from datasets.reading.data_file import DataFile, data_file
+from datasets.reading.walk import is_folder, walk
 from datasets.remote.store import join
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.limits import DEFAULT, Limits
+from pipeline.regular_file import size_of
 
 if TYPE_CHECKING:
     from pipeline.randomness import IntArray
@@ -54,8 +57,10 @@ class Folder(Protocol):
     def sizes(self, names: Sequence[str]) -> IntArray:
         """Sizes of files in bytes, int64[n]; 0 where a store doesn't say.
 
+        On this machine -1 for what is missing or no regular file: reading it says so.
+
         Raises:
-            DataError: one is not there.
+            DataError: one is not there in its store.
         """
 
     def first_missing(self, names: Sequence[str]) -> int | None:
@@ -85,10 +90,16 @@ class File:
 
 
 class LocalFolder:
-    """A folder of this machine."""
+    """A folder of this machine.
 
-    def __init__(self, path: str | Path) -> None:
+    Args:
+        path: of the folder.
+        limits: `files` of one walk through it.
+    """
+
+    def __init__(self, path: str | Path, limits: Limits = DEFAULT) -> None:
         self._path = str(path)
+        self._limits = limits
 
     def __str__(self) -> str:
         return self._path
@@ -100,23 +111,20 @@ class LocalFolder:
         return function(f"{self._path}/{name}")
 
     def below(self, name: str) -> LocalFolder:
-        return LocalFolder(Path(self._path, name))
+        return LocalFolder(Path(self._path, name), self._limits)
 
     def exists(self) -> bool:
         return Path(self._path).is_dir()
 
     def folders(self) -> list[str]:
         with os.scandir(self._path) as entries:
-            return sorted(one.name for one in entries if one.is_dir() and one.name[0] != ".")
+            return sorted(one.name for one in entries if one.name[0] != "." and is_folder(one))
 
     def files(self) -> list[str]:
-        return walk(Path(self._path))
+        return walk(Path(self._path), self._limits)
 
     def sizes(self, names: Sequence[str]) -> IntArray:
-        try:
-            return np.array([Path(self.path(name)).stat().st_size for name in names], np.int64)
-        except OSError as error:
-            raise DataError(f"cannot look at {error.filename!r}: {error.strerror}") from error
+        return np.array([size_of(self.path(name)) for name in names], np.int64)
 
     def first_missing(self, names: Sequence[str]) -> int | None:
         # Listing folders is faster than asking for each file, by much on a network's disk.

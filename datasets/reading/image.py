@@ -9,8 +9,10 @@ channel is dropped, and the EXIF orientation is applied. In memory the channels 
 together, as decoders give them: nothing is copied, and torchvision resizes that layout fastest.
 Cost for a JPEG of 128 px on one core: 0.1 ms (torchvision), 0.2 ms (pillow), 0.4 ms (skimage).
 
-What is refused: a file that is missing, empty, no image, cut short, or damaged. The checksums of
-PNG are checked; JPEG carries none, so damage inside one that leaves it decodable goes unseen.
+What is refused: a file that is missing, no regular file, empty, no image, cut short, damaged, or
+larger than the limits allow, by its own size or by what its header claims; nothing is allocated for
+such a claim. The checksums of PNG are checked; JPEG carries none, so damage inside one that leaves
+it decodable goes unseen.
 """
 
 from __future__ import annotations
@@ -31,8 +33,12 @@ import torchvision.io  # noqa: F401  (registers torch.ops.image)
 from torchvision import tv_tensors
 
 from datasets.reading.file_kind import stranger
+from datasets.reading.image_claims import Claim, claim_of, without_texts
+from datasets.reading.tiff_directory import TiffDirectory, check_exif
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.images.encoded import EncodedImage
+from pipeline.limits import DEFAULT, Limits
+from pipeline.regular_file import read_regular
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -42,47 +48,68 @@ Pixels = npt.NDArray[np.generic]
 
 _RGB = 3  # torchvision.io.ImageReadMode.RGB.value, which warns when it is looked up
 _ORIENTATION = 0x0112  # the EXIF tag
-_PNG = b"\x89PNG\r\n\x1a\n"
+# What Pillow may open, the usual ones first. Not its PostScript, which starts Ghostscript, nor
+# containers of pictures and of compressed data of any size.
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "DIB", "PCX",
+            "QOI", "SGI", "DDS", "TGA")  # fmt: skip
+_DEFLATE = (8, 32946)  # ways of compressing in TIFF
 
 
-def read_image(path: str, reader: str = "torchvision", name: str = "") -> tv_tensors.Image:
+def read_image(
+    path: str, reader: str = "torchvision", name: str = "", limits: Limits = DEFAULT
+) -> tv_tensors.Image:
     """Read the image file `path` as RGB: uint8 [3, H, W].
 
     Args:
         path: of this machine.
         reader: "torchvision", "pillow" or "skimage".
         name: what messages call it, if not by its path: its address.
+        limits: `record_bytes` of the file and `pixels` of the picture.
 
     Raises:
         DataError: names the file, what is wrong with it and what to do.
         ConfigError: there is no such reader.
     """
-    return decode_image(_content(path), name or path, reader)
+    return decode_image(_content(path, name or path, limits), name or path, reader, limits)
 
 
-def encoded_image(path: str, reader: str = "torchvision", name: str = "") -> EncodedImage:
+def encoded_image(
+    path: str, reader: str = "torchvision", name: str = "", limits: Limits = DEFAULT
+) -> EncodedImage:
     """The image file `path`, undecoded; arguments and errors as for `read_image`."""
     name = name or path
-    return EncodedImage(_content(path), name, partial(decode_image, reader=reader))
+    decoder = partial(decode_image, reader=reader, limits=limits)
+    return EncodedImage(_content(path, name, limits), name, decoder, limits.pixels)
 
 
-def decode_image(content: bytes, name: str, reader: str = "torchvision") -> tv_tensors.Image:
+def decode_image(
+    content: bytes, name: str, reader: str = "torchvision", limits: Limits = DEFAULT
+) -> tv_tensors.Image:
     """Decode the bytes of an image file as RGB: uint8 [3, H, W].
 
     Args:
         content: of a JPEG, a PNG ...
         name: what messages call it; for a file, its path.
-        reader: as for `read_image`.
+        reader, limits: as for `read_image`.
     """
     if reader not in _READERS:
         check_reader(reader)
     try:
-        if content.startswith(_PNG):
-            _check_png(content)
-        return tv_tensors.Image(_READERS[reader](content))
-    except (ImportError, MemoryError):
+        claim = claim_of(content, limits.pixels)
+        if claim is not None:
+            _check_claim(claim, name, reader, limits)
+            if claim.texts and reader == "torchvision":
+                content = without_texts(content)
+        return tv_tensors.Image(_READERS[reader](content, name, limits))
+    except (ImportError, MemoryError, DataError):
         raise
     except Exception as error:  # decoders raise whatever they like over a damaged file
+        bomb = re.search(r"\((\d+) pixels\) exceeds limit", str(error))  # said by Pillow
+        if bomb:
+            raise DataError(
+                f"image {name!r} claims {limits.refusal('pixels', f'{bomb[1]} pixels')}; or take "
+                "it out of the data."
+            ) from error
         raise DataError(f"image {name!r} {_complaint(content[:256], reader, error)}") from error
 
 
@@ -104,7 +131,17 @@ def check_reader(reader: str) -> None:
         )
 
 
-def _with_torchvision(content: bytes) -> torch.Tensor:
+def _check_claim(claim: Claim, name: str, reader: str, limits: Limits) -> None:
+    """Raise DataError if what a reader decodes of a file would be too much."""
+    weight = claim.weight // claim.frames if reader == "pillow" else claim.weight
+    if weight > limits.pixels:
+        raise DataError(
+            f"image {name!r} claims {claim}: {limits.refusal('pixels', f'{weight} pixels')}; or "
+            "take it out of the data."
+        )
+
+
+def _with_torchvision(content: bytes, name: str, limits: Limits) -> torch.Tensor:
     # `torchvision.io.decode_image` is this operator and a DeprecationWarning (0.29), which could be
     # silenced only for all threads at once.
     data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -114,26 +151,29 @@ def _with_torchvision(content: bytes) -> torch.Tensor:
     if image.dtype == torch.uint16:
         image = (image.to(torch.int32) >> 8).to(torch.uint8)
     if content[8:12] == b"WEBP":  # the operator applies the orientation of JPEG and PNG only
-        with _opened(content) as header:
+        with _opened(content, name, limits) as header:
             image = _upright(image, header.getexif().get(_ORIENTATION, 1))
     return image
 
 
-def _with_pillow(content: bytes) -> torch.Tensor:
-    from PIL import ImageOps
+def _with_pillow(content: bytes, name: str, limits: Limits) -> torch.Tensor:
+    from PIL import Image
 
-    with _opened(content) as image:
+    with _opened(content, name, limits) as image:
         image.load()
         wide = image.mode.startswith("I")  # 16 bits; Pillow's own conversion would clip them
-        upright = ImageOps.exif_transpose(image)
+        turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+        upright = image if turn is None else image.transpose(Image.Transpose[turn])
         return _rgb(np.array(upright if wide else upright.convert("RGB")))
 
 
-def _with_skimage(content: bytes) -> torch.Tensor:
+def _with_skimage(content: bytes, name: str, limits: Limits) -> torch.Tensor:
     from skimage.io import imread
 
     # The header comes first: imageio leaves files open that it can make nothing of.
-    with _opened(content) as header:
+    with _opened(content, name, limits) as header:
+        if header.format == "TIFF":
+            _check_pieces(content, limits)
         pixels: Pixels = imread(io.BytesIO(content))
         if pixels.ndim == 4:  # an animation: its first frame
             pixels = pixels[0]
@@ -145,29 +185,57 @@ def _with_skimage(content: bytes) -> torch.Tensor:
         return _upright(_rgb(pixels), header.getexif().get(_ORIENTATION, 1))
 
 
-_READERS: dict[str, Callable[[bytes], torch.Tensor]] = {
+_READERS: dict[str, Callable[[bytes, str, Limits], torch.Tensor]] = {
     "torchvision": _with_torchvision,
     "pillow": _with_pillow,
     "skimage": _with_skimage,
 }
+# What turns a picture upright, by its EXIF orientation.
+_TURNS = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE",
+          6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90"}  # fmt: skip
 
 
-def _content(path: str) -> bytes:
+def _content(path: str, name: str, limits: Limits) -> bytes:
     try:
-        with open(path, "rb", buffering=0) as file:  # all at once, so a buffer would only be copied
-            return file.read()
+        return read_regular(path, limits)
+    except DataError as error:
+        raise DataError(f"image {name!r}: {error}; or take it out of the data.") from error
     except OSError as error:
         raise DataError(
-            f"image {path!r} cannot be read: {error.strerror}. "
+            f"image {name!r} cannot be read: {error.strerror}. "
             "Put it there or take it out of the data."
         ) from error
 
 
-def _opened(content: bytes) -> Image.Image:
+def _opened(content: bytes, name: str, limits: Limits) -> Image.Image:
     """The header of an image; its pixels are decoded when they are first asked for."""
     from PIL import Image
 
-    return Image.open(io.BytesIO(content))
+    # Pillow's own limit is the whole process's. It is never lowered, and ours is checked below.
+    if Image.MAX_IMAGE_PIXELS is not None and limits.pixels > Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = limits.pixels
+    image = Image.open(io.BytesIO(content), formats=_FORMATS)
+    width, height = image.size
+    _check_claim(Claim(width, height, 1, width * height), name, "pillow", limits)
+    exif = image.info.get("exif")
+    if isinstance(exif, bytes):
+        check_exif(exif)
+    return image
+
+
+def _check_pieces(content: bytes, limits: Limits) -> None:
+    """Raise ValueError for a TIFF with a strip that inflates to more than a whole picture may have.
+
+    tifffile inflates a strip whole, whatever comes out of it; a deflated byte gives up to 1032.
+    """
+    most = 8 * limits.pixels
+    for page in TiffDirectory(content).pages():
+        for start, size in page.pieces if page.compression in _DEFLATE else ():
+            if size * 1032 > most:
+                stream = zlib.decompressobj()
+                stream.decompress(content[start : start + size], most)
+                if stream.unconsumed_tail:
+                    raise ValueError(f"a strip of it inflates to more than {most} bytes")
 
 
 def _cmyk_to_rgb(pixels: Pixels) -> Pixels:
@@ -203,26 +271,6 @@ def _upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
         image = image.transpose(1, 2)
     flips = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation)
     return image.flip(flips) if flips else image
-
-
-def _check_png(content: bytes) -> None:
-    """Walk the chunks of a PNG and their checksums; about 1 GB/s.
-
-    torchvision's decoder takes the whole process down on some damaged files, and every decoder
-    accepts one that is cut after its last pixel.
-    """
-    view, at = memoryview(content), len(_PNG)
-    while at + 12 <= len(view):
-        length = int.from_bytes(view[at : at + 4], "big")
-        kind, end = bytes(view[at + 4 : at + 8]), at + 12 + length
-        if end > len(view):
-            break
-        if zlib.crc32(view[at + 4 : end - 4]) != int.from_bytes(view[end - 4 : end], "big"):
-            raise ValueError(f"the checksum of its part {kind!r} at byte {at} does not fit")
-        if kind == b"IEND":
-            return
-        at = end
-    raise ValueError("it ends before its last part")
 
 
 def _complaint(start: bytes, reader: str, error: Exception) -> str:

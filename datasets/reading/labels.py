@@ -2,41 +2,71 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from datasets.reading.folder import File
 from datasets.reading.mapped_array import MappedArray
 from pipeline.errors import DataError
+from pipeline.limits import DEFAULT, Limits
 from pipeline.randomness import IntArray
+from pipeline.regular_file import read_regular
 
 
-def read_labels(labels: MappedArray, key: str) -> IntArray:
-    """Labels as int64[N], each 0 or more; raises DataError for anything else."""
+def read_labels(labels: MappedArray, key: str, limits: Limits = DEFAULT) -> IntArray:
+    """Labels as int64[N], each 0 or more and below `limits.classes`, of `limits.files` at most.
+
+    Raises:
+        DataError: they are anything else.
+    """
     name = repr(str(labels.path))
     if labels.dtype.kind not in "bui" or len(labels.shape) != 1:
         raise DataError(
             f"{key}: {name} is {labels.dtype} {labels.shape}; labels are integers, one a row."
         )
-    values = np.array(labels.array, dtype=np.int64)
-    if int(values.min()) < 0:
-        row = int(np.argmax(values < 0))
-        raise DataError(f"{key}: {name}, row {row}: label {values[row]}; labels start at 0.")
-    return values
+    check_rows(labels, key, limits)
+    stored = labels.array
+    if int(stored.min()) < 0:
+        row = int(np.argmax(stored < 0))
+        raise DataError(f"{key}: {name}, row {row}: label {stored[row]}; labels start at 0.")
+    row = int(np.argmax(stored))
+    check_classes(int(stored[row]) + 1, f"{key}: {name}, row {row}: label {stored[row]}", limits)
+    return np.array(stored, dtype=np.int64)
 
 
-def class_names(file: File, labels: IntArray) -> list[str]:
+def check_rows(array: MappedArray, key: str, limits: Limits) -> None:
+    """Raise DataError for more rows than `limits.files`, of which something is to be held."""
+    if len(array) > limits.files:
+        refusal = limits.refusal("files", f"{len(array)} rows")
+        raise DataError(f"{key}: {str(array.path)!r} has {refusal}.")
+
+
+def check_classes(count: int, where: str, limits: Limits) -> None:
+    """Raise DataError for more classes than `limits.classes`; `where` begins the message."""
+    if count > limits.classes:
+        raise DataError(f"{where} makes {limits.refusal('classes', f'{count} classes')}.")
+
+
+def class_names(file: File, labels: IntArray, limits: Limits = DEFAULT) -> list[str]:
     """A name a line from `file`, or "0", "1" ... when there is no such file."""
     count = int(labels.max()) + 1
     if not file.exists():
         return [str(number) for number in range(count)]
-    names = file.read(lambda path: Path(path).read_text(encoding="utf-8")).split("\n")
-    while names and not names[-1].strip():
-        names.pop()
+    names = _text(file, limits).rstrip().split("\n", limits.classes)
+    check_classes(len(names), f"dataset.classes: {str(file)!r}", limits)
     if len(names) < count:
         raise DataError(
             f"dataset.classes: {str(file)!r} names {len(names)} classes, but there is a label "
             f"{count - 1}. Give it a line for each of 0 to {count - 1}."
         )
     return [name.strip() for name in names]
+
+
+def _text(file: File, limits: Limits) -> str:
+    try:
+        return file.read(lambda path: read_regular(path, limits)).decode("utf-8")
+    except (OSError, UnicodeDecodeError, DataError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"dataset.classes: {str(file)!r} cannot be read: {reason}. Give it a name a line, in "
+            "UTF-8."
+        ) from error

@@ -7,16 +7,19 @@ the file again.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from datasets.reading.data_file import DataFile
 from datasets.reading.fingerprint import Part
 from datasets.reading.folder import File, LocalFolder
 from pipeline.errors import DataError
+from pipeline.limits import DEFAULT, Limits
+from pipeline.packs.npy import map_npy
+from pipeline.regular_file import regular_descriptor
 
 _BLOCK = 4096
 _BLOCKS = 1024
@@ -28,21 +31,27 @@ class MappedArray:
     Args:
         path: the file, or the path of one on this machine.
         key: the configuration key that names it, for messages.
+        limits: `record_bytes` of a row.
 
     Attributes:
         path: the file; text made of it is its path or address.
         shape, dtype: of the whole array.
 
     Raises:
-        DataError: the file is missing, cut short, no `.npy` file, holds Python objects (a pickle,
-            which is never opened) or anything but numbers.
+        DataError: the file is missing, no regular file, cut short, no `.npy` file, has rows that
+            are too large, or holds Python objects (a pickle, which is never opened) or anything but
+            numbers.
     """
 
-    def __init__(self, path: File | Path, key: str) -> None:
+    def __init__(self, path: File | Path, key: str, limits: Limits = DEFAULT) -> None:
         file = File(LocalFolder(path.parent), path.name) if isinstance(path, Path) else path
         self.path = file
         self._map: npt.NDArray[Any] | None = _opened(file, key)
         self.shape, self.dtype = self._map.shape, self._map.dtype
+        row = self.dtype.itemsize * math.prod(self.shape[1:])
+        if row > limits.record_bytes:
+            refusal = limits.refusal("record_bytes", f"rows of {row} bytes")
+            raise DataError(f"{key}: {str(file)!r} has {refusal}.")
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -72,10 +81,9 @@ class MappedArray:
 
 def _blocks(path: str) -> list[Part]:
     """The size of a file, and its content or a spread of it."""
-    with open(path, "rb") as file:
-        size = file.seek(0, 2)
+    descriptor, size = regular_descriptor(path)
+    with open(descriptor, "rb") as file:
         if size <= _BLOCK * _BLOCKS:
-            file.seek(0)
             return [size, file.read()]
         parts: list[Part] = [size]
         for number in range(_BLOCKS):
@@ -87,7 +95,7 @@ def _blocks(path: str) -> list[Part]:
 def _opened(file: File, key: str) -> npt.NDArray[Any]:
     name = repr(str(file))
     try:
-        array: npt.NDArray[Any] = file.read(lambda path: np.lib.format.open_memmap(path, mode="r"))
+        array: npt.NDArray[Any] = file.read(map_npy)
     except OSError as error:
         raise DataError(f"{key}: {name} cannot be read: {error.strerror}.") from error
     except ValueError as error:
@@ -105,6 +113,8 @@ def _complaint(error: str) -> str:
             "holds Python objects, which are pickled and may run any code when they are read; "
             "save an array of numbers instead."
         )
-    if "mmap length" in error:
+    if "shorter than" in error:
         return "is shorter than its header says: it was cut off; copy or write it again."
+    if "not numbers" in error:
+        return f"is of no use: {error}; save numbers with numpy.save."
     return f"is no .npy file ({error}); write it with numpy.save."

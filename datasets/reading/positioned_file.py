@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import DataError
+from pipeline.regular_file import regular_descriptor
 
 
 class PositionedFile:
@@ -77,10 +78,10 @@ class PositionedFile:
 
     def _open(self) -> int:
         name = repr(str(self.path))
-        if self.path.is_dir():
-            raise DataError(f"{name} is a folder, not a file. Name the file in it.")
         try:
-            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            return regular_descriptor(self.path)[0]
+        except IsADirectoryError as error:
+            raise DataError(f"{name} is a folder, not a file. Name the file in it.") from error
         except OSError as error:
             raise DataError(
                 f"{name} ({self.path.absolute()}) cannot be read: {error.strerror}."

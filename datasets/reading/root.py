@@ -9,9 +9,12 @@ from datasets.files import Files
 from datasets.reading.folder import Folder, LocalFolder, RemoteFolder
 from datasets.remote.store import is_remote, local_path
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.limits import DEFAULT, Limits
 
 
-def open_root(root: str, holds: str, files: Files | None = None) -> Folder:
+def open_root(
+    root: str, holds: str, files: Files | None = None, limits: Limits = DEFAULT
+) -> Folder:
     """The folder `root`, a path of this machine or an address.
 
     A path is checked; an address is first asked for when something in it is needed.
@@ -20,13 +23,14 @@ def open_root(root: str, holds: str, files: Files | None = None) -> Folder:
         root: as it was configured.
         holds: what a person has to put there, for the message: "the images and their CSV".
         files: how to get at what lies at an address; None takes the defaults.
+        limits: `files` of one walk through a folder of this machine.
 
     Raises:
         DataError: there is no such folder of this machine, or it may not be read.
         ConfigError: there is no store of such addresses, or it needs something installed.
     """
     if not is_remote(root):
-        return LocalFolder(existing_root(local_path(root), holds))
+        return LocalFolder(existing_root(local_path(root), holds), limits)
     files = files or Files()
     files.catalog.store(root)
     return RemoteFolder(files, root)

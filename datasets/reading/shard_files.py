@@ -14,6 +14,7 @@ rows.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 _TRAIN = re.compile(r"train(ing)?([^a-z]|$)", re.IGNORECASE)
 _VAL = re.compile(r"val(id|idation)?([^a-z]|$)", re.IGNORECASE)
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_MOST_FILES = 1_000_000  # that a pattern may stand for
+_RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,10 @@ def expand_braces(pattern: str) -> list[str]:
     if any(brace in text for text in pieces[::2] for brace in "{}"):
         raise ConfigError(Problem("dataset.root", f"{pattern!r}: its braces do not match"))
     choices = [_choices(piece, pattern) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
+    if math.prod(map(len, choices)) > _MOST_FILES:
+        raise ConfigError(
+            Problem("dataset.root", f"{pattern!r} stands for more than {_MOST_FILES} files")
+        )
     return ["".join(parts) for parts in product(*choices)]
 
 
@@ -100,6 +106,11 @@ def _choices(inside: str, pattern: str) -> list[str]:
         raise ConfigError(
             Problem("dataset.root", f"{pattern!r}: the range {{{inside}}} goes from {int(first)} "
                     f"down to {int(last)}; write the lower number first")
+        )  # fmt: skip
+    if int(last) - int(first) >= _MOST_FILES:
+        raise ConfigError(
+            Problem("dataset.root", f"{pattern!r}: the range {{{inside}}} stands for more than "
+                    f"{_MOST_FILES} files")
         )  # fmt: skip
     return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from torchvision import tv_tensors
 
+from pipeline.limits import DEFAULT
+
 
 @dataclass(frozen=True)
 class EncodedImage:
@@ -20,11 +22,14 @@ class EncodedImage:
         content: the file as it is.
         name: what messages call it: its path or address.
         decoder: content, name -> uint8 [3, H, W], upright. Raises DataError over a bad file.
+        most_pixels: `limits.pixels`; whoever decodes without `decoder` refuses a header that
+            claims more.
     """
 
     content: bytes
     name: str
     decoder: Callable[[bytes, str], tv_tensors.Image]
+    most_pixels: int = DEFAULT.pixels
 
     def decode(self) -> tv_tensors.Image:
         """All of its pixels: uint8 [3, H, W], upright."""

@@ -18,6 +18,7 @@ _OTHER = frozenset({0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0
 _BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 _ORIENTATION = 0x0112
 _MOST_MARKERS = 1000
+_MOST_SCANS = 64  # over as many pixels as one picture may have
 
 
 class JpegHeader(NamedTuple):
@@ -66,6 +67,20 @@ def jpeg_header(content: bytes) -> JpegHeader | None:
             orientation = _orientation(content[at + 10 : at + 2 + length])
         at += 2 + length
     return None
+
+
+def scans_too_often(content: bytes, pixels: int, most: int) -> bool:
+    """Whether the scans of a file take far longer than its pixels do.
+
+    Each scan goes over all of them, and there may be any number: one takes 10 bytes of the file.
+
+    Args:
+        pixels: of the picture.
+        most: that a picture may have.
+    """
+    if pixels * len(content) <= 8 * _MOST_SCANS * most:  # there cannot be so many
+        return False
+    return pixels * content.count(b"\xff\xda") > _MOST_SCANS * most
 
 
 def _frame_size(frame: bytes) -> tuple[int, int] | None:

@@ -17,7 +17,6 @@ import dataclasses
 import json
 import os
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,9 @@ import numpy.typing as npt
 from pipeline import plain_json
 from pipeline.errors import DataError
 from pipeline.packs.fields import Column, Field, Numbers, difference
-from pipeline.packs.npy import NpyStream
+from pipeline.packs.npy import NpyStream, map_npy
 from pipeline.plain_json import JsonError, integer, mapping, shown
+from pipeline.regular_file import size_of
 
 _LARGEST = 256 << 20  # bytes of pack.json, which lists categories
 VERSION = 1
@@ -178,16 +178,23 @@ class Pack:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.record = _read_record(self.folder)
-        self.count = int(self.record["count"])
         self.fields: dict[str, Field] = {}
         self._files: dict[str, str] = {}
         self._even: dict[str, bool] = {}
-        for described in self.record["fields"]:
-            known = dict(described)
-            name = known["name"]
-            self._files[name], self._even[name] = known.pop("file"), known.pop("even")
-            self.fields[name] = Field(**known)
-        for name, size in self.record["files"].items():
+        try:
+            self.count = int(self.record["count"])
+            if not 0 <= self.count < 1 << 53:
+                raise ValueError(f"it claims {self.count} samples")
+            for described in self.record["fields"]:
+                known = dict(described)
+                name = known["name"]
+                self._files[name], self._even[name] = known.pop("file"), known.pop("even")
+                self.fields[name] = Field(**known)
+            files = list(self.record["files"].items())
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            where = _damaged(self.folder / RECORD)
+            raise DataError(f"{where}: {type(error).__name__}: {error}. {_REMEDY}") from error
+        for name, size in files:
             self._check_size(name, size)
         self._maps: dict[str, Numbers] = {}
 
@@ -207,13 +214,13 @@ class Pack:
         """The `.npy` file of that name (without its ending), mapped, not read."""
         if name not in self._maps:
             path = self.folder / f"{name}.npy"
-            if path.name not in self.record["files"]:
+            if f"{name}.npy" not in self.record["files"]:
                 raise DataError(f"{_damaged(self.folder)}: {RECORD} names no file {path.name!r}")
             try:
-                # An empty array cannot be mapped.
-                mapped: Numbers = np.load(path, mmap_mode="r" if self.count else None)
+                mapped = map_npy(path)
             except (OSError, ValueError) as error:
                 raise DataError(f"{_damaged(path)}: {error}. {_REMEDY}") from error
+            self._check_rows(name, mapped, path)
             self._maps[name] = mapped.view(np.ndarray)
         return self._maps[name]
 
@@ -258,17 +265,26 @@ class Pack:
         sizes: list[list[int]] = self.array(f"{self._files[name]}.canvas")[indices].tolist()
         return sizes
 
+    def _check_rows(self, name: str, array: Numbers, path: Path) -> None:
+        """Refuse a file with another number of rows than there are samples."""
+        stem, _, suffix = name.partition(".")
+        even = [self._even[field] for field, file in self._files.items() if file == stem]
+        if not even or (not suffix and not even[0]):  # a table's, or numbers in a row
+            return
+        wanted = self.count + (suffix == "offsets")
+        if not array.ndim or len(array) != wanted:
+            raise DataError(
+                f"{_damaged(path)}: it is {list(array.shape)} and has to be {wanted} rows. "
+                f"{_REMEDY}"
+            )
+
     def _check_size(self, name: str, size: int) -> None:
         path = self.folder / name
         if Path(name).name != name:
             raise DataError(f"{_damaged(self.folder / RECORD)}: {name!r} leads out of the pack")
-        try:
-            state = path.stat()
-            found = state.st_size
-        except OSError as error:
-            raise DataError(f"{_damaged(path)}: {error.strerror}. {_REMEDY}") from error
-        if not stat.S_ISREG(state.st_mode):
-            raise DataError(f"{_damaged(path)}: it is no regular file. {_REMEDY}")
+        found = size_of(path)
+        if found < 0:
+            raise DataError(f"{_damaged(path)}: No such file. {_REMEDY}")
         if found != size:
             cut = "was cut off" if found < size else "has grown"
             reason = f"it {cut}: {found} bytes in place of {size}"
@@ -296,7 +312,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
             f"{str(folder)!r} holds no packed data: {path.name!r} cannot be read "
             f"({error.strerror}). `python run.py task=pack` makes some."
         ) from error
-    except ValueError as error:
+    except (ValueError, DataError) as error:
         raise DataError(f"{_damaged(path)}: {error}. {_REMEDY}") from error
     if not isinstance(record, dict) or record.get("kind") != _KIND:
         raise DataError(f"{str(path)!r} does not describe packed data")

@@ -1,25 +1,33 @@
-"""A `.npy` file that is written as its rows come, past the system's cache where it is large.
+"""`.npy` files: written as their rows come, past the system's cache if they are large; and mapped.
 
 Pages of the cache cost more than the device: a picture of 196 KB took a third of a millisecond of
 CPU time through it, and past it no more than not to be written at all (docs/benchmarks.md). And
 what others keep there stays. Memory: 4 MiB a file.
+
+Whoever maps a file may not have written it: its header is read as far as a header goes, and what it
+claims is compared with the file's size before anything is mapped.
 """
 
 from __future__ import annotations
 
 import errno
+import io
+import math
 import mmap
 import os
 import struct
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from pipeline.packs.fields import Numbers
+from pipeline.regular_file import regular_descriptor
 
 _HEADER = 256  # bytes; room for a shape that is known only at the end
 _PIECE = 4 << 20  # bytes; a multiple of every device's blocks
 _CLOSED = -1
+_LONGEST_HEADER = 1 << 16  # bytes; numpy's own are shorter than 10,000 where they hold numbers
 
 
 class NpyStream:
@@ -97,3 +105,49 @@ def _open_direct(path: Path) -> int:
         return os.open(path, os.O_WRONLY | flag) if flag else _CLOSED
     except OSError:
         return _CLOSED
+
+
+def map_npy(path: str | os.PathLike[str]) -> Numbers:
+    """The array in a `.npy` file, mapped read-only; an empty one, which cannot be mapped, is new.
+
+    Raises:
+        OSError: the file is missing, no regular file, or may not be read.
+        ValueError: it is no whole `.npy` file of numbers, times or text; the message says why.
+    """
+    descriptor, size = regular_descriptor(path)
+    with open(descriptor, "rb") as file:
+        shape, fortran, dtype, start = _header(file.read(_LONGEST_HEADER))
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects")
+        if dtype.kind == "V" or not dtype.itemsize:
+            raise ValueError(f"it holds {dtype}, not numbers")
+        if any(side < 0 or isinstance(side, bool) for side in shape):
+            raise ValueError(f"its shape is {shape}")
+        claimed = math.prod(shape) * dtype.itemsize
+        if claimed > size - start:
+            raise ValueError(f"it is shorter than its header says: {size} of {start + claimed}")
+        order: Literal["F", "C"] = "F" if fortran else "C"
+        if not claimed:
+            return np.empty(shape, dtype, order)
+        mapped: Numbers = np.memmap(file, dtype, "r", start, shape, order)
+        return mapped
+
+
+def _header(content: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, order and dtype of the header that a file begins with, and its length."""
+    file = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(file)
+        width = 2 if version == (1, 0) else 4
+        start = file.tell() + width
+        start += int.from_bytes(content[file.tell() : start], "little")
+        if start > len(content) and len(content) == _LONGEST_HEADER:
+            raise ValueError(f"its header claims {start} bytes")
+        # Versions 2 and 3 differ in the encoding of names, which arrays of numbers have none of.
+        old = version == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+        return *read(file), start
+    except ValueError as error:
+        raise ValueError(str(error).split("\n")[0]) from error
+    except Exception as error:  # a parser's, over a header that was made up
+        raise ValueError(f"its header cannot be read: {type(error).__name__}: {error}") from error

@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pipeline.own_files import open_regular
+from pipeline.regular_file import open_regular
 from pipeline.saving.disk import replacing, write
 from pipeline.saving.state_tree import CheckpointError, State, decode, encode, is_sharded
 

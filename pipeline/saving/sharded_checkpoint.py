@@ -31,9 +31,9 @@ from torch import Tensor
 
 from pipeline import plain_json
 from pipeline.errors import PenstockError
-from pipeline.own_files import open_regular
 from pipeline.plain_json import integer, mapping, shown
 from pipeline.ranks.group import Group
+from pipeline.regular_file import open_regular
 from pipeline.saving.checkpoint_file import (
     DAMAGED,
     DTYPES,

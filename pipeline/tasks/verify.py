@@ -27,8 +27,8 @@ from pipeline import plain_json
 from pipeline.config import Config
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.identity.fingerprints import mode_in
-from pipeline.own_files import open_regular
 from pipeline.plain_json import JsonError, integer, mapping, shown
+from pipeline.regular_file import open_regular
 from pipeline.saving.checkpoint import find_newest, has_checkpoint
 from pipeline.saving.disk import LONGEST_LINE
 from pipeline.saving.manifest import read_manifest
