@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from datasets.reading.regular_file import regular_descriptor
 from pipeline.errors import DataError
 
 
@@ -76,14 +77,11 @@ class PositionedFile:
         return self._descriptor
 
     def _open(self) -> int:
-        name = repr(str(self.path))
-        if self.path.is_dir():
-            raise DataError(f"{name} is a folder, not a file. Name the file in it.")
         try:
-            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            return regular_descriptor(self.path)
         except OSError as error:
             raise DataError(
-                f"{name} ({self.path.absolute()}) cannot be read: {error.strerror}."
+                f"{str(self.path)!r} ({self.path.absolute()}) cannot be read: {error.strerror}."
             ) from error
 
     def _changed(self) -> DataError:
