@@ -1,9 +1,8 @@
 """Opens regular files and nothing else.
 
-A pipe or a device under the name of a data file would be waited for without end, or would have one.
-Opening with O_NONBLOCK returns at once whatever the file is; then the open file is asked what it is,
-so that nothing can be put in its place between the question and the reading. Cost: 1 us more than
-`open`.
+A pipe under the name of a data file would be waited for without end, and a device has no end.
+Opening with O_NONBLOCK returns at once whatever the file is; then the open file is asked what it
+is, so that nothing can be put in its place in between. Cost: 1 us more than `open`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ def regular_descriptor(path: str | Path) -> int:
     if stat.S_ISDIR(mode):
         raise DataError(f"{str(path)!r} is a folder, not a file. Name the file in it.")
     raise DataError(
-        f"{str(path)!r} is {_kind(mode)}, not a regular file. Replace it or take it out of the data."
+        f"{str(path)!r} is {_kind(mode)}, not a regular file. Replace it or take it "
+        "out of the data."
     )
 
 
