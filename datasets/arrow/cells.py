@@ -90,15 +90,15 @@ def _within(array: pa.Array, cells: Cells, limits: Limits) -> Cells:
     if pa.types.is_struct(array.type):
         array = array.field("bytes")
     coded = pa.types.is_dictionary(array.type)
-    lengths = pc.binary_length(array.dictionary if coded else array)
-    if (pc.max(lengths).as_py() or 0) <= limits.record_bytes:
-        return cells
-    lengths = lengths.take(array.indices) if coded else lengths
+    if not (pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type)):
+        lengths = pc.binary_length(array.dictionary if coded else array)
+        if (pc.max(lengths).as_py() or 0) <= limits.record_bytes:
+            return cells
 
     def cell(row: int) -> Any:
-        size = lengths[row].as_py()
-        if size is not None and size > limits.record_bytes:
-            raise CellError(limits.refusal("record_bytes", f"the cell has {size} bytes"))
+        content = (array[row].value if coded else array[row]).as_buffer()
+        if content is not None and content.size > limits.record_bytes:
+            raise CellError(limits.refusal("record_bytes", f"the cell has {content.size} bytes"))
         return cells(row)
 
     return cell

@@ -90,7 +90,7 @@ def damage_errors() -> tuple[type[Exception], ...]:
 
 
 def _check_claims(opened: ArrowFile, size: int, name: str, limits: Limits) -> None:
-    columns = len(opened.schema)
+    columns = len(opened.schema.names)  # which raises ValueError for names that are no UTF-8
     if columns > limits.columns:
         raise DataError(f"{name!r}: {limits.refusal('columns', f'it has {columns} columns')}.")
     for group, rows in enumerate(opened.lengths):

@@ -84,15 +84,22 @@ def _pages(source: pa.NativeFile, chunk: pq.ColumnChunkMetaData) -> list[tuple[i
     found, values = [], 0
     while place < stop and values < chunk.num_values:
         header, length = _header(source, place, stop)
-        kind, size, packed = header.get(1, -1), header.get(2, 0), header.get(3, 0)
-        about = header.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0), {})
-        count, encoding = about.get(1, 0), about.get(4 if kind == _DATA_V2 else 2, 0)
-        if min(size, packed, count) < 0:
-            raise ValueError(f"a page of column {chunk.path_in_schema!r} has a negative size")
+        kind, size, packed = (_number(header, field) for field in (1, 2, 3))
+        about = header.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0))
+        about = about if isinstance(about, dict) else {}
+        count, encoding = _number(about, 1), _number(about, 4 if kind == _DATA_V2 else 2)
+        if min(size, packed, count) < 0 or packed > stop - place - length:
+            raise ValueError(f"a page of column {chunk.path_in_schema!r} has an impossible size")
         found.append((kind, size, count, encoding))
         values += count if kind in (_DATA, _DATA_V2) else 0
         place += length + packed
     return found
+
+
+def _number(fields: dict[int, Any], field: int) -> int:
+    """A number of a struct; as in Arrow, a field of another type counts for nothing."""
+    value = fields.get(field)
+    return value if type(value) is int else 0
 
 
 def _header(source: pa.NativeFile, place: int, stop: int) -> tuple[dict[int, Any], int]:
@@ -119,7 +126,7 @@ def _struct(content: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
         if step:
             number += step
         else:
-            number, at = _integer(content, at)
+            number, at = _integer(content, at, 32)
         fields[number], at = _value(content, at, kind, depth)
     return fields, at + 1
 
@@ -128,7 +135,7 @@ def _value(content: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
     if kind in (1, 2):  # true and false, in the field's own byte
         return kind == 1, at
     if kind in (4, 5, 6):
-        return _integer(content, at)
+        return _integer(content, at, 64 if kind == 6 else 32)
     if kind == 12:
         return _struct(content, at, depth + 1)
     if kind == 8:  # a string or bytes
@@ -141,8 +148,9 @@ def _value(content: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
     raise ValueError(f"a page's header has a field of type {kind}")
 
 
-def _integer(content: bytes, at: int) -> tuple[int, int]:
+def _integer(content: bytes, at: int, bits: int) -> tuple[int, int]:
     value, at = _varint(content, at)
+    value &= (1 << bits) - 1  # as Arrow does: a walk that differed from its own would miss pages
     return (value >> 1) ^ -(value & 1), at
 
 
