@@ -41,6 +41,9 @@ from pipeline.randomness import hash64, uniform
 
 Record = tuple[int, int, bytes]  # number of the file, place of the record in its text, the record
 
+# Bytes that a process reads to name bad records by lines; of a compressed file, some at least.
+_COUNTED, _UNPACKED = 512 << 20, 64 << 20
+
 SUFFIXES = tuple(
     f"{kind}{packed}" for kind in (".tsv", ".csv", ".txt") for packed in ("", ".gz", ".zst")
 )
@@ -106,6 +109,7 @@ class DelimitedStream(IterableDataset[Record]):
     ) -> None:
         check_split(split, val_fraction)
         self._limits = limits or Limits()
+        self._counted = 0  # bytes read to name bad records by their lines
         _check(label, classes, shard_bytes)
         self._files = files or Files()
         found = _found(root, split, tuple(suffixes), self._files)
@@ -139,8 +143,15 @@ class DelimitedStream(IterableDataset[Record]):
         try:
             return self.format.sample(text, self._columns, self._codes)
         except BadRecord as bad:
-            line = line_at(self._path(file), place, self._limits)
-            raise DataError(f"{self._addresses[file]!r}, line {line}: {bad}") from None
+            raise DataError(f"{self._addresses[file]!r}, {self._at(file, place)}: {bad}") from None
+
+    def _at(self, file: int, place: int) -> str:
+        """Where a record is, for people. Counting lines is reading the file up to there."""
+        path = self._path(file)
+        self._counted += place + (_UNPACKED if compression_of(path) else 0)
+        if self._counted > _COUNTED:
+            return f"byte {place} of its text"
+        return f"line {line_at(path, place, self._limits)}"
 
     @property
     def classes(self) -> list[str]:

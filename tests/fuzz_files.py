@@ -140,7 +140,7 @@ def _cap_memory() -> None:
 
 
 def _wait(pid: int, shared: mmap.mmap) -> int:
-    """The exit code, or the negative signal, of a process; it is killed when it makes no progress."""
+    """The exit code, or the negative signal, of a process; kills one that makes no progress."""
     descriptor = os.pidfd_open(pid)
     try:
         before = None

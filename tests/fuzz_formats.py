@@ -85,7 +85,7 @@ def generic(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
 
 
 def read_all(dataset: Any) -> int:
-    """Samples that could be read, of a map-style dataset or a stream; what a run asks for besides."""
+    """How many samples of a dataset can be read; asks for what else a run asks for."""
     done = 0
     if hasattr(dataset, "read_shard"):
         for record in _few_records(dataset):
@@ -130,8 +130,9 @@ def _table() -> Any:
         "view": pa.array([f"a longer text of row {row}" for row in rows], pa.string_view()),
         "label": pa.array([("cat", "dog", "emu")[row % 3] for row in rows]).dictionary_encode(),
         "kind": pa.array([row % 5 for row in rows], pa.int64()),
-        "sequence": pa.array([[float(row)] * (row % 5) for row in rows], pa.list_(pa.float32())),
-        "nested": pa.array([[[row, 1], [2, 3]] for row in rows], pa.large_list(pa.list_(pa.int8()))),
+        "sequence": pa.array([[row / 2] * (row % 5) for row in rows], pa.list_(pa.float32())),
+        "nested": pa.array([[[row, 1], [2, 3]] for row in rows],
+                           pa.large_list(pa.list_(pa.int8()))),
         "vector": pa.array([[row, row + 1] for row in rows], pa.list_(pa.uint16(), 2)),
         "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(tensor),
         "blob": pa.array([{"bytes": _picture(row), "path": f"{row}"} for row in rows]),
@@ -153,8 +154,10 @@ def _arrow_seeds() -> dict[str, bytes]:
 
     found, table = {}, _table()
     for name, new, compression, columns in (
-        ("file.arrow", pa.ipc.new_file, None, None), ("stream.arrow", pa.ipc.new_stream, None, None),
-        ("zstd.feather", pa.ipc.new_file, "zstd", None), ("lz4.feather", pa.ipc.new_file, "lz4", None),
+        ("file.arrow", pa.ipc.new_file, None, None),
+        ("stream.arrow", pa.ipc.new_stream, None, None),
+        ("zstd.feather", pa.ipc.new_file, "zstd", None),
+        ("lz4.feather", pa.ipc.new_file, "lz4", None),
         ("few.arrow", pa.ipc.new_file, None, ["text", "label", "sequence"]),
         ("some.arrow", pa.ipc.new_stream, None, ["view", "label", "kind"]),
     ):  # fmt: skip
@@ -253,9 +256,11 @@ def _zstd(content: bytes) -> bytes:
     return zstandard.compress(content)
 
 
-_PIECES = (b'"', b'""', b'"\n', b"\0", b"\r", b"\n", b"\r\n", b",", b"\t", b"\xff", b"\xc3", b"\xe2\x80",
-           b"\xef\xbb\xbf", b"\n\n\n", b"," * 3000, b"\n" * 9000, b'"' * 4097, b"1e400", b"9" * 5000,
-           b"x" * 300_000, b"\0" * 70_000)  # fmt: skip
+_PIECES = (
+    b'"', b'""', b'"\n', b"\0", b"\r", b"\n", b"\r\n", b",", b"\t", b"\xff", b"\xc3", b"\xe2\x80",
+    b"\xef\xbb\xbf", b"\n\n\n", b"," * 3000, b"\n" * 9000, b'"' * 4097, b"1e400", b"9" * 5000,
+    b"x" * 300_000, b"\0" * 70_000,
+)  # fmt: skip
 
 
 def _mutate_text(draw: random.Random, content: bytes) -> bytes:
@@ -279,7 +284,8 @@ def _mutate_csv(draw: random.Random, content: bytes, others: list[bytes]) -> byt
         return generic(draw, content, others)
     text = _mutate_text(draw, _unpacked(content))
     if draw.random() < 0.03:
-        text += draw.choice((b"\0", b"\n", b"a,b\n", b'"')) * (90 << 20)
+        piece, size = draw.choice(((b"\0", 90), (b'"', 90), (b"\n", 4), (b"a,b\n", 4)))
+        text += piece * ((size << 20) // len(piece))
     return (_gzip if content[:1] == b"\x1f" else _zstd)(text)
 
 
@@ -297,13 +303,11 @@ def _read_text(path: Path) -> int:
 
     done = 0
     for quoting in ("standard", "none"):
-        stream: dict[str, Any] = {"classes": ["ham", "spam"], "val_fraction": 0.0}
-        done += _sub(lambda q=quoting, s=stream: DelimitedStream(
-            str(path), quoting=q, limits=LIMITS, **s))  # fmt: skip
+        given: dict[str, Any] = {"quoting": quoting, "limits": LIMITS, "val_fraction": 0.0}
+        done += _sub(lambda g=given: DelimitedStream(str(path), classes=["ham", "spam"], **g))
         if path.suffix in (".csv", ".tsv"):
-            cache = str(path.parent / "cache")
-            done += _sub(lambda q=quoting, c=cache: DelimitedText(
-                str(path.parent), file=path.name, quoting=q, cache_dir=c, limits=LIMITS))  # fmt: skip
+            given |= {"file": path.name, "cache_dir": str(path.parent / "cache")}
+            done += _sub(lambda g=given: DelimitedText(str(path.parent), **g))
     return done
 
 
@@ -370,8 +374,10 @@ def _tar_field(draw: random.Random, size: int) -> bytes:
     value = draw.choice(_EXTREMES)
     if draw.random() < 0.3:
         return (b"\x80" + (abs(value) % 256 ** (size - 1)).to_bytes(size - 1, "big"))[:size]
-    text = draw.choice((b"%o" % abs(value), b"%d" % value, b"-1", b"", b"../x", b"/x.cls", b"x" * size,
-                        b"g", b"x", b"L", b"K", b"S", b"5", b"2", b"nan", b" 7 7 "))  # fmt: skip
+    text = draw.choice((
+        b"%o" % abs(value), b"%d" % value, b"-1", b"", b"../x", b"/x.cls", b"x" * size,
+        b"g", b"x", b"L", b"K", b"S", b"5", b"2", b"nan", b" 7 7 ",
+    ))  # fmt: skip
     return text[:size].ljust(size, b"\0")
 
 

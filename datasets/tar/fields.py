@@ -17,6 +17,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -163,7 +164,10 @@ def _value(content: bytes, ending: str, where: str, reader: str) -> Any:
 
 # What `json`, `int` and numpy raise over content that is not what its ending says; MemoryError is
 # the parser's, of nesting in the header of an array.
-_DAMAGE = (ValueError, EOFError, RecursionError, OverflowError, SyntaxError, TypeError, MemoryError)
+_DAMAGE = (
+    ValueError, EOFError, RecursionError, OverflowError, SyntaxError, TypeError, MemoryError,
+    tokenize.TokenError,
+)  # fmt: skip
 _INT64 = 1 << 63
 
 

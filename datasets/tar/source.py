@@ -58,7 +58,10 @@ class GzipTar:
 
     def __init__(self, name: str, path: str, limits: Limits) -> None:
         self.name, self._limits = name, limits
-        self._raw = open_regular(path)
+        try:
+            self._raw = open_regular(path)
+        except OSError as error:
+            raise DataError(f"{name!r} cannot be read: {error.strerror}.") from error
         self._file: Any = gzip.GzipFile(fileobj=self._raw, mode="rb")
         self._held = bytearray()
         self._start = self._done = 0

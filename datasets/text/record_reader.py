@@ -18,6 +18,7 @@ from pipeline.errors import DataError
 from pipeline.limits import Limits
 
 _PIECE = 1 << 20
+_BLANK = 1 << 20  # lines in a row, which are held until it is known whether they end the file
 
 Batch = tuple[list[int], list[bytes]]
 
@@ -110,27 +111,29 @@ class _Splitter:
         elif lines and self._parts:
             lines[0] = self._ended(lines[0])
         batch = self._placed(lines)
-        self._keep(rest)
+        self._keep(rest, self._place)
         return batch
 
     def _joined(self, lines: list[bytes]) -> list[bytes]:
         """Records from lines; those with a line end in quotes are put together."""
-        records = []
+        records, place = [], self._place
         for line in lines:
             inside = self._inside ^ (line.count(b'"') % 2 == 1)
             if inside:
-                self._keep(line + b"\n")
+                self._keep(line + b"\n", place)
             else:
                 records.append(self._ended(line) if self._parts else line)
                 self._inside = False
+                place += len(records[-1]) + 1
         return records
 
-    def _keep(self, part: bytes) -> None:
+    def _keep(self, part: bytes, place: int) -> None:
+        """Add to the record that begins at `place`."""
         self._parts.append(part)
         self._size += len(part)
         self._inside ^= self._quoted and part.count(b'"') % 2 == 1
         if self._size > self._limits.record_bytes:
-            raise self._too_long(self._place, self._size)
+            raise self._too_long(place, self._size)
 
     def _ended(self, last: bytes) -> bytes:
         record = b"".join([*self._parts, last])
@@ -168,7 +171,13 @@ class _Splitter:
             last -= 1
         held_places, held = self._blank
         if not last:
-            self._blank = (held_places + places, held + records)
+            held_places += places
+            held += records
+            if len(held) > _BLANK:
+                raise DataError(
+                    f"{self._where(held_places[0])}: more than {_BLANK} blank lines follow one "
+                    "another from here on. Take them out."
+                )
             return [], []
         self._blank = (places[last:], records[last:])
         return held_places + places[:last], held + records[:last]
