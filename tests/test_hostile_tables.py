@@ -245,8 +245,11 @@ def test_classes_of_a_text(tmp_path):
     given = {"val_fraction": 0.0, "cache_dir": str(tmp_path / "cache")}
     assert len(DelimitedText(str(path), **given).classes) == 50
     rows = DelimitedText(str(path), limits=Limits(classes=20), **given | {"val_fraction": 0.1})
+    with pytest.raises(DataError, match=r"x\.tsv': it has 50 classes.*limits\.classes=20"):
+        _ = rows.classes  # found before, under other limits
+    given["cache_dir"] = str(tmp_path / "other")
     with pytest.raises(DataError, match=r"x\.tsv', line \d+: .*limits\.classes=20"):
-        _ = rows.classes
+        _ = DelimitedText(str(path), limits=Limits(classes=20), **given).classes
 
 
 def tar(path, members, packed=False):

@@ -80,12 +80,14 @@ def first_line(error: Exception) -> str:
 
 
 def damage_errors() -> tuple[type[Exception], ...]:
-    """What pyarrow raises over a damaged file; memory that is not there is the machine's."""
+    """What pyarrow, numpy and torch raise over a damaged file.
+
+    Memory that is not there is the machine's: what a file may claim is checked before.
+    """
     from pyarrow import lib
 
     return (
-        OSError, EOFError, ValueError, LookupError, OverflowError, NotImplementedError,
-        RecursionError, lib.ArrowTypeError, lib.ArrowCapacityError, lib.ArrowSerializationError,
+        OSError, EOFError, ValueError, LookupError, OverflowError, RuntimeError, lib.ArrowTypeError, lib.ArrowCapacityError, lib.ArrowSerializationError,
     )  # fmt: skip
 
 

@@ -184,7 +184,7 @@ class ArrowTable:
             return cells(row)
         except DataError as error:  # of an image, which says what to do
             raise DataError(f"{self._where(group, row, field)}: {error}") from error
-        except (*damage_errors(), RuntimeError) as error:  # the last: torch's, of shapes
+        except damage_errors() as error:
             reason = first_line(error)
             raise DataError(
                 f"{self._where(group, row, field)}: {reason}. Repair the value or take the row out."

@@ -79,9 +79,9 @@ class GzipTar:
                 archive is damaged; it expands too much.
         """
         if place - self._start > self._limits.record_bytes + _AROUND:
-            found = f"a sample has {place - self._start} bytes"
+            claim = f"a sample has {place - self._start} bytes"
             where = f"{self.name!r}, byte {self._start} of what is in it"
-            raise DataError(f"{where}: {self._limits.refusal('record_bytes', found)}.")
+            raise DataError(f"{where}: {self._limits.refusal('record_bytes', claim)}.")
         while self._start + len(self._held) < place:
             missing = place - self._start - len(self._held)
             found = self._decompressed(min(missing, _CHUNK))

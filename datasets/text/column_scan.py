@@ -68,6 +68,10 @@ class ColumnScan:
         else:
             folder = index.folder.made(f"columns-{key[:16]}", self._write, self._is_sound)
             lengths, labels, self.classes = _read(folder)
+        allowed = format.limits.classes
+        if len(self.classes) > allowed and codes is None:  # as when the result was kept
+            found = f"it has {len(self.classes)} classes (dataset.label)"
+            raise DataError(f"{str(index.file.path)!r}: {format.limits.refusal('classes', found)}.")
         self.lengths: Codes = lengths
         self.labels: Codes | None = labels if columns.label is not None else None
 
