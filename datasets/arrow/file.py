@@ -87,7 +87,8 @@ def damage_errors() -> tuple[type[Exception], ...]:
     from pyarrow import lib
 
     return (
-        OSError, EOFError, ValueError, LookupError, OverflowError, RuntimeError, lib.ArrowTypeError, lib.ArrowCapacityError, lib.ArrowSerializationError,
+        OSError, EOFError, ValueError, LookupError, OverflowError, RuntimeError,
+        lib.ArrowTypeError, lib.ArrowCapacityError, lib.ArrowSerializationError,
     )  # fmt: skip
 
 
