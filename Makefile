@@ -18,8 +18,9 @@ check: setup  ## format, lint, types, tests
 stress: setup  ## kills of workers and trainers by the hundred; minutes
 	$(BIN)/python -m pytest -m stress -n 0 -s
 
-fuzz: setup  ## the native JPEG decoder on 100,000 damaged files, under AddressSanitizer
+fuzz: setup  ## damaged files: 100,000 JPEGs under AddressSanitizer, 10,000 for each other reader
 	$(BIN)/python tests/fuzz.py
+	$(BIN)/python tests/fuzz_files.py
 
 setup: .venv/.ready
 

@@ -37,9 +37,13 @@ from datasets.text.record_index import RecordIndex
 from datasets.text.record_reader import line_at, read_records
 from datasets.text.record_scan import Quoting, text_bounds
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.limits import Limits
 from pipeline.randomness import hash64, uniform
 
 Record = tuple[int, int, bytes]  # number of the file, place of the record in its text, the record
+
+# Bytes that a process reads to name bad records by lines; of a compressed file, some at least.
+_COUNTED, _UNPACKED = 512 << 20, 64 << 20
 
 SUFFIXES = tuple(
     f"{kind}{packed}" for kind in (".tsv", ".csv", ".txt") for packed in ("", ".gz", ".zst")
@@ -77,6 +81,7 @@ class DelimitedStream(Fingerprinted, IterableDataset[Record]):
         split_seed: another seed, another split.
         shard_bytes: about how many bytes of a plain file make a shard; None takes whole files.
         files: how remote files are fetched.
+        limits: what the files may claim: `record_bytes`, `columns`, `expansion`.
 
     Raises:
         DataError: there is no such file, or the first one is empty or has not these columns. Bad
@@ -101,15 +106,18 @@ class DelimitedStream(Fingerprinted, IterableDataset[Record]):
         split_seed: int = 0,
         shard_bytes: int | None = None,
         files: Files | None = None,
+        limits: Limits | None = None,
     ) -> None:
         check_split(split, val_fraction)
+        self._limits = limits or Limits()
+        self._counted = 0  # bytes read to name bad records by their lines
         _check(label, classes, shard_bytes)
         self._files = files or Files()
         found = _found(root, split, tuple(suffixes), self._files)
         self._addresses, self._names, divided = found
         self._share = None if divided else (split, val_fraction, split_seed)
         self._shard_bytes = shard_bytes
-        self.format = DelimitedFormat.of(self._names[0], delimiter, quoting, encoding)
+        self.format = DelimitedFormat.of(self._names[0], delimiter, quoting, encoding, self._limits)
         self._given = (header, columns, text, label)
         self._columns = self._columns_of(0, self._first_record(0))
         self._codes = class_codes(classes) if label is not None and classes else {}
@@ -136,8 +144,15 @@ class DelimitedStream(Fingerprinted, IterableDataset[Record]):
         try:
             return self.format.sample(text, self._columns, self._codes)
         except BadRecord as bad:
-            line = line_at(self._path(file), place)
-            raise DataError(f"{self._addresses[file]!r}, line {line}: {bad}") from None
+            raise DataError(f"{self._addresses[file]!r}, {self._at(file, place)}: {bad}") from None
+
+    def _at(self, file: int, place: int) -> str:
+        """Where a record is, for people. Counting lines is reading the file up to there."""
+        path = self._path(file)
+        self._counted += place + (_UNPACKED if compression_of(path) else 0)
+        if self._counted > _COUNTED:
+            return f"byte {place} of its text"
+        return f"line {line_at(path, place, self._limits)}"
 
     @property
     def classes(self) -> list[str]:
@@ -192,7 +207,9 @@ class DelimitedStream(Fingerprinted, IterableDataset[Record]):
     def _records(self, shard: TextShard) -> Iterator[Record]:
         path = self._path(shard.file)
         header = shard.first
-        for places, records in read_records(path, self.format.quoting, shard.start, shard.stop):
+        for places, records in read_records(
+            path, self.format.quoting, self._limits, shard.start, shard.stop
+        ):
             if header and records:
                 if self._columns_of(shard.file, records[0]).in_file:
                     places, records = places[1:], records[1:]
@@ -212,7 +229,7 @@ class DelimitedStream(Fingerprinted, IterableDataset[Record]):
         return compress(whole, chosen.tolist())
 
     def _first_record(self, number: int) -> bytes:
-        for _, records in read_records(self._path(number), self.format.quoting):
+        for _, records in read_records(self._path(number), self.format.quoting, self._limits):
             if records:
                 return records[0]
         raise DataError(f"{self._addresses[number]!r} is empty: it needs records.")

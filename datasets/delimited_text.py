@@ -31,6 +31,7 @@ from datasets.text.delimited_format import BadRecord, DelimitedFormat, class_cod
 from datasets.text.record_index import RecordIndex
 from datasets.text.record_scan import Quoting
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.limits import Limits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +59,7 @@ class DelimitedText(Fingerprinted, Dataset[dict[str, Any]]):
         split_seed: another seed, another split.
         cache_dir: where indexes are kept.
         files: how remote files are fetched.
+        limits: what the file may claim: `record_bytes`, `columns`, `classes`.
 
     Raises:
         DataError: the file is missing, empty, has no rows or not these columns, or its quotes are
@@ -87,14 +89,17 @@ class DelimitedText(Fingerprinted, Dataset[dict[str, Any]]):
         split_seed: int = 0,
         cache_dir: str = "data/cache/text",
         files: Files | None = None,
+        limits: Limits | None = None,
     ) -> None:
         check_split(split, val_fraction)
         chosen = val_file if val_file and split == "val" else file
         path = _local(root, chosen, files)
         self.path = path
         self._name = (chosen or root).rpartition("/")[2]  # a fetched file has another
-        self.format = DelimitedFormat.of(path.name, delimiter, quoting, encoding)
-        self.index = RecordIndex(path, quoting, self.format.delimiter, cache_dir)
+        self.format = DelimitedFormat.of(
+            path.name, delimiter, quoting, encoding, limits or Limits()
+        )
+        self.index = RecordIndex(path, quoting, self.format.delimiter, cache_dir, limits)
         if not len(self.index):
             raise DataError(f"{str(path)!r} is empty: it needs records of a text and its class.")
         self._columns = self.format.columns(self.index[0], str(path), header, columns, text, label)

@@ -30,6 +30,7 @@ from datasets.reading.data_file import DataFile
 from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.image import Reader
 from datasets.reading.split import Split
+from pipeline.limits import Limits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,6 +65,8 @@ class Parquet(Fingerprinted, Dataset[dict[str, Any]]):
         reader: of images: "torchvision", "pillow" or "skimage".
         cache_mb: MiB of decoded row groups that a worker keeps.
         files: how remote files are fetched and kept.
+        limits: what the files may claim: `expansion`, `record_bytes` of a cell, `classes`,
+            `columns`.
 
     Raises:
         DataError: a file is missing, cut off, or of another schema than the first; the split has no
@@ -86,10 +89,11 @@ class Parquet(Fingerprinted, Dataset[dict[str, Any]]):
         reader: Reader = "torchvision",
         cache_mb: int = 512,
         files: Files | None = None,
+        limits: Limits | None = None,
     ) -> None:
         options = TableOptions(
             fields, split_column, classes, metadata_columns, val_fraction, split_seed, reader,
-            cache_mb,
+            cache_mb, limits or Limits(),
         )  # fmt: skip
         self.table = ArrowTable(root, split, options, files, _ADVICE)
         self.classes = next(iter(self.table.classes.values()), [])

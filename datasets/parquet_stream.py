@@ -22,6 +22,7 @@ from datasets.reading.data_file import DataFile
 from datasets.reading.fingerprint import Fingerprinted, Part
 from datasets.reading.image import Reader
 from datasets.reading.split import Split
+from pipeline.limits import Limits
 
 if TYPE_CHECKING:
     from datasets.files import Files
@@ -39,7 +40,7 @@ class ParquetStream(Fingerprinted, IterableDataset[Record]):
 
     Args:
         root, split, fields, split_column, classes, val_fraction, split_seed, reader, cache_mb,
-        files: as for `datasets.parquet.Parquet`.
+        files, limits: as for `datasets.parquet.Parquet`.
 
     Raises:
         DataError, ConfigError: as `datasets.parquet.Parquet`.
@@ -57,10 +58,12 @@ class ParquetStream(Fingerprinted, IterableDataset[Record]):
         reader: Reader = "torchvision",
         cache_mb: int = 512,
         files: Files | None = None,
+        limits: Limits | None = None,
     ) -> None:
         options = TableOptions(
-            fields, split_column, classes, None, val_fraction, split_seed, reader, cache_mb
-        )
+            fields, split_column, classes, None, val_fraction, split_seed, reader, cache_mb,
+            limits or Limits(),
+        )  # fmt: skip
         self.table = ArrowTable(root, split, options, files, _ADVICE)
         self.classes = next(iter(self.table.classes.values()), [])
 

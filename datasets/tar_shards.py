@@ -36,6 +36,7 @@ from datasets.tar.fields import TarField, choose_fields, make_fields
 from datasets.tar.samples import read_parts, read_samples
 from datasets.tar.source import COMPRESSED, PLAIN, BytesTar, GzipTar, PlainTar
 from pipeline.errors import DataError
+from pipeline.limits import Limits
 from pipeline.randomness import IntArray
 
 # Shard, number in it, and where it lies: start and stop, or the bytes themselves.
@@ -61,6 +62,7 @@ class TarShards(Fingerprinted, IterableDataset[Record]):
         reader: of images: "torchvision", "pillow" or "skimage".
         index: go through all plain archives of this machine first.
         files: how remote archives are fetched and kept.
+        limits: what the archives may claim: `record_bytes` of a sample, `expansion`, `classes`.
 
     Raises:
         DataError: there are no archives, or no samples; an archive is cut off or damaged, a sample
@@ -79,11 +81,13 @@ class TarShards(Fingerprinted, IterableDataset[Record]):
         reader: Reader = "torchvision",
         index: bool = True,
         files: Files | None = None,
+        limits: Limits | None = None,
     ) -> None:
         check_split(split, val_fraction)
         check_reader(reader)
         self.classes = list(classes or [])
         self.reader = reader
+        self._limits = limits or Limits()
         self._files = files or Files()
         shards = ShardFiles.of(root, split, (*PLAIN, *COMPRESSED), self._files)
         self._addresses = np.array([address.encode() for address in shards.addresses])
@@ -130,7 +134,7 @@ class TarShards(Fingerprinted, IterableDataset[Record]):
             DataError: a part is missing, there twice, or damaged.
         """
         where, parts = self._parts(record)
-        sample = make_fields(parts, self.fields, self._all_parts, where, self.reader)
+        sample = make_fields(parts, self.fields, self._all_parts, where, self.reader, self._limits)
         label = sample.get("label")
         if self.classes and isinstance(label, int) and not 0 <= label < len(self.classes):
             raise DataError(
@@ -155,7 +159,7 @@ class TarShards(Fingerprinted, IterableDataset[Record]):
                 if self._holds(sample.key):
                     yield shard, sample.number, sample.start, sample.stop
             return
-        with self._files.read(name, lambda path: GzipTar(name, path)) as source:
+        with self._files.read(name, lambda path: GzipTar(name, path, self._limits)) as source:
             for sample in read_samples(source):
                 source.forget(sample.start)
                 if self._holds(sample.key):
@@ -167,8 +171,12 @@ class TarShards(Fingerprinted, IterableDataset[Record]):
     def _parts(self, record: Record) -> tuple[str, dict[str, bytes]]:
         """A sample for messages, and its parts."""
         shard, number, start, stop = record
-        content = stop if isinstance(stop, bytes) else self._open[shard].read(start, stop)
         where = f"{self._address(shard)!r}, sample {number}"
+        size = len(stop) if isinstance(stop, bytes) else stop - start
+        if size > self._limits.record_bytes:
+            refusal = self._limits.refusal("record_bytes", f"it has {size} bytes, headers and all")
+            raise DataError(f"{where}: {refusal}.")
+        content = stop if isinstance(stop, bytes) else self._open[shard].read(start, stop)
         key, parts = read_parts(BytesTar(where, content), len(content))
         return f"{where} ({key!r})", parts
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -24,6 +25,9 @@ Sample = dict[str, Any]
 
 PADDING, EMPTY = 0, 1
 _FIRST = 2  # id of the first byte or word
+
+_LONG = 1 << 16  # characters of a text whose words are found one by one
+_LONG_WORD = 256  # characters; longer ones are not kept
 
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
@@ -79,14 +83,23 @@ class Tokenize:
         return {**sample, "tokens": tokens}
 
     def _bytes(self, text: str) -> torch.Tensor:
-        kept = text.encode("utf-8", "surrogatepass")[: self.max_length]
+        kept = text[: self.max_length].encode("utf-8", "surrogatepass")[: self.max_length]
         if not kept:
             return torch.tensor([EMPTY])
         return torch.frombuffer(bytearray(kept), dtype=torch.uint8).long() + _FIRST
 
     def _words(self, text: str) -> torch.Tensor:
-        words = _WORDS.findall(text)[: self.max_length]
-        return torch.tensor([word_id(word, self.size) for word in words] or [EMPTY])
+        if len(text) <= _LONG:
+            words = _WORDS.findall(text)[: self.max_length]
+        else:  # all words of a text without bounds would take many times its memory
+            matches = islice(_WORDS.finditer(text), self.max_length)
+            words = [match[0] for match in matches]
+        return torch.tensor([_id(word, self.size) for word in words] or [EMPTY])
+
+
+def _id(word: str, size: int) -> int:
+    """As `word_id`, which would keep 65,536 words of any length."""
+    return word_id(word, size) if len(word) <= _LONG_WORD else word_id.__wrapped__(word, size)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -20,6 +20,7 @@ from datasets.text.compressed import opened
 from datasets.text.delimited_format import DelimitedFormat
 from pipeline.build import Parts
 from pipeline.errors import ConfigError, DataError
+from pipeline.limits import Limits
 
 CLASSES = ["ham", "spam"]
 SMS = Path(__file__).parent.parent.parent / "shared" / "data" / "sms"
@@ -419,7 +420,7 @@ def test_zstd_without_its_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "compression", None)
     with (
         pytest.raises(DataError, match=r"pip install 'penstock\[zstd\]'"),
-        opened(tmp_path / "a") as file,
+        opened(tmp_path / "a", Limits()) as file,
     ):
         file.read(10)
 
@@ -440,11 +441,10 @@ def test_bad_files_of_a_stream(stream, tmp_path, second, said):
         list(stream())
 
 
-def test_a_record_without_end(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.text.record_reader._LONGEST", 1 << 20)
+def test_a_record_without_end(stream, tmp_path):
     (tmp_path / "a.tsv").write_bytes(b"label\ttext\nham\t" + bytes(4 << 20))
-    with pytest.raises(DataError, match="line 2: a record has no end within 1 MiB"):
-        list(stream())
+    with pytest.raises(DataError, match=r"line 2: a record has \d+ bytes or more.*record_bytes"):
+        list(stream(limits=Limits(record_bytes=1 << 20)))
 
 
 @pytest.mark.parametrize(

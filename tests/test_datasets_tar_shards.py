@@ -19,6 +19,7 @@ from datasets.tar.source import BytesTar, GzipTar
 from datasets.tar_shards import TarShards
 from pipeline.collate import List
 from pipeline.errors import ConfigError, DataError
+from pipeline.limits import Limits
 from pipeline.loader import Loader
 from pipeline.stream_fetch import StreamFetch
 from pipeline.streams import StreamOrder, StreamPlan
@@ -254,7 +255,7 @@ def test_compressed_archives_are_held_a_sample_at_a_time(tmp_path):
     path = tmp_path / "x.tar.gz"
     path.write_bytes(gzip.compress(archive([(f"{n:03d}.bin", b"x" * 100_000) for n in range(50)])))
     held = []
-    with GzipTar("x.tar.gz", str(path)) as source:
+    with GzipTar("x.tar.gz", str(path), Limits()) as source:
         for sample in read_samples(source):
             source.forget(sample.start)
             assert len(source.read(sample.start, sample.stop)) == sample.stop - sample.start

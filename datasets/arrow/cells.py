@@ -19,6 +19,7 @@ from datasets.arrow.columns import Column, is_list
 from datasets.arrow.labels import label_codes
 from datasets.reading.image import decode_image
 from datasets.reading.plain_tensor import plain_tensor
+from pipeline.limits import Limits
 from pipeline.randomness import IntArray
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ class CellError(ValueError):
     """What is wrong with a cell; says neither file nor row."""
 
 
-def read_cells(column: Column, array: pa.Array, classes: Sequence[str], reader: str) -> Cells:
+def read_cells(
+    column: Column, array: pa.Array, classes: Sequence[str], reader: str, limits: Limits
+) -> Cells:
     """Row of `array` -> value.
 
     Args:
@@ -40,19 +43,21 @@ def read_cells(column: Column, array: pa.Array, classes: Sequence[str], reader: 
         array: a column of one row group, in one piece.
         classes: names of the classes of a label.
         reader: of images.
+        limits: of a cell.
     """
     array = _stored(array)
     if column.kind == "number":
         cells = _numbers(array)
     elif column.kind == "tensor":
-        cells = _tensors(array)
+        cells = _tensors(array, limits)
     elif column.kind == "label":
         cells = _labels(array, classes)
     elif column.kind == "image":
-        content = _contents(array)
-        cells = lambda row: decode_image(content(row), column.name, reader)  # noqa: E731
+        content = _within(array, _contents(array), limits)
+        cells = lambda row: decode_image(content(row), column.name, reader, limits)  # noqa: E731
     else:
         cells = _texts(array) if column.kind == "text" else _contents(array)
+        cells = _within(array, cells, limits)
     return _without_nulls(array, cells)
 
 
@@ -72,6 +77,28 @@ def _without_nulls(array: pa.Array, cells: Cells) -> Cells:
     def cell(row: int) -> Any:
         if not valid[row]:
             raise CellError("there is no value (null)")
+        return cells(row)
+
+    return cell
+
+
+def _within(array: pa.Array, cells: Cells, limits: Limits) -> Cells:
+    """Cells of texts or bytes, none of which is larger than `limits` allow."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_struct(array.type):
+        array = array.field("bytes")
+    coded = pa.types.is_dictionary(array.type)
+    if not (pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type)):
+        lengths = pc.binary_length(array.dictionary if coded else array)
+        if (pc.max(lengths).as_py() or 0) <= limits.record_bytes:
+            return cells
+
+    def cell(row: int) -> Any:
+        content = (array[row].value if coded else array[row]).as_buffer()
+        if content is not None and content.size > limits.record_bytes:
+            raise CellError(limits.refusal("record_bytes", f"the cell has {content.size} bytes"))
         return cells(row)
 
     return cell
@@ -138,7 +165,7 @@ def _contents(array: pa.Array) -> Cells:
     return cell
 
 
-def _tensors(array: pa.Array) -> Cells:
+def _tensors(array: pa.Array, limits: Limits) -> Cells:
     """Cells of lists: the offsets and values of all of them, and a slice for each."""
     import pyarrow as pa
 
@@ -155,6 +182,9 @@ def _tensors(array: pa.Array) -> Cells:
             start, stop, length = level.inside(start, stop)
             lengths.append(length)
         _check_full(holes, start, stop)
+        size = (stop - start) * numbers.itemsize
+        if size > limits.record_bytes:
+            raise CellError(limits.refusal("record_bytes", f"the cell has {size} bytes"))
         block = plain_tensor(numbers[start:stop]).reshape(shape or lengths)
         return block if order is None else block.permute(order)
 

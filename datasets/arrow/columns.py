@@ -153,8 +153,12 @@ def choose_columns(
     """
     if fields is not None:
         return [_chosen(schema, field, wanted) for field, wanted in fields.items()], []
-    names = [name for name in schema.names if name not in without]
-    kinds = {name: _own_kind(schema, name, name) for name in names}
+    features = _features(schema)
+    kinds = {
+        one.name: _own_kind(one.type, one.name, features.get(one.name, {}))
+        for one in schema
+        if one.name not in without
+    }
     columns = [Column(name, name, kind) for name, kind in kinds.items() if kind]
     return columns, [name for name, kind in kinds.items() if not kind]
 
@@ -176,14 +180,14 @@ def _chosen(schema: pa.Schema, field: str, wanted: Any) -> Column:
 
 
 def _checked_kind(schema: pa.Schema, key: str, field: str, column: str, kind: Any) -> Kind:
-    own = _own_kind(schema, column, field)
+    type_ = schema.field(schema.names.index(column)).type
+    own = _own_kind(type_, field, _features(schema).get(column, {}))
     if kind is None and own is not None:
         return own
-    possible = kinds_of(schema.field(column).type)
+    possible = kinds_of(type_)
     if kind in possible:
         chosen: Kind = kind
         return chosen
-    type_ = schema.field(column).type
     if not possible:
         reason = f"column {column!r} is {type_}, which no field can be made of; leave it out"
     elif kind in KINDS:
@@ -196,12 +200,11 @@ def _checked_kind(schema: pa.Schema, key: str, field: str, column: str, kind: An
     raise ConfigError(Problem(key, reason))
 
 
-def _own_kind(schema: pa.Schema, column: str, field: str) -> Kind | None:
-    possible = kinds_of(schema.field(column).type)
-    feature = _features(schema).get(column, {}).get("_type")
-    if "label" in possible and (field == "label" or feature == "ClassLabel"):
+def _own_kind(kind: pa.DataType, field: str, feature: Mapping[str, Any]) -> Kind | None:
+    possible, written = kinds_of(kind), feature.get("_type")
+    if "label" in possible and (field == "label" or written == "ClassLabel"):
         return "label"
-    if "bytes" in possible and feature == "Audio":
+    if "bytes" in possible and written == "Audio":
         return "bytes"
     return possible[0] if possible else None
 
@@ -209,14 +212,14 @@ def _own_kind(schema: pa.Schema, column: str, field: str) -> Kind | None:
 def written_classes(schema: pa.Schema, column: str) -> list[str] | None:
     """Names of the classes of a label column, if the schema has them."""
     names = _features(schema).get(column, {}).get("names")
-    return [str(name) for name in names] if names else None
+    return [str(name) for name in names] if names and isinstance(names, list) else None
 
 
 def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
     """Column -> what Hugging Face's `datasets` says about it; empty when others wrote the file."""
     try:
         found = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return {}
     features = found if isinstance(found, dict) else {}
     return {name: value for name, value in features.items() if isinstance(value, dict)}

@@ -6,11 +6,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
+from datasets.reading.expansion import FREE
 from datasets.reading.file_kind import stranger
+from datasets.reading.regular_file import check_regular
 from pipeline.errors import DataError
+from pipeline.limits import Limits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,23 +27,37 @@ class ArrowFile(Protocol):
 
     schema: pa.Schema
     lengths: list[int]  # rows of each row group
+    # Raises DataError if arrays that were read cannot be touched any longer; 2 us.
+    check_length: Callable[[], None]
 
     def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
-        """Columns of a row group, and how many bytes of memory they take."""
+        """Columns of a row group, and how many bytes of memory they take.
+
+        Raises:
+            ValueError: it is damaged, or claims more than the limits.
+        """
         ...
 
 
-def open_file(path: str, name: str) -> ArrowFile:
+def open_file(path: str, name: str, limits: Limits) -> ArrowFile:
     """Open a file by its suffix.
 
     Raises:
-        DataError: it is missing, cut off, or not what its suffix says.
+        DataError: it is missing, cut off, no regular file, not what its suffix says, or claims more
+            than `limits`.
     """
+    from datasets.arrow.ipc_file import IpcFile
+    from datasets.arrow.parquet_file import ParquetFile
+
     try:
-        return _ParquetFile(path) if name.endswith(".parquet") else _IpcFile(path)
+        check_regular(path)
+        kind = ParquetFile if name.endswith(".parquet") else IpcFile
+        opened: ArrowFile = kind(path, name, limits)
+        _check_claims(opened, Path(path).stat().st_size, name, limits)
+        return opened
     except FileNotFoundError as error:
         raise DataError(f"{name!r} is missing.") from error
-    except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds
+    except damage_errors() as error:
         raise DataError(f"{name!r} {_complaint(path, error)}") from error
 
 
@@ -61,78 +79,26 @@ def first_line(error: Exception) -> str:
     return str(error).split("\n")[0].rstrip(".") or type(error).__name__
 
 
-class _ParquetFile:
-    def __init__(self, path: str) -> None:
-        import pyarrow.parquet as pq
+def damage_errors() -> tuple[type[Exception], ...]:
+    """What pyarrow, numpy and torch raise over a damaged file.
 
-        self._file = pq.ParquetFile(path, memory_map=True)
-        footer = self._file.metadata
-        self.schema = self._file.schema_arrow
-        self.lengths = [footer.row_group(n).num_rows for n in range(footer.num_row_groups)]
-
-    def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
-        # Arrow's threads would compete with the loader's workers, which divide the work already.
-        table = self._file.read_row_group(group, columns=list(columns), use_threads=False)
-        return table, table.nbytes
-
-
-class _IpcFile:
-    """Arrow's file format, or its stream format, which Hugging Face's `datasets` writes.
-
-    Of a stream, the headers of all batches are read when it is opened.
+    Memory that is not there is the machine's: what a file may claim is checked before.
     """
+    from pyarrow import lib
 
-    def __init__(self, path: str) -> None:
-        import pyarrow as pa
-
-        self._source = pa.memory_map(path)
-        self._readers: dict[tuple[str, ...], Any] = {}
-        self._stream: list[pa.RecordBatch] | None = None
-        try:
-            self.schema = pa.ipc.open_file(self._source).schema
-        except pa.ArrowInvalid:
-            self._source.seek(0)
-            self._stream = _mapped_batches(pa.ipc.open_stream(self._source))
-            self._source.seek(0)
-            self.schema = pa.ipc.open_stream(self._source).schema
-            self.lengths = [batch.num_rows for batch in self._stream]
-        else:
-            reader = self._reader(self.schema.names[:1])
-            count = reader.num_record_batches
-            self.lengths = [reader.get_batch(number).num_rows for number in range(count)]
-
-    def _reader(self, columns: Sequence[str]) -> Any:
-        """A reader that decompresses `columns` alone."""
-        import pyarrow as pa
-
-        key = tuple(columns)
-        if key not in self._readers:
-            places = [self.schema.get_field_index(name) for name in columns]
-            options = pa.ipc.IpcReadOptions(included_fields=places, use_threads=False)
-            self._readers[key] = pa.ipc.open_file(self._source, options=options)
-        return self._readers[key]
-
-    def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
-        import pyarrow as pa
-
-        if self._stream is not None:
-            batch = self._stream[group]
-        else:
-            batch = self._reader(columns).get_batch(group)
-        return pa.Table.from_batches([batch.select(list(columns))]), _own_bytes(batch)
+    return (
+        OSError, EOFError, ValueError, LookupError, OverflowError, RuntimeError,
+        lib.ArrowTypeError, lib.ArrowCapacityError, lib.ArrowSerializationError,
+    )  # fmt: skip
 
 
-def _mapped_batches(reader: Any) -> list[pa.RecordBatch]:
-    batches = []
-    for batch in reader:
-        if _own_bytes(batch):
-            raise ValueError("a compressed stream, of which one row cannot be had alone; write it "
-                             "in Arrow's file format, or as Parquet")  # fmt: skip
-        batches.append(batch)
-    return batches
-
-
-def _own_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes of a batch that are not pages of the mapped file."""
-    buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer]
-    return sum(buffer.size for buffer in buffers if buffer.parent is None)
+def _check_claims(opened: ArrowFile, size: int, name: str, limits: Limits) -> None:
+    columns = len(opened.schema.names)  # which raises ValueError for names that are no UTF-8
+    if columns > limits.columns:
+        raise DataError(f"{name!r}: {limits.refusal('columns', f'it has {columns} columns')}.")
+    for group, rows in enumerate(opened.lengths):
+        if rows < 0:
+            raise DataError(f"{name!r}, row group {group} claims {rows} rows: it is damaged.")
+        if rows > FREE + limits.expansion * size:  # of a type of no bytes, or repeated
+            found = f"row group {group} claims {rows} rows in a file of {size} bytes"
+            raise DataError(f"{name!r}: {limits.refusal('expansion', found)}.")

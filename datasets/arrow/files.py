@@ -8,17 +8,20 @@ addresses are fetched for that.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from datasets.arrow.file import ArrowFile, first_line, open_file
+from datasets.arrow.file import ArrowFile, damage_errors, first_line, open_file
 from datasets.reading.open_files import OpenFiles
 from datasets.reading.positioned_file import PositionedFile
 from pipeline.errors import DataError
+from pipeline.limits import Limits
 from pipeline.randomness import IntArray
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ class ArrowFiles:
     Args:
         addresses: of the files, in order.
         files: how to get at them.
+        limits: what they may claim.
 
     Attributes:
         schema: of the first file; `check` sees to it that the others agree.
@@ -42,8 +46,8 @@ class ArrowFiles:
         DataError: a file is missing, cut off or of another format.
     """
 
-    def __init__(self, addresses: Sequence[str], files: Files) -> None:
-        self._files = files
+    def __init__(self, addresses: Sequence[str], files: Files, limits: Limits) -> None:
+        self._files, self._limits = files, limits
         self._addresses = np.array([os.fsencode(address) for address in addresses])
         self._opened = OpenFiles(self._open)
         self.schema = self._opened[0].schema
@@ -67,7 +71,7 @@ class ArrowFiles:
 
     def _open(self, number: int) -> ArrowFile:
         name = self.name(number)
-        return self._files.read(name, lambda path: open_file(path, name))
+        return self._files.read(name, lambda path: open_file(path, name, self._limits))
 
     def name(self, file: int) -> str:
         """The address of a file, as it was given."""
@@ -84,11 +88,11 @@ class ArrowFiles:
             DataError: names the file, the column and both types.
         """
         for number, schema in [(0, self.schema), *self._others]:
+            counts = Counter(schema.names)
             for column in columns:
-                self._check(number, schema, column)
+                self._check(number, schema, column, counts[column])
 
-    def _check(self, number: int, schema: pa.Schema, column: str) -> None:
-        count = schema.names.count(column)
+    def _check(self, number: int, schema: pa.Schema, column: str, count: int) -> None:
         if count == 0:
             found = "is missing"
         elif count > 1:
@@ -110,13 +114,30 @@ class ArrowFiles:
             DataError: the file is damaged.
         """
         file, within = self._place(group)
-        try:
+        with self.reading(group):
             return self._opened[file].read(within, columns)
-        except (OSError, ValueError, KeyError, NotImplementedError) as error:
+
+    @contextmanager
+    def reading(self, group: int) -> Iterator[None]:
+        """Whatever pyarrow raises inside says that the row group is damaged, as a DataError."""
+        try:
+            yield
+        except damage_errors() as error:
+            file, within = self._place(group)
             raise DataError(
                 f"{self.name(file)!r}, row group {within} cannot be read: {first_line(error)}. "
                 "Copy or write the file again."
             ) from error
+
+    def length_check(self, group: int) -> Callable[[], None]:
+        """What to call before arrays of a row group are touched; see `arrow.file.ArrowFile`."""
+        file, _ = self._place(group)
+        return self._opened[file].check_length
+
+    def group_name(self, group: int) -> str:
+        """A row group for people: its number in its file, and the file."""
+        file, within = self._place(group)
+        return f"row group {within} of {self.name(file)!r}"
 
     def where(self, group: int, row: int, column: str) -> str:
         """A cell for people: its file, its row in the file from 0, its column."""

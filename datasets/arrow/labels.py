@@ -10,6 +10,7 @@ import numpy as np
 from datasets.arrow.columns import Column, is_text, written_classes
 from datasets.arrow.files import ArrowFiles, in_one_piece
 from pipeline.errors import DataError
+from pipeline.limits import Limits
 from pipeline.randomness import IntArray
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def find_classes(
-    files: ArrowFiles, labels: Sequence[Column], given: Sequence[str] | None
+    files: ArrowFiles, labels: Sequence[Column], given: Sequence[str] | None, limits: Limits
 ) -> dict[str, list[str]]:
     """Names of the classes of each label field.
 
@@ -30,11 +31,19 @@ def find_classes(
     for place, column in enumerate(labels):
         known = given if place == 0 and given is not None else None
         known = known or written_classes(files.schema, column.name)
-        found[column.field] = list(known) if known else _in_files(files, column)
+        found[column.field] = list(known) if known else _in_files(files, column, limits)
+        if len(found[column.field]) > limits.classes:
+            count = f"it has {len(found[column.field])} classes"
+            raise _too_many(files, column, limits, count)
     return found
 
 
-def _in_files(files: ArrowFiles, column: Column) -> list[str]:
+def _too_many(files: ArrowFiles, column: Column, limits: Limits, found: str) -> DataError:
+    refusal = limits.refusal("classes", found)
+    return DataError(f"{files.name(0)!r}, column {column.name!r}: {refusal}.")
+
+
+def _in_files(files: ArrowFiles, column: Column, limits: Limits) -> list[str]:
     names: set[str] = set()
     largest = -1
     for group in range(len(files)):
@@ -43,6 +52,9 @@ def _in_files(files: ArrowFiles, column: Column) -> list[str]:
             names.update(values)
         elif values:
             largest = max(largest, *map(int, values))
+        if max(len(names), largest + 1) > limits.classes:
+            found = f"label {largest}" if largest >= 0 else f"{len(names)} different labels"
+            raise _too_many(files, column, limits, f"{files.group_name(group)} has {found}")
     if not names and largest < 0:
         raise DataError(
             f"{files.name(0)!r}, column {column.name!r}: there are no labels in it. Name the "
@@ -54,8 +66,9 @@ def _in_files(files: ArrowFiles, column: Column) -> list[str]:
 def _different(files: ArrowFiles, group: int, column: Column) -> list[str] | list[int]:
     """The values that occur in a row group; nulls left out."""
     table, _ = files.read(group, [column.name])
-    array = plain_labels(in_one_piece(table, column.name))
-    return [value for value in array.unique().to_pylist() if value is not None]
+    with files.reading(group):
+        array = plain_labels(in_one_piece(table, column.name))
+        return [value for value in array.unique().to_pylist() if value is not None]
 
 
 def plain_labels(array: pa.Array) -> pa.Array:

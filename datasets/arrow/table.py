@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from datasets.arrow.cells import Cells, read_cells
 from datasets.arrow.columns import Column, Fields, choose_columns, num_features, require_pyarrow
-from datasets.arrow.file import SUFFIXES
+from datasets.arrow.file import SUFFIXES, damage_errors, first_line
 from datasets.arrow.files import ArrowFiles, in_one_piece
 from datasets.arrow.labels import find_classes
 from datasets.arrow.row_groups import RowGroups
@@ -30,6 +30,7 @@ from datasets.reading.shard_files import ShardFiles, split_of
 from datasets.reading.split import check_split
 from datasets.reading.table_rows import AllRows, ListedRows, TableRows, rows_before
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.limits import Limits
 from pipeline.randomness import IntArray
 
 _log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class TableOptions:
     split_seed: int = 0
     reader: str = "torchvision"
     cache_mb: int = 512
+    limits: Limits = field(default_factory=Limits)
 
 
 class ArrowTable(Fingerprinted):
@@ -86,15 +88,16 @@ class ArrowTable(Fingerprinted):
         self.options = options
         files = files or Files()
         shards = ShardFiles.of(root, split, SUFFIXES, files)
-        self.files = ArrowFiles(shards.addresses, files)
+        self.files = ArrowFiles(shards.addresses, files, options.limits)
         self._files = files
         self._names = np.array([os.fsencode(name) for name in shards.names])
         self.columns = self._chosen_columns(warn=split == "train")
         self.files.check([*self._read, *([options.split_column] if options.split_column else [])])
         trained = self.files
         if shards.divided and split == "val" and options.classes is None and self._labels:
-            trained = ArrowFiles(ShardFiles.of(root, "train", SUFFIXES, files).addresses, files)
-        self.classes = find_classes(trained, self._labels, options.classes)
+            train = ShardFiles.of(root, "train", SUFFIXES, files)
+            trained = ArrowFiles(train.addresses, files, options.limits)
+        self.classes = find_classes(trained, self._labels, options.classes, options.limits)
         self.rows = self._rows_of(split, shards.divided)
         if len(self) == 0:
             raise DataError(f"dataset.root: {root!r} has no rows for the split {split!r}.")
@@ -126,7 +129,8 @@ class ArrowTable(Fingerprinted):
         if not columns:
             raise DataError(f"{self.files.name(0)!r} has no column that a field can be made of.")
         if left_out and warn:
-            types = ", ".join(f"{name} ({schema.field(name).type})" for name in left_out)
+            types = ", ".join(f"{name} ({schema.field(name).type})" for name in left_out[:20])
+            types += f" and {len(left_out) - 20} more" if len(left_out) > 20 else ""
             _log.warning("%s: no fields are made of %s", self.files.name(0), types)
         return columns
 
@@ -142,7 +146,8 @@ class ArrowTable(Fingerprinted):
         chosen = [np.empty(0, np.int64)]
         for group in range(len(self.files)):
             table, _ = self.files.read(group, [column])
-            values = in_one_piece(table, column).to_pylist()
+            with self.files.reading(group):
+                values = in_one_piece(table, column).to_pylist()
             wanted = [split_of(str(value)) == split for value in values]
             chosen.append(self.files.bounds[group] + np.flatnonzero(wanted))
         return ListedRows(np.concatenate(chosen))
@@ -169,7 +174,8 @@ class ArrowTable(Fingerprinted):
         Raises:
             DataError: names the file, the row in it and the column.
         """
-        prepared = self._groups.get(group, len(rows))
+        prepared, check_length = self._groups.get(group, len(rows))
+        check_length()
         return [
             {field: self._cell(group, row, field, cells) for field, cells in prepared.items()}
             for row in rows
@@ -180,27 +186,31 @@ class ArrowTable(Fingerprinted):
             return cells(row)
         except DataError as error:  # of an image, which says what to do
             raise DataError(f"{self._where(group, row, field)}: {error}") from error
-        except ValueError as error:
+        except damage_errors() as error:
+            reason = first_line(error)
             raise DataError(
-                f"{self._where(group, row, field)}: {error}. Repair the value or take the row out."
+                f"{self._where(group, row, field)}: {reason}. Repair the value or take the row out."
             ) from error
 
     def _where(self, group: int, row: int, field: str) -> str:
         column = next(column.name for column in self.columns if column.field == field)
         return self.files.where(group, row, column)
 
-    def _prepare(self, group: int) -> tuple[Mapping[str, Cells], int]:
+    def _prepare(self, group: int) -> tuple[tuple[Mapping[str, Cells], Callable[[], None]], int]:
         table, size = self.files.read(group, self._read)
-        prepared = {
-            column.field: read_cells(
-                column,
-                in_one_piece(table, column.name),
-                self.classes.get(column.field, []),
-                self.options.reader,
-            )
-            for column in self.columns
-        }
-        return prepared, size + (_PREPARED + _PER_ROW * table.num_rows) * len(prepared)
+        with self.files.reading(group):
+            prepared = {
+                column.field: read_cells(
+                    column,
+                    in_one_piece(table, column.name),
+                    self.classes.get(column.field, []),
+                    self.options.reader,
+                    self.options.limits,
+                )
+                for column in self.columns
+            }
+        size += (_PREPARED + _PER_ROW * table.num_rows) * len(prepared)
+        return (prepared, self.files.length_check(group)), size
 
     @property
     def facts(self) -> dict[str, int]:

@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from datasets.reading.regular_file import regular_descriptor
 from pipeline.errors import DataError
-from pipeline.regular_file import regular_descriptor
 
 
 class PositionedFile:
@@ -77,14 +77,11 @@ class PositionedFile:
         return self._descriptor
 
     def _open(self) -> int:
-        name = repr(str(self.path))
         try:
-            return regular_descriptor(self.path)[0]
-        except IsADirectoryError as error:
-            raise DataError(f"{name} is a folder, not a file. Name the file in it.") from error
+            return regular_descriptor(self.path)
         except OSError as error:
             raise DataError(
-                f"{name} ({self.path.absolute()}) cannot be read: {error.strerror}."
+                f"{str(self.path)!r} ({self.path.absolute()}) cannot be read: {error.strerror}."
             ) from error
 
     def _changed(self) -> DataError:

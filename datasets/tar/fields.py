@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +27,7 @@ import numpy as np
 from datasets.reading.image import decode_image
 from datasets.reading.plain_tensor import plain_tensor
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.limits import Limits
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "gif")
 NUMBERS = ("cls", "id", "index")
@@ -103,7 +106,12 @@ def _check_field(field: TarField, before: Sequence[TarField], where: str) -> Non
 
 
 def make_fields(
-    parts: Mapping[str, bytes], fields: Sequence[TarField], all_parts: bool, where: str, reader: str
+    parts: Mapping[str, bytes],
+    fields: Sequence[TarField],
+    all_parts: bool,
+    where: str,
+    reader: str,
+    limits: Limits,
 ) -> dict[str, Any]:
     """The fields of one sample.
 
@@ -112,6 +120,7 @@ def make_fields(
         all_parts: no part may be left over.
         where: the sample, for messages.
         reader: of images.
+        limits: `classes`, of labels.
 
     Raises:
         DataError: a part is missing, left over or damaged.
@@ -125,7 +134,10 @@ def make_fields(
                 f"{', '.join(parts)}). Add it, or take the sample out; the files of a sample have "
                 "to stand together in the archive."
             )
-        sample[field.name] = _value(parts[ending], ending, f"{where}, part {ending!r}", reader)
+        shown = f"{where}, part {ending!r}"
+        value = sample[field.name] = _value(parts[ending], ending, shown, reader, limits)
+        if ending.rpartition(".")[2] == "cls" and value >= limits.classes:
+            raise DataError(f"{shown}: {limits.refusal('classes', f'label {value}')}.")
     known = {ending for field in fields for ending in field.endings}
     unknown = [ending for ending in parts if ending not in known]
     if all_parts and unknown:
@@ -136,31 +148,74 @@ def make_fields(
     return sample
 
 
-def _value(content: bytes, ending: str, where: str, reader: str) -> Any:
+def _value(content: bytes, ending: str, where: str, reader: str, limits: Limits) -> Any:
     kind = ending.rpartition(".")[2]
     if kind in IMAGES:
-        return decode_image(content, where, reader)
+        return decode_image(content, where, reader, limits)
     try:
         return _DECODERS.get(kind, bytes)(content)
-    except (ValueError, EOFError) as error:
+    except _DAMAGE as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise DataError(
-            f"{where} ({len(content)} bytes) is no {_WANTED[kind]}: {error}. Repair it or take the "
-            "sample out."
+            f"{where} ({len(content)} bytes) is no {_WANTED[kind]}: {reason}. Repair it or take "
+            "the sample out."
         ) from error
 
 
+# What `json`, `int` and numpy raise over content that is not what its ending says; MemoryError is
+# the parser's, of nesting in the header of an array.
+_DAMAGE = (
+    ValueError, EOFError, RecursionError, OverflowError, SyntaxError, TypeError, MemoryError,
+    tokenize.TokenError,
+)  # fmt: skip
+_INT64 = 1 << 63
+
+
 def _int(content: bytes) -> int:
-    return int(content.decode("ascii"))
+    return _fitting(content.decode("ascii"))
+
+
+def _fitting(text: str) -> int:
+    """A whole number that a tensor can hold."""
+    value = int(text)
+    if not -_INT64 <= value < _INT64:
+        raise ValueError(f"{text[:30]}{'...' if len(text) > 30 else ''} does not fit into int64")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:30]} is not finite")
+    return value
+
+
+_JSON = json.JSONDecoder(parse_int=_fitting, parse_float=_finite, parse_constant=_finite)
+
+
+def _json(content: bytes) -> Any:
+    return _JSON.decode(content.decode(json.detect_encoding(content), "surrogatepass"))
 
 
 def _array(content: bytes) -> Any:
-    return plain_tensor(np.lib.format.read_array(io.BytesIO(content), allow_pickle=False))
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    # numpy allocates what the header says before it looks for it.
+    size, there = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
+    if not dtype.hasobject and size > there:
+        raise ValueError(f"{shape} of {dtype} take {size} bytes, but there are {there}")
+    file.seek(0)
+    return plain_tensor(np.lib.format.read_array(file, allow_pickle=False))
 
 
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(NUMBERS, _int),
     **dict.fromkeys(TEXTS, lambda content: content.decode("utf-8")),
-    "json": json.loads,
+    "json": _json,
     "npy": _array,
 }
 _WANTED = {

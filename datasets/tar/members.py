@@ -23,6 +23,8 @@ _REGULAR = b"\x0007"
 _FOLDER, _PAX, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK = b"5xgLK"
 _OTHERS = {ord("1"): "a hard link", ord("2"): "a symbolic link", ord("S"): "a sparse file"}
 _LONGEST = 1 << 20  # bytes of a name; more is nonsense
+_HEADERS = 64  # that say something about one member; there are two or three
+_DIGITS = 19  # of a size; as many as 2^63 has
 _USTAR = b"ustar\0"
 
 
@@ -37,6 +39,10 @@ class Source(Protocol):
 
     def reaches(self, place: int) -> bool:
         """Whether there are bytes up to `place`."""
+        ...
+
+    def forget(self, place: int) -> None:
+        """Nothing before `place` will be read again."""
         ...
 
 
@@ -66,7 +72,7 @@ def read_members(source: Source, start: int = 0, stop: int | None = None) -> Ite
         DataError: the archive is cut off or damaged, or a member is none that is read here; names
             the archive, the member's number and its name.
     """
-    place, number, name, size = start, 0, b"", -1
+    place, number, name, size, before = start, 0, b"", -1, 0
     while stop is None or place < stop:
         header = source.read(place, place + BLOCK)
         if header[:1] in (b"", b"\0") and not header.strip(b"\0"):
@@ -96,10 +102,15 @@ def read_members(source: Source, start: int = 0, stop: int | None = None) -> Ite
                 f"{source.name!r}, member {number} ({shown}): is {what}, and not a plain file. "
                 "Make the archive of plain files."
             )
-        place = end
+        place, before = end, before + 1
         if kind in _REGULAR or kind == _FOLDER:
-            start, name, size = end, b"", -1
+            start, name, size, before = end, b"", -1, 0
             number += 1
+        elif before > _HEADERS:
+            raise DataError(
+                f"{source.name!r}, member {number}: more than {_HEADERS} headers come before it. "
+                "Make the archive again."
+            )
 
 
 def _check_end(source: Source, header: bytes, place: int, number: int) -> None:
@@ -120,7 +131,8 @@ def _check_header(source: Source, header: bytes, place: int, number: int) -> Non
     # modulo 65521, in its low half; summing in Python takes ten times as long.
     found = (zlib.adler32(header) & 0xFFFF) - (zlib.adler32(header[148:156]) & 0xFFFF) + 8 * 32
     try:
-        right = (found - _number(header[148:156])) % 65521 == 0 and _number(header[124:136]) >= 0
+        right = (found - _number(header[148:156])) % 65521 == 0
+        right = right and _number(header[124:136]) >= 0
     except ValueError:
         right = False
     if not right:
@@ -135,7 +147,7 @@ def _number(field: bytes) -> int:
     """Octal digits, or GNU's binary form for what is too large for them."""
     if field[0] & 0x80:
         return int.from_bytes(field, "big") & ~(0x80 << (8 * (len(field) - 1)))
-    return int(field.strip(b" \0") or b"0", 8)
+    return int(field.strip(b" \0") or b"0", 8)  # of 12 characters at most
 
 
 def _name(header: bytes) -> bytes:
@@ -164,6 +176,8 @@ def _pax(source: Source, content: bytes, name: bytes, number: int) -> tuple[byte
             if key == b"path":
                 name = value
             elif key == b"size":
+                if not value.isdigit() or len(value) > _DIGITS:
+                    raise ValueError
                 size = int(value)
             at += length
     except ValueError as error:

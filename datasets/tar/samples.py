@@ -43,6 +43,8 @@ def read_samples(source: Source) -> Iterator[TarSample]:
     for member in read_members(source):
         split = split_name(member.name)
         if split is None:
+            if current is None:
+                source.forget(member.end)
             continue
         key = split[0]
         if current is None or key != current.key:

@@ -7,13 +7,17 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from datasets.reading.expansion import check_expansion
 from datasets.reading.positioned_file import PositionedFile
+from datasets.reading.regular_file import open_regular
 from pipeline.errors import DataError
+from pipeline.limits import Limits
 
 PLAIN = (".tar",)
 COMPRESSED = (".tar.gz", ".tgz")
 
 _CHUNK = 1 << 18
+_AROUND = 1 << 20  # bytes of headers and padding that may be held beside a sample
 
 
 class PlainTar:
@@ -36,22 +40,31 @@ class PlainTar:
         """Whether there are bytes up to `place`."""
         return place <= self.file.size
 
+    def forget(self, place: int) -> None:
+        """Nothing is held."""
+
 
 class GzipTar:
     """An archive that can only be decompressed forwards.
 
-    Bytes are held from the last place that `forget` was told, so memory is that of one sample.
+    Bytes are held from the last place that `forget` was told, so memory is that of one sample,
+    which `limits.record_bytes` bounds; `limits.expansion` bounds what comes out in all.
 
     Args:
         name: what messages call it.
         path: of the file.
+        limits: see above.
     """
 
-    def __init__(self, name: str, path: str) -> None:
-        self.name = name
-        self._file: Any = gzip.open(path, "rb")  # noqa: SIM115  (closed in __exit__)
+    def __init__(self, name: str, path: str, limits: Limits) -> None:
+        self.name, self._limits = name, limits
+        try:
+            self._raw = open_regular(path)
+        except OSError as error:
+            raise DataError(f"{name!r} cannot be read: {error.strerror}.") from error
+        self._file: Any = gzip.GzipFile(fileobj=self._raw, mode="rb")
         self._held = bytearray()
-        self._start = 0
+        self._start = self._done = 0
 
     def read(self, start: int, stop: int) -> bytes:
         """Bytes start .. stop-1, fewer only at the end; `start` was not forgotten."""
@@ -59,7 +72,16 @@ class GzipTar:
         return bytes(self._held[start - self._start : stop - self._start])
 
     def reaches(self, place: int) -> bool:
-        """Whether there are bytes up to `place`; they are held from now on."""
+        """Whether there are bytes up to `place`; they are held from now on.
+
+        Raises:
+            DataError: these are more than `limits.record_bytes` since what was forgotten; the
+                archive is damaged; it expands too much.
+        """
+        if place - self._start > self._limits.record_bytes + _AROUND:
+            claim = f"a sample has {place - self._start} bytes"
+            where = f"{self.name!r}, byte {self._start} of what is in it"
+            raise DataError(f"{where}: {self._limits.refusal('record_bytes', claim)}.")
         while self._start + len(self._held) < place:
             missing = place - self._start - len(self._held)
             found = self._decompressed(min(missing, _CHUNK))
@@ -78,6 +100,7 @@ class GzipTar:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+        self._raw.close()
 
     def _decompressed(self, size: int) -> bytes:
         try:
@@ -91,6 +114,8 @@ class GzipTar:
             raise DataError(
                 f"{self.name!r} cannot be decompressed: {error}. Copy or make it again."
             ) from error
+        self._done += len(content)
+        check_expansion(self._done, self._raw.tell(), self._limits, repr(self.name))
         return content
 
 
@@ -113,3 +138,6 @@ class BytesTar:
     def reaches(self, place: int) -> bool:
         """Whether there are bytes up to `place`."""
         return place <= len(self._content)
+
+    def forget(self, place: int) -> None:
+        """Nothing is held beside what was given."""

@@ -29,6 +29,7 @@ from pipeline.errors import DataError
 from pipeline.randomness import IntArray
 
 _PIECE = 1 << 20
+_GATHERED = 1 << 22  # bytes of labels that are compared at once
 _LONGEST = 256  # bytes; a longer label is a text in the wrong column
 _NEWLINE, _RETURN, _QUOTE = b'\n\r"'
 
@@ -67,6 +68,10 @@ class ColumnScan:
         else:
             folder = index.folder.made(f"columns-{key[:16]}", self._write, self._is_sound)
             lengths, labels, self.classes = _read(folder)
+        allowed = format.limits.classes
+        if len(self.classes) > allowed and codes is None:  # as when the result was kept
+            found = f"it has {len(self.classes)} classes (dataset.label)"
+            raise DataError(f"{str(index.file.path)!r}: {format.limits.refusal('classes', found)}.")
         self.lengths: Codes = lengths
         self.labels: Codes | None = labels if columns.label is not None else None
 
@@ -101,13 +106,18 @@ class ColumnScan:
         return lengths, labels, list(known.names)
 
     def _pieces(self) -> Iterator[_Piece]:
+        limit = self._index.limits.record_bytes
         for first, start, stop in self._index.blocks(_PIECE):
+            if stop - start > limit + 2 * _PIECE:
+                self._refuse_length(first, start, stop)
             piece = _Piece(self._index.file.read(start, stop), first, self._format)
             if first == 0 and self._columns.in_file:
                 piece.drop_first()
             wrong = piece.count_fields() != len(self._columns.names)
             if wrong.any():
                 self._refuse_count(piece, int(wrong.argmax()))
+            if int(piece.lengths().max(initial=0)) > limit:
+                self._index[piece.first + int(piece.lengths().argmax())]  # which refuses it
             yield piece
 
     def _labels_of(self, piece: _Piece, known: _Classes) -> Codes:
@@ -119,16 +129,33 @@ class ColumnScan:
             name = self._columns.names[self._columns.label]
             reason = f"a label of {longest} bytes in column {name!r} (dataset.label)"
             raise self._bad(piece.first + row, f"{reason}; {_LONGEST} are the most. Another one?")
-        rows = _gathered(piece.text, begin, end)
-        keys, firsts, inverse = _distinct(rows)
+        # Some rows at a time: all are made as wide as the longest label among them.
+        step = max(1, _GATHERED // max(8, longest))
+        parts = [
+            self._codes_of(piece, begin[at : at + step], end[at : at + step], at, known)
+            for at in range(0, len(begin), step)
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+
+    def _codes_of(
+        self, piece: _Piece, begin: IntArray, end: IntArray, before: int, known: _Classes
+    ) -> Codes:
+        """Codes of the labels from `begin` to `end`, of the rows from `before` on."""
+        keys, firsts, inverse = _distinct(_gathered(piece.text, begin, end))
         codes = np.empty(len(keys), dtype=np.int32)
         for number, row in enumerate(firsts.tolist()):
             raw = piece.text[begin[row] : end[row]].tobytes()
             try:
                 codes[number] = known.code(raw, self._columns)
             except BadRecord as bad:
-                raise self._bad(piece.first + row, str(bad)) from None
+                raise self._bad(piece.first + before + row, str(bad)) from None
         return codes[inverse]
+
+    def _refuse_length(self, first: int, start: int, stop: int) -> None:
+        """Of records that are too many bytes for a piece, name the one that is too long."""
+        for number in range(first, len(self._index)):
+            self._index[number]
+        raise DataError(f"{str(self._index.file.path)!r}, bytes {start} to {stop}: one record.")
 
     def _refuse_count(self, piece: _Piece, row: int) -> None:
         number = piece.first + row
@@ -173,6 +200,10 @@ class _Classes:
         if not name:
             assert columns.label is not None
             raise BadRecord(f"column {columns.names[columns.label]!r} is empty, which is no class")
+        if len(self.names) >= self._format.limits.classes and name not in self.names:
+            found = f"it is class {len(self.names) + 1} in column"
+            found += f" {columns.names[columns.label or 0]!r} (dataset.label)"
+            raise BadRecord(f"{self._format.limits.refusal('classes', found)}.")
         return self.names.setdefault(name, len(self.names))
 
     def by_name(self) -> Codes:

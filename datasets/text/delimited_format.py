@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
 from datasets.text.record_scan import Quoting
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.limits import Limits
 
 
 class BadRecord(Exception):
@@ -49,6 +51,7 @@ class DelimitedFormat:
         delimiter: one ASCII character.
         quoting: "standard" or "none".
         encoding: UTF-8, or one with a byte a character that agrees with ASCII.
+        limits: of the fields of a record.
 
     Raises:
         ConfigError: one of these cannot be.
@@ -57,6 +60,8 @@ class DelimitedFormat:
     delimiter: str = "\t"
     quoting: Quoting = "standard"
     encoding: str = "utf-8"
+    # No part of how records are written: fingerprints are made of what is shown.
+    limits: Limits = field(default_factory=Limits, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         problems = []
@@ -77,18 +82,19 @@ class DelimitedFormat:
 
     @classmethod
     def of(
-        cls, name: str, delimiter: str | None, quoting: Quoting, encoding: str
+        cls, name: str, delimiter: str | None, quoting: Quoting, encoding: str, limits: Limits
     ) -> DelimitedFormat:
         """The format; a delimiter of None is a comma for `.csv` (also `.csv.gz`) and else a tab."""
         if delimiter is None:
             delimiter = "," if ".csv" in PurePath(name.lower()).suffixes else "\t"
-        return cls(delimiter, quoting, encoding)
+        return cls(delimiter, quoting, encoding, limits)
 
     def fields(self, record: bytes) -> list[str]:
         """The fields of a record.
 
         Raises:
-            BadRecord: it is no text in this encoding, or its quotes are wrong.
+            BadRecord: it is no text in this encoding, its quotes are wrong, or it has more fields
+                than `limits.columns`.
         """
         try:
             text = record.decode(self.encoding)
@@ -98,7 +104,9 @@ class DelimitedFormat:
                 f"{self.encoding}. Save the file as that, or set dataset.encoding."
             ) from None
         if self.quoting == "none" or '"' not in text:
-            return text.split(self.delimiter)
+            fields = text.split(self.delimiter, self.limits.columns)
+            self._check_count(fields)
+            return fields
         return self._quoted_fields(text)
 
     def _quoted_fields(self, text: str) -> list[str]:
@@ -114,9 +122,15 @@ class DelimitedFormat:
                 )
             quoted, plain, end = match.groups()
             fields.append(plain if quoted is None else quoted.replace('""', '"'))
+            self._check_count(fields)
             if not end:
                 return fields
             place = match.end()
+
+    def _check_count(self, fields: Sequence[str]) -> None:
+        if len(fields) > self.limits.columns:
+            found = f"the record has {len(fields)} fields or more"
+            raise BadRecord(f"{self.limits.refusal('columns', found)}.")
 
     @cached_property
     def _field(self) -> re.Pattern[str]:
@@ -146,7 +160,7 @@ class DelimitedFormat:
             ConfigError: without a header, `names` have to be given.
         """
         try:
-            found = [field.strip() for field in self.fields(first)]
+            found = [name.strip() for name in self.fields(first)]
         except BadRecord as bad:
             raise DataError(f"{name!r}, line 1: {bad}") from None
         in_file = header if header is not None else names is None or found == list(names)
@@ -159,8 +173,8 @@ class DelimitedFormat:
                 f"{name!r}, line 1: the columns are {_listed(found)}, but dataset.columns says "
                 f"{_listed(chosen)}. Correct one of them; dataset.delimiter is {self.delimiter!r}."
             )
-        double = next((one for one in chosen if chosen.count(one) > 1), None)
-        if double is not None:
+        if len(set(chosen)) < len(chosen):
+            double = Counter(chosen).most_common(1)[0][0]
             raise DataError(f"{name!r}, line 1: column {double!r} stands there twice.")
         places = [self._place(chosen, one, key, name) for key, one in
                   [("text", text), ("label", label)] if one is not None]  # fmt: skip

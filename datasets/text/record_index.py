@@ -24,8 +24,9 @@ import numpy as np
 from datasets.reading.cache_folder import CacheFolder
 from datasets.reading.fingerprint import fingerprint
 from datasets.reading.positioned_file import PositionedFile
-from datasets.text.record_scan import Blocks, Quoting, StrayQuote, scan
+from datasets.text.record_scan import CELL, Blocks, Quoting, StrayQuote, scan
 from pipeline.errors import DataError
+from pipeline.limits import Limits
 from pipeline.randomness import IntArray
 
 _VERSION = 1
@@ -42,6 +43,7 @@ class RecordIndex:
         quoting: "standard" (RFC 4180: a field in quotes may hold line ends) or "none".
         delimiter: one ASCII character; matters for "standard" only, to check the quotes.
         cache_dir: where indexes are kept; None makes this one anew.
+        limits: of a record; a longer one is refused when it is asked for, and never read whole.
 
     Attributes:
         folder: where this file's part of the cache is, for what else is made of it.
@@ -57,7 +59,9 @@ class RecordIndex:
         quoting: Quoting = "standard",
         delimiter: str = ",",
         cache_dir: str | None = "data/cache/text",
+        limits: Limits | None = None,
     ) -> None:
+        self.limits = limits or Limits()
         self.file = PositionedFile(path)
         self.quoting = quoting
         self._delimiter = delimiter
@@ -74,11 +78,24 @@ class RecordIndex:
         return self._records
 
     def __getitem__(self, number: int) -> bytes:
-        """A record without its line end."""
+        """A record without its line end.
+
+        Raises:
+            DataError: it is longer than `limits.record_bytes`.
+        """
         block = bisect_right(self._numbers, number) - 1
-        start, stop = int(self._offsets[block]), self._end_of(block)
+        start, end = int(self._offsets[block]), self._end_of(block)
+        # Of the records that begin in a cell, only the last one can be longer than the cell.
+        stop = min(end, start + CELL + self.limits.record_bytes + 2)
         text = self.file.read(start, stop)
-        return self._nth(text, number - int(self._numbers[block]))
+        record = self._nth(text, number - int(self._numbers[block]))
+        if len(record) > self.limits.record_bytes:
+            found = f"the record has {len(record)} bytes{' or more' if stop < end else ''}"
+            raise DataError(
+                f"{str(self.file.path)!r}, line {self.line(number)} (record {number}): "
+                f"{self.limits.refusal('record_bytes', found)}."
+            )
+        return record
 
     def blocks(self, size: int) -> list[tuple[int, int, int]]:
         """The file in pieces of about `size` bytes: (first record, start, stop) of each.
@@ -98,7 +115,8 @@ class RecordIndex:
             return number + 1
         block = bisect_right(self._numbers, number) - 1
         start, first = int(self._offsets[block]), int(self._numbers[block])
-        records = self._split(self.file.read(start, self._end_of(block)))[: number - first]
+        text = self.file.read(start, min(self._end_of(block), start + CELL))
+        records = self._split(text)[: number - first]
         before = sum(record.count(b"\n") + 1 for record in records)
         return line_of(self.file, start) + before
 
@@ -109,7 +127,8 @@ class RecordIndex:
         if self.quoting == "none" or b'"' not in text:
             record = text.split(b"\n", count + 1)[count]
         else:
-            record = self._split(text)[count]
+            records, unclosed = join_quoted(text.split(b"\n"))
+            record = records[count] if count < len(records) else b"\n".join(unclosed)
         return record.removesuffix(b"\r")
 
     def _split(self, text: bytes) -> list[bytes]:
