@@ -29,11 +29,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipeline import tasks, world
+from pipeline import preemption, tasks, world
 from pipeline.checks import preflight, trust
 from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain
 from pipeline.config import Config
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
+from pipeline.preemption import Preempted, Preemption, Stop
 from pipeline.ranks import launch
 from pipeline.resumption import with_overrides_of_run
 from pipeline.tasks import sweep
@@ -44,6 +45,9 @@ _script: str | None = None  # the file that this program was started from
 # What gloo says when a process at the other end of a connection is gone.
 _LOST = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "onnection refused")
 NOBODY_LISTENS = 141  # as a shell says of a command that SIGPIPE ended
+# Signals that come within these seconds of the first are its echo: a terminal sends Ctrl-C to all
+# processes, and the launcher hands it on to its ranks.
+_ECHO = 2.0
 
 
 def main(argv: Sequence[str], entry: Callable[[], Any] | None = None) -> int:
@@ -59,7 +63,10 @@ def main(argv: Sequence[str], entry: Callable[[], Any] | None = None) -> int:
     global _script
     _script = sys.argv[0] if entry else None
     try:
-        with _own_options(argv) as (options, overrides):
+        with (
+            Preemption(_ECHO, _say, at_once=True),
+            _own_options(argv) as (options, overrides),
+        ):
             return _main(options, with_overrides_of_run(overrides), entry or _entry())
     except BaseException as error:
         return report(error)
@@ -78,8 +85,14 @@ def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) ->
         # What was checked is what runs, wherever hydra would think the folder lies.
         composer, single = _checked(args)
         options = [*options, "--config-path", composer.path]
-    with _argv([*options, *overrides]), _no_sweep() if single else nullcontext():
-        entry()
+    try:
+        with _argv([*options, *overrides]), _no_sweep() if single else nullcontext():
+            entry()
+    except Stop as stop:
+        if args.multirun:
+            text = "stopped between two jobs of the sweep, where nothing is lost; the same command"
+            raise Preempted(f"{stop.name}: {text} with resume=auto goes on") from None
+        raise
     return 0
 
 
@@ -142,9 +155,15 @@ def _run(config: Config) -> float | None:
     count = _ranks_to_start(config)
     if count:
         command = launch.this_program(_arguments(config), _script)
-        value: float | None = launch.run(command, count, config.distributed.max_restarts)
+        with preemption.others():  # torch's launcher, which hands them on
+            value: float | None = launch.run(command, count, config.distributed.max_restarts)
         return value
-    value = tasks.load(config.task)(config)
+    try:
+        value = tasks.load(config.task)(config)
+    except Stop as stop:
+        if config.task == "fit" or stop.name != "SIGINT":
+            raise
+        raise KeyboardInterrupt from None
     if world.launched_rank()[0] == 0:
         launch.leave_result(value)
     return value
@@ -184,15 +203,24 @@ def report(error: BaseException) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOBODY_LISTENS
     rank = _rank()
+    if isinstance(error, Stop):
+        error = Preempted(str(error))
     if not isinstance(error, PenstockError):
         _print_traceback(error, rank)
         return 1
     if any(os.environ.get(name) == "1" for name in ("PENSTOCK_TRACEBACK", "HYDRA_FULL_ERROR")):
         traceback.print_exception(error)
-    quiet = error.exit_code == PREEMPTED and rank not in ("", "rank 0: ")
-    if str(error) and not quiet:
+    if error.exit_code == PREEMPTED and str(error):
+        _say(f"{rank}{_message(error)}")
+    elif str(error):
         print(f"{rank}{_message(error)}", file=sys.stderr)
     return error.exit_code
+
+
+def _say(text: str) -> None:
+    """Tell a person, once for all ranks."""
+    if _rank() in ("", "rank 0: "):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _rank() -> str:

@@ -83,6 +83,10 @@ class Meter:
         """Count a batch; `losses` are those of this rank's samples, float32[n] on the device."""
         self._pending.append((_row_of(batch), losses.sum(), losses.shape[0]))
 
+    def drop_from(self, address: tuple[int, int]) -> None:
+        """Forget batches of that address and later ones: they will be trained on again."""
+        self._pending = [one for one in self._pending if one[0].request.address < address]
+
     def read(self) -> list[Step]:
         """What was added since the last reading, summed over the ranks; waits for the device.
 

@@ -127,7 +127,7 @@ class StopAfter:
     @property
     def asked(self):
         self.seen += 1
-        return "SIGTERM" if self.steps is not None and self.seen >= self.steps else None
+        return "SIGTERM" if self.steps is not None and self.seen > self.steps else None
 
 
 class Written(Observer):

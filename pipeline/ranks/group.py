@@ -2,7 +2,7 @@
 
     join        enter the process group of this world, and leave it
     Group       sum, gather, hand out; alone, all of it costs nothing
-    Agreement   whether any rank wants to stop, found out without waiting
+    Agreement   whether any rank wants to stop
 
 Numbers travel on the group of the device (NCCL or gloo). Objects, and what is agreed upon, travel
 on a gloo group of their own, so that they never wait for a GPU.
@@ -88,33 +88,20 @@ class Group:
 class Agreement:
     """What any rank wants, known to all at the same call.
 
-    The answer to a call is what was said at the call before: its reduction has run meanwhile, so
-    nobody waits for the slowest rank. Alone there is nothing to agree on, and the answer comes at
-    once.
+    It waits for the slowest rank. Asked when a batch is there, that is no loss, as the step that
+    follows has to wait for all batches. Alone there is nothing to agree on.
     """
 
     def __init__(self, control: dist.ProcessGroup | None) -> None:
         self._control = control
-        self._work: Any = None
-        self._said = torch.zeros(0, dtype=torch.int32)
 
     def ask(self, *wishes: bool) -> tuple[bool, ...]:
-        """Say what this rank wants, and hear what anybody has wanted up to one call ago."""
+        """Say what this rank wants, and hear what anybody wants."""
         if self._control is None:
             return wishes
-        self.close()
-        answer = tuple(bool(value) for value in self._said.tolist()) or (False,) * len(wishes)
-        self._said = torch.tensor(wishes, dtype=torch.int32)
-        self._work = dist.all_reduce(
-            self._said, op=dist.ReduceOp.MAX, group=self._control, async_op=True
-        )
-        return answer
-
-    def close(self) -> None:
-        """Let the last reduction end, so that the group can be left."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
+        said = torch.tensor(wishes, dtype=torch.int32)
+        dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._control)
+        return tuple(bool(value) for value in said.tolist())
 
 
 @contextmanager

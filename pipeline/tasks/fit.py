@@ -31,7 +31,7 @@ from pipeline.meter import NonFiniteLossError
 from pipeline.objective import Objective
 from pipeline.pictures import learning_curves
 from pipeline.plan import Plan
-from pipeline.preemption import Preempted, Preemption
+from pipeline.preemption import Preempted, Preemption, Stop
 from pipeline.ranks.group import Group, join
 from pipeline.ranks.parallel import Parallel, prepare
 from pipeline.resumption import fingerprint
@@ -78,7 +78,9 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
             monitor=options.monitor,
         )  # fmt: skip
         with watched(config, parts, group, opened, train) as (tracker, observers):
-            constant = baseline(parts, objective, val, group) if config.trainer.baseline else {}
+            with _placed("before the first step"):
+                given = config.trainer.baseline
+                constant = baseline(parts, objective, val, group) if given else {}
             with Preemption(_REPEATS_AFTER if not group.alone else 0.0, _say(group)) as preemption:
                 result = fit(
                     model, objective, optimizer, train, val, options, scheduler=scheduler,
@@ -88,10 +90,20 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
                 )  # fmt: skip
             if opened.checkpoints:
                 opened.checkpoints.close()
-            if opened.folder:
-                report(config, parts, model, objective, result, constant, opened, tracker)
+            with _placed("after the last step"):
+                if opened.folder:
+                    report(config, parts, model, objective, result, constant, opened, tracker)
         group.meet()
     return result.best[f"val/{options.monitor}"] if result.best else None
+
+
+@contextmanager
+def _placed(where: str) -> Iterator[None]:
+    """Say where a run was that is stopped here."""
+    try:
+        yield
+    except Stop as stop:
+        raise Preempted(f"{stop.name}: stopped {where}; nothing was lost") from None
 
 
 def report(
@@ -211,7 +223,7 @@ def watched(
     except NonFiniteLossError as error:
         again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
         raise PenstockError(f"{error}. To see that batch:\n  {again}") from error
-    except Preempted as error:
+    except (Preempted, Stop) as error:
         status = "preempted"
         if opened.checkpoints is None:
             raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error

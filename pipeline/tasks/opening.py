@@ -6,6 +6,7 @@ be one that all of them see.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -113,9 +114,20 @@ def _newest(wanted: Source) -> Newest | None:
     if wanted.checkpoint is not None:
         return Newest(wanted.checkpoint, checkpoint.load(wanted.checkpoint), [])
     assert wanted.folder is not None
-    if not wanted.required and not checkpoint.has_checkpoint(wanted.folder):
+    if not checkpoint.has_checkpoint(wanted.folder) and (
+        not wanted.required or _was_stopped_early(wanted.folder)
+    ):
         return None
     return checkpoint.find_newest(wanted.folder)
+
+
+def _was_stopped_early(folder: Path) -> bool:
+    """Whether a run was asked to stop before there was anything to save; it begins again."""
+    try:
+        found = json.loads((folder / "manifest.json").read_bytes())
+    except (OSError, ValueError):  # told of where the folder is opened
+        return False
+    return isinstance(found, dict) and found.get("status") == "preempted"
 
 
 def _address(state: State) -> tuple[int, int]:

@@ -32,6 +32,7 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from pipeline import board
+from pipeline.preemption import waiting
 from pipeline.workers import death
 from pipeline.workers.backends import WorkerError
 from pipeline.workers.channel import ChannelError
@@ -103,6 +104,11 @@ class CrewContext(BaseContext):
             self._crew.dismiss()
             self._crew = None
 
+    def end_workers(self) -> None:
+        """Kill them; torch is told afterwards."""
+        if self._crew is not None:
+            self._crew.end_workers()
+
     def pids(self) -> list[int]:
         """Of the workers that are there."""
         return self._crew.pids() if self._crew else []
@@ -163,7 +169,8 @@ class Crew:
                 sources, busy = self._sources()
             rest = ends - time.monotonic()
             if not self._ready:
-                heard = wait(sources, min(max(rest, 0), 0.01 if busy else _POLL))
+                with waiting():
+                    heard = wait(sources, min(max(rest, 0), 0.01 if busy else _POLL))
                 self._listen(heard)
             if rest <= 0 and not self._ready:
                 raise queue.Empty
@@ -183,6 +190,14 @@ class Crew:
     # The rest is ours.
 
     def dismiss(self) -> None:
+        """End all workers at once, and what they talk through."""
+        self.end_workers()
+        with self._lock:
+            self._bell.close()
+            self._rings.close()
+        self._at_exit.cancel()
+
+    def end_workers(self) -> None:
         """End all workers at once."""
         self.done.set()
         with self._lock:
@@ -191,9 +206,6 @@ class Crew:
                     worker.process.kill()
             for worker in self.workers:
                 worker.end()
-            self._bell.close()
-            self._rings.close()
-        self._at_exit.cancel()
 
     def __del__(self) -> None:
         self._at_exit.cancel()

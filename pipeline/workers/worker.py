@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline import board
 from pipeline.board import Sight
+from pipeline.preemption import asked
 from pipeline.workers import death
 from pipeline.workers.backends import Asked, Failure, WorkerError
 from pipeline.workers.channel import Message, Receiver, framed, unpack
@@ -130,8 +131,10 @@ class Worker:
     def join(self, timeout: float | None = None) -> None:
         ends = time.monotonic() + (timeout if timeout is not None else _PATIENCE)
         while self.process is not None and self.process.exitcode is None:
-            if death.state_of(self.process.pid) in ("T", "t") or time.monotonic() > ends:
-                break  # a stopped process ends when it is killed, and not before
+            if asked() or death.state_of(self.process.pid) in ("T", "t"):
+                break  # in haste; and a stopped process ends when it is killed, and not before
+            if time.monotonic() > ends:
+                break
             self.process.join(0.1)
 
     def terminate(self) -> None:
