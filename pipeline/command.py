@@ -206,8 +206,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, Stop):
         error = Preempted(str(error))
     if not isinstance(error, PenstockError):
-        _print_traceback(error, rank)
-        return 1
+        return _print_traceback(error, rank)
     if any(os.environ.get(name) == "1" for name in ("PENSTOCK_TRACEBACK", "HYDRA_FULL_ERROR")):
         traceback.print_exception(error)
     if error.exit_code == PREEMPTED and str(error):
@@ -228,14 +227,16 @@ def _rank() -> str:
     return f"rank {world.launched_rank()[0]}: " if world.launched_size() > 1 else ""
 
 
-def _print_traceback(error: BaseException, rank: str) -> None:
+def _print_traceback(error: BaseException, rank: str) -> int:
+    """Show a bug, or say that another rank is gone; the exit code."""
     lost = isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
     if rank and lost:  # whoever left has said why, or was killed
         reason = str(error).split(". This is")[0]
         print(f"{rank}ends, as it has lost another rank: {reason}", file=sys.stderr)
-        return
+        return launch.LOST
     lines = "".join(traceback.format_exception(error))
     sys.stderr.write("".join(f"{rank}{line}" for line in lines.splitlines(keepends=True)))
+    return 1
 
 
 def _message(error: PenstockError) -> str:

@@ -114,7 +114,8 @@ class Preemption:
             signal.signal(number, handler)
         _active.remove(self)
         if _active and self.asked:
-            _active[-1]._first = self._first or (self.asked, time.monotonic())
+            _active[-1]._first = self.asked, time.monotonic()
+            _active[-1]._raised = self.asked  # it ends by what is raised already
             _active[-1]._repeats_after = max(_active[-1]._repeats_after, self._repeats_after)
         theirs = self._ends[1]
         self._ends = None

@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from pipeline.errors import ConfigError, Problem
+from pipeline.ranks.presence import Presence
 from pipeline.world import World, is_launched, restarts
 
 
@@ -31,13 +32,16 @@ class Group:
     Args:
         world: this process among them.
         control: group for objects and agreements; None alone.
+        presence: what is known of the others; None alone.
     """
 
     def __init__(
-        self, world: World | None = None, control: dist.ProcessGroup | None = None
-    ) -> None:
+        self, world: World | None = None, control: dist.ProcessGroup | None = None,
+        presence: Presence | None = None,
+    ) -> None:  # fmt: skip
         self.world = world or World()
         self._control = control
+        self._presence = presence
 
     @property
     def alone(self) -> bool:
@@ -82,7 +86,12 @@ class Group:
 
     def agreement(self) -> Agreement:
         """A question of its own, to be asked at every step."""
-        return Agreement(self._control)
+        return Agreement(self._control, self._presence)
+
+    def tell(self, name: str) -> None:
+        """Let the other ranks know that this one was asked to stop, by that signal."""
+        if self._presence is not None:
+            self._presence.tell(name)
 
 
 class Agreement:
@@ -92,8 +101,8 @@ class Agreement:
     follows has to wait for all batches. Alone there is nothing to agree on.
     """
 
-    def __init__(self, control: dist.ProcessGroup | None) -> None:
-        self._control = control
+    def __init__(self, control: dist.ProcessGroup | None, presence: Presence | None = None) -> None:
+        self._control, self._presence = control, presence
 
     def ask(self, *wishes: bool) -> tuple[bool, ...]:
         """Say what this rank wants, and hear what anybody wants."""
@@ -101,12 +110,14 @@ class Agreement:
             return wishes
         said = torch.tensor(wishes, dtype=torch.int32)
         dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._control)
+        if self._presence is not None:
+            self._presence.turns += 1
         return tuple(bool(value) for value in said.tolist())
 
 
 @contextmanager
 def join(
-    world: World, backend: str | None = None, timeout: float = 1800.0, together: bool = False
+    world: World, backend: str | None = None, timeout: float = 300.0, together: bool = False
 ) -> Iterator[Group]:
     """The group of `world`, for the time of the context.
 
@@ -118,6 +129,7 @@ def join(
 
     Raises:
         ConfigError: no group can be made of what the launcher says.
+        LateError: a rank was waited for in vain.
     """
     if world.size == 1 and not (together and is_launched()):
         yield Group(world)
@@ -140,8 +152,15 @@ def join(
             Problem("distributed", f"rank {world.rank} of {world.size} cannot join the others: "
                     f"{error}. Start with python run.py, or with torchrun on every machine")
         ) from error  # fmt: skip
+    presence = Presence(store, world, timeout)
     try:
-        control: Any = dist.new_group(backend="gloo", timeout=limit)
-        yield Group(world, control)
+        with presence:
+            control: Any = dist.new_group(backend="gloo", timeout=limit)
+            yield Group(world, control, presence)
+    except RuntimeError as error:
+        late = presence.explained(error)
+        if late is None:
+            raise
+        raise late from None
     finally:
         dist.destroy_process_group()

@@ -81,7 +81,8 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
             with _placed("before the first step"):
                 given = config.trainer.baseline
                 constant = baseline(parts, objective, val, group) if given else {}
-            with Preemption(_REPEATS_AFTER if not group.alone else 0.0, _say(group)) as preemption:
+            echo = 0.0 if group.alone else _REPEATS_AFTER
+            with Preemption(echo, _say(group), tell=group.tell) as preemption:
                 result = fit(
                     model, objective, optimizer, train, val, options, scheduler=scheduler,
                     checkpoints=opened.checkpoints, observers=observers, seed=config.seed,
