@@ -43,6 +43,10 @@ from pipeline.workers.worker_side import Flag, Memory
 log = logging.getLogger(__name__)
 
 _POLL = 0.2  # seconds between two looks at workers of which nothing is heard
+# What is asked of the system once nothing is heard (Linux): one that is stopped (SIGSTOP) does not
+# go on by itself; nor does one of which every thread waits for a lock, as after a fork that copied
+# a lock in use. One that sleeps, reads or waits for the network may well be at work.
+_STOPPED, _LOCKED = 5.0, 30.0  # seconds
 _START = 60.0  # seconds that a process may take to start, whatever the limit
 
 
@@ -258,21 +262,34 @@ class Crew:
                 ))  # fmt: skip
                 continue
             worker.look(passed)
-            if self._hangs(worker):
-                self._end(worker)
+            how = self._hangs(worker)
+            if how:
+                self._end(worker, how)
 
-    def _hangs(self, worker: Worker) -> bool:
+    def _hangs(self, worker: Worker) -> str:
+        """What shows that it hangs; "" if nothing does."""
         limit = self._terms.limit
-        if not limit or worker.silent < limit:
-            return False
-        if worker.sight.stage == board.STARTING and worker.silent < _START:
-            return death.state_of(worker.process.pid) in ("T", "t")
-        return True
+        if not limit:
+            return ""
+        if worker.stopped >= _STOPPED:
+            return f"had been stopped for {_STOPPED:g} s"
+        if worker.locked >= _LOCKED and not self._others_work(worker):
+            return f"waited for a lock that nobody was there to release, for {_LOCKED:g} s,"
+        if worker.silent < limit:
+            return ""
+        starts = worker.sight.stage == board.STARTING and worker.silent < _START
+        if starts and death.state_of(worker.process.pid) not in ("T", "t"):
+            return ""
+        return f"gave no sign of life for {limit:g} s (loader.timeout)"
 
-    def _end(self, worker: Worker) -> None:
+    def _others_work(self, worker: Worker) -> bool:
+        """Whether another worker may hold a lock that this one waits for."""
+        return any(one.tasks and one is not worker and not one.locked for one in self.workers)
+
+    def _end(self, worker: Worker, how: str) -> None:
         """Kill one that hangs."""
         state = death.state_of(worker.process.pid)
-        how = f"gave no sign of life for {self._terms.limit:g} s (loader.timeout) and was killed"
+        how += " and was killed"
         hint = death.hint_for_state(state)
         found = Death(self._name(worker), how, worker.sight, self._held(worker), "", hint)
         found.stack = worker.ask_for_stack(state in ("T", "t"))

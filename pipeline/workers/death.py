@@ -19,6 +19,7 @@ from pipeline.plan import Request
 
 MOST_LISTED = 32  # samples of a batch that are listed
 _STACK_BYTES = 64 << 10
+_SWITCHES = re.compile(r"voluntary_ctxt_switches:\s*(\d+)")
 _STACK_SECONDS = 1.0
 _OWN_THREAD = re.compile(r"worker_side\.py.* in _\w+$", re.MULTILINE)
 _START_OF_WORK = re.compile(r"\n[^\n]*torch/utils/data/_utils/(?:fetch|worker)\.py")
@@ -111,6 +112,22 @@ def state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
+
+
+def waits_for_locks(pid: int) -> Any:
+    """How often each thread of a process went to sleep, if all of them wait for locks now.
+
+    Where two looks give the same, no thread has woken in between. None where a thread does
+    anything else, sleeping and waiting for a disk or the network included, and where the kernel
+    does not tell.
+    """
+    try:
+        tasks = sorted(Path(f"/proc/{pid}/task").iterdir())
+        if not all((task / "wchan").read_text().startswith("futex") for task in tasks):
+            return None
+        return [_SWITCHES.findall((task / "status").read_text()) for task in tasks]
+    except OSError:
+        return None
 
 
 def hint_for_state(state: str) -> str:

@@ -25,6 +25,7 @@ from pipeline.workers.channel import Message, Receiver, framed, unpack
 from pipeline.workers.worker_side import DUMP, File, Flag, Link, Memory, Seat, run
 
 _PATIENCE = 2.0  # seconds for a killed process to be gone
+_QUIET = 1.0  # seconds without a sign of life from which on more is asked
 
 
 class Task:
@@ -66,6 +67,8 @@ class Worker:
     Attributes:
         tasks: without a result, in order.
         silent: seconds without a sign of life, as the main process has seen it.
+        stopped, locked: seconds of these in which it was stopped by a signal, or each of its
+            threads waited for a lock and did not wake once.
         is_cut_off: whether nothing more can come from its process.
     """
 
@@ -76,7 +79,7 @@ class Worker:
         self.number = number
         self.daemon = True
         self.tasks: deque[Task] = deque()
-        self.silent = 0.0
+        self.silent = self.stopped = self.locked = 0.0
         self.is_cut_off = False
         self.process: Any = None
         self._context, self._memory, self._done = context, memory, done
@@ -86,6 +89,7 @@ class Worker:
         self._call: tuple[Callable[..., None], tuple[Any, ...]] | None = None
         self._unsent: deque[memoryview] = deque()  # of tasks, what did not fit into the socket
         self._seen: tuple[Any, ...] = ()
+        self._waits: Any = None
         self.sock: socket.socket | None = None
         self._stack = -1
 
@@ -164,6 +168,14 @@ class Worker:
         alive = seen != self._seen or not self.tasks
         self.silent = 0.0 if alive else self.silent + passed
         self._seen = seen
+        if self.silent < _QUIET:  # so that nothing of this is asked of one that works
+            self.stopped = self.locked = 0.0
+            return
+        is_stopped = death.state_of(self.process.pid) == "T"  # not "t", a debugger's
+        self.stopped = self.stopped + passed if is_stopped else 0.0
+        waits = death.waits_for_locks(self.process.pid)
+        same = waits is not None and waits == self._waits
+        self.locked, self._waits = self.locked + passed if same else 0.0, waits
 
     @property
     def is_ready(self) -> bool:
@@ -260,7 +272,8 @@ class Worker:
         self.sock.setblocking(False)
         self._receiver = Receiver(self.sock)
         self._stack = _anonymous_file()
-        self.silent, self._seen, self.is_cut_off = 0.0, (), False
+        self.silent = self.stopped = self.locked = 0.0
+        self._seen, self._waits, self.is_cut_off = (), None, False
         board.clear(self._cell)
         link = Link(theirs, self._done)
         own = tuple(link if hasattr(arg, "cancel_join_thread") else arg for arg in args)
