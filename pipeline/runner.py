@@ -152,6 +152,7 @@ class _Fit(Observer):
         self.address = (0, 0)  # of the next batch
         self.begun = False  # whether the epoch at that address has begun, and has no record yet
         self.metrics: Record = {}  # of the last validation
+        self.deaths = 0  # of workers, up to the last record; of this rank
         self.saved_at = time.monotonic()
 
     def restore(self, state: State) -> None:
@@ -200,6 +201,8 @@ class _Fit(Observer):
             self._validate(record)
             improved = _is_best(record, result.best, options)
             result.stale = 0 if improved else result.stale + 1
+        record["worker_deaths"] = lost = self._lost()
+        self.deaths = self._own_deaths()
         if improved:
             result.best = record
         if result.history and result.history[-1]["epoch"] == epoch:  # max_steps was raised
@@ -207,12 +210,20 @@ class _Fit(Observer):
         result.history.append(record)
         self.learner.end_epoch(record.get(f"val/{options.monitor}"))
         if not self.learner.finished or self.address[1] == self.train.plan.steps(epoch):
-            self.address, self.meter = (epoch + 1, 0), Meter(self.group)
+            self.address, self.meter, lost = (epoch + 1, 0), Meter(self.group), 0
+        self.meter.deaths = lost
         self.begun = False
         for observer in self.observers:
             observer.on_epoch_end(record)
         if last or improved or self._ended() or (epoch + 1) % options.save_every == 0:
             self._save(improved)
+
+    def _lost(self) -> int:
+        """Workers that died since the last epoch's record: in validation too, of all ranks."""
+        return self.meter.deaths + sum(self.group.gather(self._own_deaths() - self.deaths))
+
+    def _own_deaths(self) -> int:
+        return self.train.deaths + (self.val.deaths if self.val is not None else 0)
 
     def _validate(self, record: Record) -> None:
         assert self.val is not None
@@ -287,7 +298,7 @@ class _Fit(Observer):
             "metrics": self.metrics,
             "progress": {
                 "result": kept, "begun": self.begun,
-                "meter": self.meter.state_dict(self.train.stats.wait_seconds),
+                "meter": self.meter.state_dict(self.train.stats.wait_seconds, self._lost()),
             },
             "fingerprint": self.fingerprint,
         }  # fmt: skip

@@ -124,7 +124,9 @@ def report(
         files |= draw_pictures(parts, model, objective, result, constant, folder.path)
     show_files(files, tracker, int(last["step"]))
     folder.manifest |= {"reason": result.reason, "best": result.best, "order": result.order,
-                        "last": last, "baseline": constant}  # fmt: skip
+                        "last": last, "baseline": constant,
+                        "worker_deaths": sum(one["worker_deaths"] for one in result.history),
+                        }  # fmt: skip
 
 
 def _say(group: Group) -> Callable[[str], None]:

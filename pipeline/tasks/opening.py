@@ -139,7 +139,11 @@ def _say(folder: RunFolder, newest: Newest) -> None:
     for path, reason in newest.skipped:
         print(f"cannot use {path}: {reason}", file=sys.stderr)
     if newest.skipped:
-        print("going on from an older one; the steps since then are trained again", file=sys.stderr)
+        updates = int(newest.state["updates"])
+        steps = max((checkpoint.steps_of(path) or 0) for path, _ in newest.skipped) - updates
+        lost = f"the {steps} steps" if steps > 0 else "the steps"
+        print(f"going on from an older one, after {updates} steps; {lost} since then are trained "
+              "again", file=sys.stderr)  # fmt: skip
     epoch, step = _address(newest.state)
     print(f"going on with {folder.path} at epoch {epoch}, step {step} ({newest.path.name})",
           file=sys.stderr)  # fmt: skip

@@ -33,6 +33,7 @@ from typing import Any
 
 from pipeline import board
 from pipeline.preemption import waiting
+from pipeline.tuning import memory
 from pipeline.workers import death
 from pipeline.workers.backends import WorkerError
 from pipeline.workers.channel import ChannelError
@@ -139,6 +140,7 @@ class Crew:
         self._rings.setblocking(False)
         self._bell.setblocking(False)
         self._looked = time.monotonic()
+        self._kills = memory.kills()
         self._is_slow_to_start = context.get_start_method() != "fork"
         # multiprocessing waits for its processes at exit, for one that does not end without end.
         # This comes before, also where this process is itself one of multiprocessing's.
@@ -147,7 +149,7 @@ class Crew:
     def hire(self) -> Worker:
         """One more worker, not yet started."""
         worker = Worker(len(self.workers), self._context, self._memory, self.done, self._lock,
-                        self._ring)  # fmt: skip
+                        self._ring, self._count)  # fmt: skip
         self.workers.append(worker)
         return worker
 
@@ -258,7 +260,8 @@ class Crew:
                 self._receive(worker)
                 self._bury(worker, Death(
                     self._name(worker), death.by_exit_code(code), worker.sight,
-                    self._held(worker), worker.stack(), death.hint_for(code),
+                    self._held(worker), worker.stack(),
+                    death.hint_for(code, worker.size, self._kills),
                 ))  # fmt: skip
                 continue
             worker.look(passed)
@@ -301,6 +304,7 @@ class Crew:
             worker.end()
             return
         self._count()
+        worker.is_told_of = True
         text = found.report(self._dataset)
         worker.end()
         task = worker.tasks[0] if worker.tasks else None

@@ -16,6 +16,7 @@ from pipeline import board
 from pipeline.bad_samples import path_of
 from pipeline.board import Sight
 from pipeline.plan import Request
+from pipeline.tuning import memory
 
 MOST_LISTED = 32  # samples of a batch that are listed
 _STACK_BYTES = 64 << 10
@@ -96,14 +97,30 @@ def by_exit_code(code: int) -> str:
     return f"was killed by signal {-code}{name}"
 
 
-def hint_for(code: int) -> str:
-    """What a person may want to know about an exit code."""
+def hint_for(code: int, size: int = 0, kills: int = 0) -> str:
+    """What a person may want to know about an exit code.
+
+    Args:
+        size: bytes of memory that the process had when it was last looked at; 0: not known.
+        kills: processes that the kernel had ended for want of memory before.
+    """
     if code == -signal.SIGKILL:
-        return ("SIGKILL leaves no stack behind; the system also sends it when memory runs out "
-                "(dmesg tells)")  # fmt: skip
+        most, what = memory.limit()
+        had = f"It had {_gib(size)} of memory when last looked at; " if size else ""
+        limit = f"the limit is {_gib(most)}, {what}"
+        if memory.kills() > kills:
+            why = "SIGKILL: the kernel ended it because memory ran out"
+        else:
+            why = ("SIGKILL leaves no stack behind; the system also sends it when memory runs out "
+                   "(dmesg tells)")  # fmt: skip
+        return f"{why}. {had}{limit}"
     if code == -signal.SIGBUS:
         return "SIGBUS also comes when shared memory or a mapped file runs out of space"
     return ""
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
 
 
 def state_of(pid: int) -> str:
