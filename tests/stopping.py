@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -106,8 +107,7 @@ class Runs:
         try:
             os.setsid()
             output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
+            sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1)  # pytest has taken both
             torch.set_num_threads(1)
             if self.ranks > 1:
                 os.environ |= {
