@@ -8,6 +8,11 @@ from pathlib import Path
 # Ours come first, wherever this is started from: another package named `datasets` may be installed.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from pipeline import preemption
+
+if __name__ == "__main__":
+    preemption.leave_early()  # the imports below take seconds
+
 import hydra
 from omegaconf import DictConfig
 

@@ -28,11 +28,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipeline import endpoints, hydra_output, tasks, terminal, world
+from pipeline import endpoints, hydra_output, preemption, tasks, terminal, world
 from pipeline.checks import allowances, hydra_loader, preflight
 from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain
 from pipeline.config import Config
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
+from pipeline.preemption import Preempted, Preemption, Stop
 from pipeline.ranks import launch
 from pipeline.resumption import with_overrides_of_run
 from pipeline.tasks import sweep
@@ -44,6 +45,9 @@ _script: str | None = None  # the file that this program was started from
 # What gloo says when a process at the other end of a connection is gone.
 _LOST = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "onnection refused")
 NOBODY_LISTENS = 141  # as a shell says of a command that SIGPIPE ended
+# Signals that come within these seconds of the first are its echo: a terminal sends Ctrl-C to all
+# processes, and the launcher hands it on to its ranks.
+_ECHO = 2.0
 
 
 def main(argv: Sequence[str], entry: Callable[[], Any] | None = None) -> int:
@@ -59,7 +63,11 @@ def main(argv: Sequence[str], entry: Callable[[], Any] | None = None) -> int:
     global _script
     _script = sys.argv[0] if entry else None
     try:
-        with _own_options(argv) as (options, overrides), terminal.harmless_libraries():
+        with (
+            Preemption(_ECHO, _say, at_once=True),
+            _own_options(argv) as (options, overrides),
+            terminal.harmless_libraries(),
+        ):
             return _main(options, with_overrides_of_run(overrides), entry or _entry())
     except BaseException as error:
         return report(error)
@@ -78,8 +86,14 @@ def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) ->
     composer, single = _checked(args)
     options = [*options, "--config-path", composer.path]
     looks = hydra_output.shown() if _only_looks(args) else hydra_output.saved()
-    with _argv([*options, *overrides]), looks, hydra_loader.checked(single):
-        entry()
+    try:
+        with _argv([*options, *overrides]), looks, hydra_loader.checked(single):
+            entry()
+    except Stop as stop:
+        if args.multirun:
+            text = "stopped between two jobs of the sweep, where nothing is lost; the same command"
+            raise Preempted(f"{stop.name}: {text} with resume=auto goes on") from None
+        raise
     return 0
 
 
@@ -148,9 +162,15 @@ def _run(config: Config) -> float | None:
     count = _ranks_to_start(config)
     if count:
         command = launch.this_program(_arguments(config), _script)
-        value: float | None = launch.run(command, count, config.distributed.max_restarts)
+        with preemption.others():  # torch's launcher, which hands them on
+            value: float | None = launch.run(command, count, config.distributed.max_restarts)
         return value
-    value = tasks.load(config.task)(config)
+    try:
+        value = tasks.load(config.task)(config)
+    except Stop as stop:
+        if config.task == "fit" or stop.name != "SIGINT":
+            raise
+        raise KeyboardInterrupt from None
     if world.launched_rank()[0] == 0:
         launch.leave_result(value)
     return value
@@ -192,15 +212,23 @@ def report(error: BaseException) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOBODY_LISTENS
     rank = _rank()
+    if isinstance(error, Stop):
+        error = Preempted(str(error))
     if not isinstance(error, PenstockError):
-        _print_traceback(error, rank)
-        return 1
+        return _print_traceback(error, rank)
     if any(os.environ.get(name) == "1" for name in ("PENSTOCK_TRACEBACK", "HYDRA_FULL_ERROR")):
         say("".join(traceback.format_exception(error)).rstrip())
-    quiet = error.exit_code == PREEMPTED and rank not in ("", "rank 0: ")
-    if str(error) and not quiet:
+    if error.exit_code == PREEMPTED and str(error):
+        _say(f"{rank}{_message(error)}")
+    elif str(error):
         say(f"{rank}{_message(error)}")
     return error.exit_code
+
+
+def _say(text: str) -> None:
+    """Tell a person, once for all ranks."""
+    if _rank() in ("", "rank 0: "):
+        say(text)
 
 
 def _rank() -> str:
@@ -208,14 +236,16 @@ def _rank() -> str:
     return f"rank {world.launched_rank()[0]}: " if world.launched_size() > 1 else ""
 
 
-def _print_traceback(error: BaseException, rank: str) -> None:
+def _print_traceback(error: BaseException, rank: str) -> int:
+    """Show a bug, or say that another rank is gone; the exit code."""
     lost = isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
     if rank and lost:  # whoever left has said why, or was killed
         reason = str(error).split(". This is")[0]
         say(f"{rank}ends, as it has lost another rank: {reason}")
-        return
+        return launch.LOST
     lines = "".join(traceback.format_exception(error))
     say("\n".join(f"{rank}{line}" for line in lines.rstrip("\n").split("\n")))
+    return 1
 
 
 def _message(error: PenstockError) -> str:

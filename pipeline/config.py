@@ -166,7 +166,7 @@ class Distributed(Section):
     strategy: Literal["none", "ddp", "fsdp"]
     nproc: Count | Literal["auto"] = "auto"
     backend: str | None = None
-    timeout: Annotated[float, Field(gt=0)] = 1800.0
+    timeout: Annotated[float, Field(gt=0)] = 300.0
     max_restarts: Index = 0
     find_unused_parameters: bool = False
     sync_batchnorm: bool = False

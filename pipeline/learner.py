@@ -121,6 +121,7 @@ class Learner:
         self._samples = 0  # of this rank in them
         self._divisor = 1  # what those gradients have been divided by
         self._share, self._each = 0.0, torch.empty(0)  # kept by `_shares`
+        self._batches_before, self._buffers_before = 0, list[Tensor]()  # kept by `_keep`
 
     @property
     def finished(self) -> bool:
@@ -140,6 +141,8 @@ class Learner:
 
     def learn(self, batch: Batch) -> Tensor:
         """Add the gradients of a batch; returns its losses, float32[n], without waiting."""
+        if not self._begun:
+            self._keep()
         self._seed_model()
         if self._parallel.strategy == "fsdp":  # as DDP does by itself
             same_buffers(self.model, self.group)
@@ -208,6 +211,22 @@ class Learner:
                 f"{type(error).__name__}: {error}. Use an earlier one"
             ) from error
         self._resumed = False
+
+    def _keep(self) -> None:
+        """Before the first batch of a step of several: what `drop_pending` goes back to."""
+        self._batches_before = self.batches
+        if self.options.accumulate > 1:
+            self._buffers_before = [buffer.clone() for buffer in self.model.buffers()]
+
+    def drop_pending(self) -> None:
+        """Be as after the last update: forget the batches that were learned from since then."""
+        if not self._begun:
+            return
+        with torch.no_grad():
+            for buffer, before in zip(self.model.buffers(), self._buffers_before, strict=True):
+                buffer.copy_(before)
+        self.optimizer.zero_grad()
+        self.batches, self._samples, self._begun = self._batches_before, 0, False
 
     def _weights(self) -> list[Tensor]:
         return [weight for group in self.optimizer.param_groups for weight in group["params"]]

@@ -121,6 +121,11 @@ class Loader:
         self._next = (0, 0)
         self._broken_off = False
 
+    @property
+    def deaths(self) -> int:
+        """Workers that died or stopped answering since the loader was made, and were replaced."""
+        return self._deaths + self._backend.deaths
+
     def __len__(self) -> int:
         """Steps in an epoch."""
         return len(self.plan)
@@ -142,12 +147,12 @@ class Loader:
         self._next, self._broken_off = (epoch, start), True
         if self.budget is not None:
             self.budget.begin(epoch)
-        deaths = self._deaths + self._backend.deaths
+        deaths = self.deaths
         began = time.perf_counter()
         asked = began
         with closing(self._results(epoch, start)) as results:
             for result in results:
-                self.stats.deaths = self._deaths + self._backend.deaths - deaths
+                self.stats.deaths = self.deaths - deaths
                 if isinstance(result, End):
                     break
                 batch = self._delivered(result)
@@ -162,6 +167,7 @@ class Loader:
                     self.budget.add(batch.request.valid, batch.left_out)
         self._next, self._broken_off = (epoch + 1, 0), False
         self.stats.total_seconds = time.perf_counter() - began
+        self.stats.deaths = self.deaths - deaths  # with those that were found when it ended
 
     def _results(self, epoch: int, step: int) -> Generator[Batch | Failure | End]:
         """Results from `step` on; from one backend after another where the workers are tuned.

@@ -64,6 +64,7 @@ class Meter:
 
     Attributes:
         samples: how many have been read.
+        deaths: of workers, in runs before that shared the epoch; over all ranks.
         window: mean loss since `window_begin`; NaN if nothing was read since.
     """
 
@@ -73,6 +74,7 @@ class Meter:
         self._pending: list[tuple[Batch, Tensor, int]] = []
         self._total = float(state.get("total", 0.0))
         self.samples = int(state.get("samples", 0))
+        self.deaths = int(state.get("deaths", 0))
         self._window_total = float(state.get("window_total", 0.0))
         self._window_samples = int(state.get("window_samples", 0))
         self._before = float(state.get("seconds", 0.0))
@@ -82,6 +84,10 @@ class Meter:
     def add(self, batch: Batch, losses: Tensor) -> None:
         """Count a batch; `losses` are those of this rank's samples, float32[n] on the device."""
         self._pending.append((_row_of(batch), losses.sum(), losses.shape[0]))
+
+    def drop_from(self, address: tuple[int, int]) -> None:
+        """Forget batches of that address and later ones: they will be trained on again."""
+        self._pending = [one for one in self._pending if one[0].request.address < address]
 
     def read(self) -> list[Step]:
         """What was added since the last reading, summed over the ranks; waits for the device.
@@ -139,12 +145,17 @@ class Meter:
         return {"samples_per_second": self.samples / seconds,
                 "wait_share": min((self._waited_before + waited) / seconds, 1.0)}  # fmt: skip
 
-    def state_dict(self, waited: float) -> dict[str, float]:
-        """What an epoch that goes on in another process needs; everything has been read."""
+    def state_dict(self, waited: float, deaths: int = 0) -> dict[str, float]:
+        """What an epoch that goes on in another process needs; everything has been read.
+
+        Args:
+            waited: seconds that the loader says.
+            deaths: of workers in this epoch so far, over all ranks.
+        """
         return {
             "total": self._total, "samples": self.samples, "seconds": self.seconds,
             "window_total": self._window_total, "window_samples": self._window_samples,
-            "waited": self._waited_before + waited,
+            "waited": self._waited_before + waited, "deaths": deaths,
         }  # fmt: skip
 
 

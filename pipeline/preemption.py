@@ -1,9 +1,17 @@
-"""Being asked to stop: SIGTERM, SIGINT and SIGUSR1 end a run at its next step, with a checkpoint.
+"""Being asked to stop: what SIGTERM, SIGINT and SIGUSR1 do at each moment of a program.
 
-A cluster's scheduler sends the first of these some time before it ends a job. The signal's number
+    imports     `leave_early`: the program ends at once; nothing was begun
+    set-up      `Preemption(at_once=True)`: `Stop` is raised wherever the main thread is
+    training    `Preemption()`: the wish is noted, and a run stops before its next step, with a
+                checkpoint; `Stop` is raised only where the main thread waits for data (`waiting`)
+
+A cluster's scheduler sends the first signal some time before it ends a job. The signal's number
 goes through a wake-up file to a thread, which notes it at once, also while the main thread waits
 inside torch for another rank. A second signal leaves at once: the last good checkpoint is whole at
 every moment, so nothing but the work since then is lost.
+
+A wait for data can be broken off anywhere, since no weight has changed and what was waited for is
+a function of its address: it is made again.
 """
 
 from __future__ import annotations
@@ -13,15 +21,22 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.errors import PREEMPTED, PenstockError
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
 )
+
+# In set-up: seconds until the process leaves where the main thread has not even run a handler, as
+# it is inside a library; and where it has, for it to put away what it had begun.
+_UNHEARD, _UNWINDING = 0.7, 5.0
+
+Item = TypeVar("Item")
 
 
 class Preempted(PenstockError):
@@ -30,23 +45,42 @@ class Preempted(PenstockError):
     exit_code = PREEMPTED
 
 
+class Stop(BaseException):
+    """A request to stop, raised in the main thread where nothing is lost by it.
+
+    Not an Exception: data code that catches all of those shall not keep a run from stopping.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name}: stopped before the first step; nothing was begun")
+        self.name = name
+
+
 class Preemption:
     """While active, says whether this process was asked to stop.
 
-    Signals can only be taken by the main thread; elsewhere nothing is ever asked.
+    Signals can only be taken by the main thread; elsewhere nothing is ever asked. Contexts may be
+    nested: the inner one has the signals, and the outer one inherits what it was asked.
 
     Args:
         repeats_after: seconds in which another signal counts as the same one. A launcher hands on
             what the terminal has already sent to everybody.
         say: is told what a person should know, from a thread.
+        at_once: raise `Stop` wherever the main thread is, and not only where it waits.
+        tell: is called with the name of the first signal, from a thread.
     """
 
     def __init__(
-        self, repeats_after: float = 0.0, say: Callable[[str], None] | None = None
-    ) -> None:
+        self, repeats_after: float = 0.0, say: Callable[[str], None] | None = None,
+        at_once: bool = False, tell: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
         self._repeats_after = repeats_after
         self._say = say or (lambda text: None)
+        self._at_once = at_once
+        self._tell = tell or (lambda name: None)
         self._first: tuple[str, float] | None = None
+        self._raised: str | None = None
+        self._waits = False
         self._kept: dict[int, Any] = {}
         self._kept_fd = -1
         self._ends: tuple[socket.socket, socket.socket] | None = None
@@ -54,55 +88,171 @@ class Preemption:
     @property
     def asked(self) -> str | None:
         """The name of the signal, or None."""
-        return self._first[0] if self._first else None
+        return self._first[0] if self._first else self._raised
 
     def __enter__(self) -> Preemption:
-        if threading.current_thread() is not threading.main_thread():
+        if not _in_main_thread():
             return self
+        global _has_begun
+        _has_begun = True
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         self._ends = ours, theirs
+        _active.append(self)
         self._kept = {number: signal.signal(number, _noted) for number in SIGNALS}
         self._kept_fd = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(ours,), daemon=True).start()
-        _active.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._ends is None:
             return
-        _active.remove(self)
+        self._at_once = self._waits = False  # nothing is raised in the lines that follow
         signal.set_wakeup_fd(self._kept_fd)
         for number, handler in self._kept.items():
             signal.signal(number, handler)
-        ours, theirs = self._ends
+        _active.remove(self)
+        if _active and self.asked:
+            _active[-1]._first = self.asked, time.monotonic()
+            _active[-1]._raised = self.asked  # it ends by what is raised already
+            _active[-1]._repeats_after = max(_active[-1]._repeats_after, self._repeats_after)
+        theirs = self._ends[1]
         self._ends = None
         theirs.close()  # the listener reads the end, and ends
-        del ours
 
     def _listen(self, ours: socket.socket) -> None:
         with ours:
-            while data := ours.recv(16):
+            while True:
+                ours.settimeout(self._rest())
+                try:
+                    data = ours.recv(16)
+                except TimeoutError:
+                    self._leave(f"{self.asked}: stopped before the first step; nothing was begun")
+                if not data:
+                    return
                 for number in data:
                     if number in SIGNALS:
                         self._take(signal.Signals(number).name)
+
+    def _rest(self) -> float | None:
+        """Seconds until a main thread that does not end is waited for no more."""
+        if not self._at_once or self._first is None:
+            return None
+        patience = _UNWINDING if self._raised else _UNHEARD
+        return max(self._first[1] + patience - time.monotonic(), 0.001)
 
     def _take(self, name: str) -> None:
         now = time.monotonic()
         if self._first is None:
             self._first = name, now
-            self._say(f"{name}: stopping after this step, with a checkpoint; "
-                      "a second signal leaves at once")  # fmt: skip
+            if not self._at_once:
+                self._say(f"{name}: stopping after this step, with a checkpoint; "
+                          "a second signal leaves at once")  # fmt: skip
+            self._tell(name)
         elif now - self._first[1] >= self._repeats_after:
-            self._say(f"{name}: leaving at once, with what the last checkpoint holds")
-            os._exit(PREEMPTED)
+            self._leave(f"{name}: leaving at once, with what the last checkpoint holds")
+
+    def _leave(self, text: str) -> None:
+        self._say(text)
+        os._exit(PREEMPTED)
+
+    def _interrupt(self, name: str) -> None:
+        """Raise `Stop`, once, if the main thread is where it may be."""
+        if self._raised is None and (self._at_once or self._waits):
+            self._raised, self._waits = name, False
+            raise Stop(name)
 
 
 _active: list[Preemption] = []
+_has_begun = False
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _noted(number: int, frame: FrameType | None) -> None:
-    """Python's own handler has nothing left to do."""
+    """Python's handler, in the main thread; the listener has the number already."""
+    if _active:
+        _active[-1]._interrupt(signal.Signals(number).name)
+
+
+def asked() -> str | None:
+    """The name of the signal by which this process was asked to stop, or None."""
+    return next((one.asked for one in reversed(_active) if one.asked), None)
+
+
+def forget() -> None:
+    """Take no account of what was asked so far: another job begins."""
+    for one in _active:
+        one._first, one._raised = None, None
+
+
+class waiting:
+    """Here the main thread waits for data, and does nothing else: a signal raises `Stop` in it.
+
+    Raises:
+        Stop: also where the signal came before.
+    """
+
+    def __enter__(self) -> None:
+        self._taker = taker = _active[-1] if _active and _in_main_thread() else None
+        if taker is not None:
+            taker._waits = True
+            if taker.asked is not None and not taker._at_once:
+                taker._waits = False
+                raise Stop(taker.asked)
+
+    def __exit__(self, *_: object) -> None:
+        if self._taker is not None:
+            self._taker._waits = False
+
+
+def in_turns(items: Iterator[Item], turn: Callable[[bool], None] | None) -> Iterator[Item]:
+    """`items`, with `turn(broken_off)` called before each of them and at their end.
+
+    It is called with True where the wait for the next one was broken off, and may raise.
+    """
+    while True:
+        try:
+            found = [next(items)]
+        except StopIteration:
+            found = []
+        except Stop:
+            if turn is not None:
+                turn(True)
+            raise
+        if turn is not None:
+            turn(False)
+        if not found:
+            return
+        yield found.pop()
+
+
+@contextmanager
+def others() -> Iterator[None]:
+    """Leave the signals to somebody else, who has handlers of their own, for a time."""
+    if not _active or not _in_main_thread():
+        yield
+        return
+    descriptor = signal.set_wakeup_fd(-1)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+
+
+def leave_early() -> None:
+    """Let a signal end this program as long as it only imports what it is made of."""
+    for number in SIGNALS:
+        signal.signal(number, _leave_early)
+
+
+def _leave_early(number: int, frame: FrameType | None) -> None:
+    if not _has_begun:  # afterwards the program is about to end by itself
+        # Not through sys.stderr, which the program may be writing to at this very moment.
+        os.write(2, f"{Stop(signal.Signals(number).name)}\n".encode())
+        os._exit(PREEMPTED)
 
 
 def _before_fork() -> None:

@@ -33,7 +33,7 @@ from pipeline.learner import Learner, Options
 from pipeline.loader import Loader
 from pipeline.meter import Meter, NonFiniteLossError, Step, order_hash
 from pipeline.objective import Objective
-from pipeline.preemption import Preempted, Preemption
+from pipeline.preemption import Preempted, Preemption, in_turns
 from pipeline.ranks.group import Group
 from pipeline.ranks.parallel import Parallel, same_buffers
 from pipeline.saving.checkpoint import Checkpoints, State
@@ -119,7 +119,7 @@ def fit(
         seed: of the model's randomness in training.
         group: the ranks that train together; all of them call this alike.
         parallel: how they share the model.
-        preemption: asked at every optimizer step whether to stop.
+        preemption: asked before every batch whether to stop.
         resume: what a checkpoint of such a fit held; goes on from there.
         fingerprint: plain values to be saved, by which a later run knows that it is the same.
 
@@ -132,10 +132,7 @@ def fit(
     run = _Fit(learner, train, val, checkpoints, observers, preemption, dict(fingerprint or {}))
     if resume is not None:
         run.restore(resume)
-    try:
-        return run.go()
-    finally:
-        run.agreement.close()
+    return run.go()
 
 
 class _Fit(Observer):
@@ -155,6 +152,7 @@ class _Fit(Observer):
         self.address = (0, 0)  # of the next batch
         self.begun = False  # whether the epoch at that address has begun, and has no record yet
         self.metrics: Record = {}  # of the last validation
+        self.deaths = 0  # of workers, up to the last record; of this rank
         self.saved_at = time.monotonic()
 
     def restore(self, state: State) -> None:
@@ -194,14 +192,17 @@ class _Fit(Observer):
         options, result = self.options, self.result
         self.begun = True
         record = train_epoch(
-            self.learner, self.train, epoch, self.observers, start, self.meter, self._after_step
-        )
+            self.learner, self.train, epoch, self.observers, start, self.meter,
+            self._after_step, self._turn,
+        )  # fmt: skip
         last = epoch + 1 == options.max_epochs or self.learner.finished
         improved = False
         if self.val is not None and (last or (epoch + 1) % options.val_every == 0):
             self._validate(record)
             improved = _is_best(record, result.best, options)
             result.stale = 0 if improved else result.stale + 1
+        record["worker_deaths"] = lost = self._lost()
+        self.deaths = self._own_deaths()
         if improved:
             result.best = record
         if result.history and result.history[-1]["epoch"] == epoch:  # max_steps was raised
@@ -209,36 +210,53 @@ class _Fit(Observer):
         result.history.append(record)
         self.learner.end_epoch(record.get(f"val/{options.monitor}"))
         if not self.learner.finished or self.address[1] == self.train.plan.steps(epoch):
-            self.address, self.meter = (epoch + 1, 0), Meter(self.group)
+            self.address, self.meter, lost = (epoch + 1, 0), Meter(self.group), 0
+        self.meter.deaths = lost
         self.begun = False
         for observer in self.observers:
             observer.on_epoch_end(record)
         if last or improved or self._ended() or (epoch + 1) % options.save_every == 0:
             self._save(improved)
 
+    def _lost(self) -> int:
+        """Workers that died since the last epoch's record: in validation too, of all ranks."""
+        return self.meter.deaths + sum(self.group.gather(self._own_deaths() - self.deaths))
+
+    def _own_deaths(self) -> int:
+        return self.train.deaths + (self.val.deaths if self.val is not None else 0)
+
     def _validate(self, record: Record) -> None:
         assert self.val is not None
         same_buffers(self.learner.model, self.group)
         measured = validate(
             self.learner.model, self.learner.objective, self.val, self.options.precision,
-            self.group, self._on_val_batch, self._on_left_out,
+            self.group, self._val_turn, self._on_left_out,
         )  # fmt: skip
         self.metrics = measured
         record |= {f"val/{name}": value for name, value in measured.items()}
 
     def _after_step(self, batch: Batch) -> None:
-        """Between two optimizer steps: save and stop, if it is time to."""
         self.address = (batch.request.epoch, batch.request.step + 1)
-        every, minutes = self.options.save_every_steps, self.options.save_every_minutes
-        late = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
-        stop, due = self.agreement.ask(self._asked(), late)
-        if stop:
-            self._stop()
-        if due or (every is not None and self.learner.updates % every == 0):
+        every = self.options.save_every_steps
+        if every is not None and self.learner.updates % every == 0:
             self._save()
 
-    def _on_val_batch(self, batch: Batch) -> None:
-        if self.agreement.ask(self._asked(), False)[0]:
+    def _turn(self, broken_off: bool) -> None:
+        """Before each batch and at their end: stop or save, if any rank wants to.
+
+        A rank that still waits for its batch answers as well when it is asked to stop. The others
+        have theirs in hand and have not begun with it, so all of them stop at the same address.
+        """
+        minutes = self.options.save_every_minutes
+        late = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
+        stop, due = self.agreement.ask(broken_off or self._asked(), late)
+        if stop:
+            self._stop()
+        if due and not self.learner.pending:
+            self._save()
+
+    def _val_turn(self, broken_off: bool) -> None:
+        if self.agreement.ask(broken_off or self._asked(), False)[0]:
             self._stop()  # before this validation, which the next run has all of
 
     def _on_left_out(self, left_out: list[Any]) -> None:
@@ -250,6 +268,8 @@ class _Fit(Observer):
 
     def _stop(self) -> None:
         epoch, step = self.address
+        self.learner.drop_pending()  # batches since the last step, which are learned from again
+        self.meter.drop_from(self.address)
         self._save()
         if self.checkpoints:
             self.checkpoints.close()
@@ -278,7 +298,7 @@ class _Fit(Observer):
             "metrics": self.metrics,
             "progress": {
                 "result": kept, "begun": self.begun,
-                "meter": self.meter.state_dict(self.train.stats.wait_seconds),
+                "meter": self.meter.state_dict(self.train.stats.wait_seconds, self._lost()),
             },
             "fingerprint": self.fingerprint,
         }  # fmt: skip
@@ -292,6 +312,7 @@ def train_epoch(
     start: int = 0,
     meter: Meter | None = None,
     after_step: Callable[[Batch], None] | None = None,
+    turn: Callable[[bool], None] | None = None,
 ) -> Record:
     """Train on one epoch, or on what is left of it until `max_steps`; returns its record.
 
@@ -299,6 +320,7 @@ def train_epoch(
         start: the step to begin at.
         meter: what the steps before that came to.
         after_step: called after each optimizer step with its last batch.
+        turn: called before each batch and at their end; see `preemption.in_turns`.
     """
     meter = Meter(learner.group) if meter is None else meter
     for observer in observers:
@@ -307,7 +329,7 @@ def train_epoch(
     batch = None
     with closing(loader.epoch(epoch, start)) as batches:
         # Nothing is left to do where a run was stopped in the validation after its last step.
-        for batch in () if learner.finished else batches:
+        for batch in () if learner.finished else in_turns(batches, turn):
             meter.add(batch, learner.learn(batch))
             for observer in observers:
                 observer.on_batch(batch)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.fetch import Batch
 from pipeline.learner import Precision, autocast
 from pipeline.loader import Loader
 from pipeline.objective import Objective
+from pipeline.preemption import in_turns
 from pipeline.ranks.group import Group
 
 
@@ -25,7 +25,7 @@ def validate(
     loader: Loader,
     precision: Precision = "fp32",
     group: Group | None = None,
-    on_batch: Callable[[Batch], None] | None = None,
+    turn: Callable[[bool], None] | None = None,
     on_left_out: Callable[[list[Any]], None] | None = None,
 ) -> dict[str, float]:
     """The mean "loss" and every metric of the objective over one pass of `loader`.
@@ -35,7 +35,7 @@ def validate(
 
     Args:
         group: the ranks that measure a share each; all get the same numbers.
-        on_batch: called with each of this rank's batches.
+        turn: called before each batch and at their end; see `preemption.in_turns`.
         on_left_out: called with what was left out as unreadable, by any rank.
     """
     group = group or Group()
@@ -49,15 +49,13 @@ def validate(
     left_out: list[Any] = []
     try:
         with closing(loader.epoch(0)) as batches:
-            for batch in batches:
+            for batch in in_turns(batches, turn):
                 with autocast(device, precision):
                     losses, outputs = objective(model, batch)
                 objective.update(outputs, batch)
                 sums[0] += losses.double().sum()
                 sums[1] += len(losses)
                 left_out += batch.left_out
-                if on_batch is not None:
-                    on_batch(batch)
     finally:
         model.train(was_training)
     total, count = group.sum(sums).tolist()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -36,7 +37,7 @@ class Doom:
     """Ends the process on one sample, the first `times` that it comes there.
 
     Args:
-        how: name of a signal, "exit CODE", "loop", "lock" or "sleep".
+        how: name of a signal, "exit CODE", "loop", "lock", "sleep", "socket" or "condition".
         index: of the sample.
         folder: where it counts.
     """
@@ -66,6 +67,13 @@ def end(how):
         lock.acquire()
     elif how == "sleep":
         time.sleep(60)
+    elif how == "socket":
+        ours, _theirs = socket.socketpair()
+        ours.recv(1)
+    elif how == "condition":  # waits for another thread, which sleeps
+        thread = threading.Thread(target=time.sleep, args=(60,))
+        thread.start()
+        thread.join()
     while how == "loop":
         pass
 

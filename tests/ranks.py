@@ -96,10 +96,7 @@ def validations(group):
 
 
 def leg(folder, group, strategy):
-    """Go on where the world before left off, and leave after a few steps.
-
-    Ranks hear of each other one step late, and so leave a step later than they were told.
-    """
+    """Go on where the world before left off, and leave after a few steps."""
     size = group.world.size
     place = ORDER_OF_WORLDS.index(size)
     where = folder / f"leg-{strategy}"

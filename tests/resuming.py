@@ -127,7 +127,7 @@ class StopAfter:
     @property
     def asked(self):
         self.seen += 1
-        return "SIGTERM" if self.steps is not None and self.seen >= self.steps else None
+        return "SIGTERM" if self.steps is not None and self.seen > self.steps else None
 
 
 class Written(Observer):
@@ -176,6 +176,10 @@ class Case:
             nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 1)
         )
 
+    def objective(self):
+        loss = nn.MSELoss(reduction="none")
+        return Regression(loss, {"mse": MeanSquaredError()}, ["x"], "y")
+
     def fit(
         self, folder, stop=None, resume=None, options=None, size=SIZE, group=None, strategy="none",
         **loading,
@@ -186,8 +190,7 @@ class Case:
         model = prepare(self.model(), parallel, group)
         optimizer = OPTIMIZERS[self.optimizer](model.parameters())
         scheduler = SCHEDULERS[self.scheduler](optimizer)
-        loss = nn.MSELoss(reduction="none")
-        objective = Regression(loss, {"mse": MeanSquaredError()}, ["x"], "y")
+        objective = self.objective()
         written = Written()
         chosen = Options(
             **{"max_epochs": EPOCHS, "log_every": 3, **self.options, **(options or {})}

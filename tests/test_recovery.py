@@ -20,7 +20,7 @@ from pipeline.fetch import Batch
 from pipeline.loader import Loader
 from pipeline.stream_fetch import StreamFetch
 from pipeline.streams import StreamOrder, StreamPlan
-from pipeline.workers import channel
+from pipeline.workers import channel, crew, death
 from pipeline.workers.backends import LoaderOptions, WorkerError
 from pipeline.workers.process_backend import ProcessBackend
 from tests import deaths, toy
@@ -103,6 +103,44 @@ def test_a_worker_that_hangs_is_replaced_after_the_limit(how, said, tmp_path, ca
     )
     assert "sample 7 (pictures/7.png)" in text
     assert "_bootstrap" not in text  # the stack is that of the work, not of how it was started
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("SIGSTOP", r"had been stopped for 1 s and was killed[\s\S]*it had been stopped"),
+        ("lock", r"waited for a lock that nobody was there to release, for 1 s, and was killed"),
+    ],
+)
+def test_a_worker_that_cannot_go_on_is_told_from_one_that_works(
+    how, said, tmp_path, caplog, monkeypatch
+):
+    # With the limit of 300 s; the patience with what cannot go on is shortened here.
+    monkeypatch.setattr(crew, "_STOPPED", 1.0)
+    monkeypatch.setattr(crew, "_LOCKED", 1.0)
+    loader = toy.loader(TWO, Doom(how, 7, tmp_path), Files())
+    assert toy.hashes(loader) == undisturbed()
+    assert loader.stats.deaths == 1
+    text = message(caplog)
+    assert re.search(said, text)
+    assert "sample 7 (pictures/7.png)" in text
+
+
+@pytest.mark.parametrize("how", ["loop", "sleep", "socket", "condition"])
+def test_a_worker_that_may_be_at_work_keeps_its_300_seconds(how, tmp_path):
+    # Each of them sleeps without CPU time or computes without a sign, as slow data does.
+    process = torch.multiprocessing.get_context("fork").Process(target=deaths.end, args=(how,))
+    process.start()
+    try:
+        time.sleep(0.2)
+        looks = [death.waits_for_locks(process.pid)]
+        time.sleep(0.3)
+        looks.append(death.waits_for_locks(process.pid))
+        assert death.state_of(process.pid) in "RS"
+        assert looks[0] is None or looks[1] is None or looks[0] != looks[1]
+    finally:
+        process.kill()
+        process.join()
 
 
 def test_work_that_takes_longer_than_the_limit_in_all_does_not_hang():

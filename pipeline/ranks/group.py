@@ -2,7 +2,7 @@
 
     join        enter the process group of this world, and leave it
     Group       sum, gather, hand out; alone, all of it costs nothing
-    Agreement   whether any rank wants to stop, found out without waiting
+    Agreement   whether any rank wants to stop
 
 Numbers travel on the group of the device (NCCL or gloo). Objects, and what is agreed upon, travel
 on a gloo group of their own, so that they never wait for a GPU.
@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from pipeline.errors import ConfigError, Problem
 from pipeline.ranks import meeting
+from pipeline.ranks.presence import Presence
 from pipeline.world import World, is_launched, restarts
 
 
@@ -32,13 +33,16 @@ class Group:
     Args:
         world: this process among them.
         control: group for objects and agreements; None alone.
+        presence: what is known of the others; None alone.
     """
 
     def __init__(
-        self, world: World | None = None, control: dist.ProcessGroup | None = None
-    ) -> None:
+        self, world: World | None = None, control: dist.ProcessGroup | None = None,
+        presence: Presence | None = None,
+    ) -> None:  # fmt: skip
         self.world = world or World()
         self._control = control
+        self._presence = presence
 
     @property
     def alone(self) -> bool:
@@ -83,44 +87,38 @@ class Group:
 
     def agreement(self) -> Agreement:
         """A question of its own, to be asked at every step."""
-        return Agreement(self._control)
+        return Agreement(self._control, self._presence)
+
+    def tell(self, name: str) -> None:
+        """Let the other ranks know that this one was asked to stop, by that signal."""
+        if self._presence is not None:
+            self._presence.tell(name)
 
 
 class Agreement:
     """What any rank wants, known to all at the same call.
 
-    The answer to a call is what was said at the call before: its reduction has run meanwhile, so
-    nobody waits for the slowest rank. Alone there is nothing to agree on, and the answer comes at
-    once.
+    It waits for the slowest rank. Asked when a batch is there, that is no loss, as the step that
+    follows has to wait for all batches. Alone there is nothing to agree on.
     """
 
-    def __init__(self, control: dist.ProcessGroup | None) -> None:
-        self._control = control
-        self._work: Any = None
-        self._said = torch.zeros(0, dtype=torch.int32)
+    def __init__(self, control: dist.ProcessGroup | None, presence: Presence | None = None) -> None:
+        self._control, self._presence = control, presence
 
     def ask(self, *wishes: bool) -> tuple[bool, ...]:
-        """Say what this rank wants, and hear what anybody has wanted up to one call ago."""
+        """Say what this rank wants, and hear what anybody wants."""
         if self._control is None:
             return wishes
-        self.close()
-        answer = tuple(bool(value) for value in self._said.tolist()) or (False,) * len(wishes)
-        self._said = torch.tensor(wishes, dtype=torch.int32)
-        self._work = dist.all_reduce(
-            self._said, op=dist.ReduceOp.MAX, group=self._control, async_op=True
-        )
-        return answer
-
-    def close(self) -> None:
-        """Let the last reduction end, so that the group can be left."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
+        said = torch.tensor(wishes, dtype=torch.int32)
+        dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._control)
+        if self._presence is not None:
+            self._presence.turns += 1
+        return tuple(bool(value) for value in said.tolist())
 
 
 @contextmanager
 def join(
-    world: World, backend: str | None = None, timeout: float = 1800.0, together: bool = False
+    world: World, backend: str | None = None, timeout: float = 300.0, together: bool = False
 ) -> Iterator[Group]:
     """The group of `world`, for the time of the context.
 
@@ -132,6 +130,7 @@ def join(
 
     Raises:
         ConfigError: no group can be made of what the launcher says.
+        LateError: a rank was waited for in vain.
     """
     if world.size == 1 and not (together and is_launched()):
         yield Group(world)
@@ -141,8 +140,9 @@ def join(
     if cuda:
         torch.cuda.set_device(world.device)
     try:
+        store = _store(world, limit)
         dist.init_process_group(
-            backend or ("nccl" if cuda else "gloo"), store=_store(world, limit), rank=world.rank,
+            backend or ("nccl" if cuda else "gloo"), store=store, rank=world.rank,
             world_size=world.size, timeout=limit,
         )  # fmt: skip
     except (ValueError, RuntimeError, dist.DistError) as error:
@@ -150,9 +150,16 @@ def join(
             Problem("distributed", f"rank {world.rank} of {world.size} cannot join the others: "
                     f"{error}. Start with python run.py, or with torchrun on every machine")
         ) from error  # fmt: skip
+    presence = Presence(meeting.notes() or store, world, timeout)
     try:
-        control: Any = dist.new_group(backend="gloo", timeout=limit)
-        yield Group(world, control)
+        with presence:
+            control: Any = dist.new_group(backend="gloo", timeout=limit)
+            yield Group(world, control, presence)
+    except RuntimeError as error:
+        late = presence.explained(error)
+        if late is None:
+            raise
+        raise late from None
     finally:
         dist.destroy_process_group()
 

@@ -25,6 +25,7 @@ from pipeline.errors import PREEMPTED, ConfigError, DataError, PenstockError
 # What ranks have for a checkpoint once they were asked to stop; then they are killed.
 _GRACE_SECONDS = 120
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+LOST = 69  # a rank that ends because another one is gone (EX_UNAVAILABLE)
 _RESULT = "PENSTOCK_RESULT"  # names the file that rank 0 leaves its result in
 
 
@@ -121,9 +122,12 @@ def _failed(codes: Mapping[int, int]) -> RanksError:
 
 
 def exit_code(codes: Iterable[int]) -> int:
-    """The exit code of a run whose ranks ended with `codes`; the most telling one wins."""
+    """The exit code of a run whose ranks ended with `codes`; the most telling one wins.
+
+    After one rank has failed, the launcher asks the others to stop.
+    """
     found = set(codes)
-    ordered = (ConfigError.exit_code, DataError.exit_code, PREEMPTED)
+    ordered = (ConfigError.exit_code, DataError.exit_code, PenstockError.exit_code, PREEMPTED)
     return next((code for code in ordered if code in found), 1)
 
 

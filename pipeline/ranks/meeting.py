@@ -11,6 +11,8 @@ objects: whoever reaches one runs code in the ranks. The ranks of one machine ne
 Under another launcher the store is torch's. Where rank 0 has to serve it and MASTER_ADDR is a plain
 IP address, it is served at that address only (`served`).
 
+5. What they tell each other while they run (`presence`) are notes in that folder, a file each.
+
 Cost: that of a few files; nothing is asked of the store once the ranks are connected.
 """
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from ipaddress import ip_address
@@ -113,6 +115,58 @@ def store(size: int) -> FileStore | None:
     folder = meeting_folder()
     # Each start has a store of its own: the old one holds the addresses of ranks that are gone.
     return FileStore(str(folder / f"start-{restarts()}"), size) if folder else None
+
+
+class Notes:
+    """Short notes of ranks to each other in the folder where they meet, in the words of a store.
+
+    A `FileStore` keeps all that was ever written, and signs of life are written every second. Here
+    a note is a file, and a new one takes its place. A folder that is gone is a RuntimeError, as of
+    torch's stores.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def set(self, name: str, value: str) -> None:
+        """Leave a note in the place of the last one of that name."""
+        beside = self._folder / f".{name}.{os.getpid()}"
+        try:
+            beside.write_text(value)
+            beside.replace(self._folder / name)
+        except OSError as error:
+            raise RuntimeError(f"{self._folder} is gone") from error
+
+    def get(self, name: str) -> bytes:
+        """The last note of that name."""
+        try:
+            return (self._folder / name).read_bytes()
+        except OSError as error:
+            raise RuntimeError(f"{self._folder / name} is gone") from error
+
+    def check(self, names: Sequence[str]) -> bool:
+        """Whether there is a note of each name."""
+        return all((self._folder / name).exists() for name in names)
+
+    def add(self, name: str, amount: int) -> int:
+        """Count under a name; every caller gets another number."""
+        try:
+            with (self._folder / name).open("ab") as file:  # what is appended is never mixed
+                file.write(b"+" * amount)
+                file.flush()
+                return file.tell()
+        except OSError as error:
+            raise RuntimeError(f"{self._folder} is gone") from error
+
+
+def notes() -> Notes | None:
+    """Where ranks of one machine leave notes, anew at each start; None if the launcher is not ours."""
+    folder = meeting_folder()
+    if folder is None:
+        return None
+    own = folder / f"notes-{restarts()}"
+    own.mkdir(exist_ok=True)
+    return Notes(own)
 
 
 def served(world: World, limit: timedelta) -> TCPStore | None:

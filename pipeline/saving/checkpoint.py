@@ -331,6 +331,11 @@ def _number(path: Path) -> tuple[int, int]:
     return int(match[1]), int(match[2] or 1)
 
 
+def steps_of(path: Path) -> int | None:
+    """How many optimizer steps a checkpoint's name says; None for one without a number."""
+    return _number(path)[0] if _NAME.fullmatch(path.name) else None
+
+
 def _link(path: Path, folder: Path) -> None:
     """Make `path` the best one, atomically: a file by a second name, so that it outlives the first;
     a folder by a link to it. Where there are no hard links, the file is copied.

@@ -33,7 +33,7 @@ from pipeline.meter import NonFiniteLossError
 from pipeline.objective import Objective
 from pipeline.pictures import learning_curves
 from pipeline.plan import Plan
-from pipeline.preemption import Preempted, Preemption
+from pipeline.preemption import Preempted, Preemption, Stop
 from pipeline.ranks.group import Group, join
 from pipeline.ranks.parallel import Parallel, prepare
 from pipeline.resumption import fingerprint
@@ -84,8 +84,11 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
             code=code_of(config),
         )  # fmt: skip
         with watched(config, parts, group, opened, train) as (tracker, observers):
-            constant = baseline(parts, objective, val, group) if config.trainer.baseline else {}
-            with Preemption(_REPEATS_AFTER if not group.alone else 0.0, _say(group)) as preemption:
+            with _placed("before the first step"):
+                given = config.trainer.baseline
+                constant = baseline(parts, objective, val, group) if given else {}
+            echo = 0.0 if group.alone else _REPEATS_AFTER
+            with Preemption(echo, _say(group), tell=group.tell) as preemption:
                 result = fit(
                     model, objective, optimizer, train, val, options, scheduler=scheduler,
                     checkpoints=opened.checkpoints, observers=observers, seed=config.seed,
@@ -94,8 +97,9 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
                 )  # fmt: skip
             if opened.checkpoints:
                 opened.checkpoints.close()
-            if opened.folder:
-                report(config, parts, model, objective, result, constant, opened, tracker)
+            with _placed("after the last step"):
+                if opened.folder:
+                    report(config, parts, model, objective, result, constant, opened, tracker)
         group.meet()
     return result.best[f"val/{options.monitor}"] if result.best else None
 
@@ -104,6 +108,15 @@ def _told(config: Config, parts: Parts) -> dict[str, str]:
     """The data, for the manifest: each split's fingerprint, and what it covers."""
     mode = mode_of(config)
     return {"fingerprint": mode, **{split: parts.data(split, mode) for split in ("train", "val")}}
+
+
+@contextmanager
+def _placed(where: str) -> Iterator[None]:
+    """Say where a run was that is stopped here."""
+    try:
+        yield
+    except Stop as stop:
+        raise Preempted(f"{stop.name}: stopped {where}; nothing was lost") from None
 
 
 def report(
@@ -123,7 +136,9 @@ def report(
         files |= draw_pictures(parts, model, objective, result, constant, folder.path)
     show_files(files, tracker, int(last["step"]))
     folder.manifest |= {"reason": result.reason, "best": result.best, "order": result.order,
-                        "last": last, "baseline": constant}  # fmt: skip
+                        "last": last, "baseline": constant,
+                        "worker_deaths": sum(one["worker_deaths"] for one in result.history),
+                        }  # fmt: skip
 
 
 def _say(group: Group) -> Callable[[str], None]:
@@ -223,7 +238,7 @@ def watched(
     except NonFiniteLossError as error:
         again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
         raise PenstockError(f"{error}. To see that batch:\n  {again}") from error
-    except Preempted as error:
+    except (Preempted, Stop) as error:
         status = "preempted"
         if opened.checkpoints is None:
             raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error

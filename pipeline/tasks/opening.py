@@ -20,6 +20,7 @@ from pipeline.ranks.group import Group
 from pipeline.resumption import Source, differences, run_of, source
 from pipeline.saving import checkpoint, run_state
 from pipeline.saving.checkpoint import Checkpoints, Newest, State
+from pipeline.saving.manifest import read_manifest
 from pipeline.saving.run_folder import RunFolder, last_code
 from pipeline.terminal import say
 
@@ -158,9 +159,19 @@ def _newest(wanted: Source, check: Callable[[State], None]) -> Newest | None:
     if wanted.checkpoint is not None:
         return Newest(wanted.checkpoint, checkpoint.load_checked(wanted.checkpoint, check), [])
     assert wanted.folder is not None
-    if not wanted.required and not checkpoint.has_checkpoint(wanted.folder):
+    if not checkpoint.has_checkpoint(wanted.folder) and (
+        not wanted.required or _was_stopped_early(wanted.folder)
+    ):
         return None
     return checkpoint.find_newest(wanted.folder, check)
+
+
+def _was_stopped_early(folder: Path) -> bool:
+    """Whether a run was asked to stop before there was anything to save; it begins again."""
+    try:
+        return bool(read_manifest(folder).get("status") == "preempted")
+    except ConfigError:  # told of where the folder is opened
+        return False
 
 
 def _address(state: State) -> tuple[int, int]:
@@ -172,6 +183,10 @@ def _say(folder: RunFolder, newest: Newest) -> None:
     for path, reason in newest.skipped:
         say(f"cannot use {path}: {reason}")
     if newest.skipped:
-        say("going on from an older one; the steps since then are trained again")
+        updates = int(newest.state["updates"])
+        steps = max((checkpoint.steps_of(path) or 0) for path, _ in newest.skipped) - updates
+        lost = f"the {steps} steps" if steps > 0 else "the steps"
+        say(f"going on from an older one, after {updates} steps; {lost} since then are trained "
+            "again")  # fmt: skip
     epoch, step = _address(newest.state)
     say(f"going on with {folder.path} at epoch {epoch}, step {step} ({newest.path.name})")

@@ -22,7 +22,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from pipeline import disclosure, plain_json
+from pipeline import disclosure, plain_json, preemption
 from pipeline.checks import environment
 from pipeline.checks.nodes import direction
 from pipeline.config import Config
@@ -150,6 +150,7 @@ def run_job(
         raise KeyboardInterrupt
     if code == PREEMPTED and config is not None and config.sweep.on_preempted == "stop":
         raise SystemExit(PREEMPTED)
+    preemption.forget()  # it was this job's alone
     return math.nan if failure else value
 
 

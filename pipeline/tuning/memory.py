@@ -11,7 +11,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -26,6 +32,46 @@ def available() -> int:
     """Bytes that could be taken before this machine or container is full; 0: nobody knows."""
     free = _field(_PROC / "meminfo", "MemAvailable")
     return min(free, _left_in_cgroup(free))
+
+
+def size_of(process: int) -> int:
+    """Bytes that a process has in memory, what it shares with others included; 0: nobody knows."""
+    return _field(_PROC / str(process) / "status", "VmRSS")
+
+
+def limit() -> tuple[int, str]:
+    """The least of the limits on what a process here may take: bytes, and what sets it."""
+    found = {"the memory of this machine": _field(_PROC / "meminfo", "MemTotal")}
+    for folder in _cgroups():
+        for name in ("memory.max", "memory.limit_in_bytes"):  # version 2, version 1
+            with suppress(OSError, ValueError):  # no such file, or "max"
+                found[f"{name} of its cgroup"] = int((folder / name).read_text())
+    if resource is not None:
+        space = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if space != resource.RLIM_INFINITY:
+            found["RLIMIT_AS (ulimit -v)"] = space
+    return min((size, name) for name, size in found.items())
+
+
+def kills() -> int:
+    """Processes of this container that the kernel has ended because memory ran out."""
+    names = ("memory.events", "memory.oom_control")
+    return max((_field(folder / name, "oom_kill", 1) for folder in _cgroups() for name in names),
+               default=0)  # fmt: skip
+
+
+def _cgroups() -> Iterator[Path]:
+    """The memory cgroups that this process is in, and those around them."""
+    try:
+        lines = (_PROC / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, kinds, place = line.split(":", 2)
+        if kinds in ("", "memory"):
+            own = (_CGROUP / kinds / place.lstrip("/")).resolve()
+            roots = (one for one in (own, *own.parents) if one.is_relative_to(_CGROUP))
+            yield from (one for one in roots if one.is_dir())
 
 
 def _left_in_cgroup(free: int) -> int:

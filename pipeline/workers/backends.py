@@ -20,6 +20,7 @@ from pipeline import board
 from pipeline.errors import PenstockError
 from pipeline.fetch import Batch, Fetch
 from pipeline.plan import Request
+from pipeline.preemption import waiting
 from pipeline.randomness import scope
 from pipeline.streams import End, StreamRequest
 from pipeline.tuning.autotune import Auto
@@ -128,7 +129,7 @@ class MainBackend:
         yield map(self._one, requests)
 
     def _one(self, request: Asked) -> Result:
-        with scope():  # the training loop draws from the same generators
+        with scope(), waiting():  # the training loop draws from the same generators
             return attempt(self._fetch, request)
 
     def close(self) -> None:

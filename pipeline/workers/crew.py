@@ -32,6 +32,8 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from pipeline import board
+from pipeline.preemption import waiting
+from pipeline.tuning import memory
 from pipeline.workers import death
 from pipeline.workers.backends import WorkerError
 from pipeline.workers.channel import ChannelError
@@ -42,6 +44,10 @@ from pipeline.workers.worker_side import Flag, Memory
 log = logging.getLogger(__name__)
 
 _POLL = 0.2  # seconds between two looks at workers of which nothing is heard
+# What is asked of the system once nothing is heard (Linux): one that is stopped (SIGSTOP) does not
+# go on by itself; nor does one of which every thread waits for a lock, as after a fork that copied
+# a lock in use. One that sleeps, reads or waits for the network may well be at work.
+_STOPPED, _LOCKED = 5.0, 30.0  # seconds
 _START = 60.0  # seconds that a process may take to start, whatever the limit
 
 
@@ -103,6 +109,11 @@ class CrewContext(BaseContext):
             self._crew.dismiss()
             self._crew = None
 
+    def end_workers(self) -> None:
+        """Kill them; torch is told afterwards."""
+        if self._crew is not None:
+            self._crew.end_workers()
+
     def pids(self) -> list[int]:
         """Of the workers that are there."""
         return self._crew.pids() if self._crew else []
@@ -129,6 +140,7 @@ class Crew:
         self._rings.setblocking(False)
         self._bell.setblocking(False)
         self._looked = time.monotonic()
+        self._kills = memory.kills()
         self._is_slow_to_start = context.get_start_method() != "fork"
         # multiprocessing waits for its processes at exit, for one that does not end without end.
         # This comes before, also where this process is itself one of multiprocessing's.
@@ -137,7 +149,7 @@ class Crew:
     def hire(self) -> Worker:
         """One more worker, not yet started."""
         worker = Worker(len(self.workers), self._context, self._memory, self.done, self._lock,
-                        self._ring)  # fmt: skip
+                        self._ring, self._count)  # fmt: skip
         self.workers.append(worker)
         return worker
 
@@ -163,7 +175,8 @@ class Crew:
                 sources, busy = self._sources()
             rest = ends - time.monotonic()
             if not self._ready:
-                heard = wait(sources, min(max(rest, 0), 0.01 if busy else _POLL))
+                with waiting():
+                    heard = wait(sources, min(max(rest, 0), 0.01 if busy else _POLL))
                 self._listen(heard)
             if rest <= 0 and not self._ready:
                 raise queue.Empty
@@ -183,6 +196,14 @@ class Crew:
     # The rest is ours.
 
     def dismiss(self) -> None:
+        """End all workers at once, and what they talk through."""
+        self.end_workers()
+        with self._lock:
+            self._bell.close()
+            self._rings.close()
+        self._at_exit.cancel()
+
+    def end_workers(self) -> None:
         """End all workers at once."""
         self.done.set()
         with self._lock:
@@ -191,9 +212,6 @@ class Crew:
                     worker.process.kill()
             for worker in self.workers:
                 worker.end()
-            self._bell.close()
-            self._rings.close()
-        self._at_exit.cancel()
 
     def __del__(self) -> None:
         self._at_exit.cancel()
@@ -242,25 +260,39 @@ class Crew:
                 self._receive(worker)
                 self._bury(worker, Death(
                     self._name(worker), death.by_exit_code(code), worker.sight,
-                    self._held(worker), worker.stack(), death.hint_for(code),
+                    self._held(worker), worker.stack(),
+                    death.hint_for(code, worker.size, self._kills),
                 ))  # fmt: skip
                 continue
             worker.look(passed)
-            if self._hangs(worker):
-                self._end(worker)
+            how = self._hangs(worker)
+            if how:
+                self._end(worker, how)
 
-    def _hangs(self, worker: Worker) -> bool:
+    def _hangs(self, worker: Worker) -> str:
+        """What shows that it hangs; "" if nothing does."""
         limit = self._terms.limit
-        if not limit or worker.silent < limit:
-            return False
-        if worker.sight.stage == board.STARTING and worker.silent < _START:
-            return death.state_of(worker.process.pid) in ("T", "t")
-        return True
+        if not limit:
+            return ""
+        if worker.stopped >= _STOPPED:
+            return f"had been stopped for {_STOPPED:g} s"
+        if worker.locked >= _LOCKED and not self._others_work(worker):
+            return f"waited for a lock that nobody was there to release, for {_LOCKED:g} s,"
+        if worker.silent < limit:
+            return ""
+        starts = worker.sight.stage == board.STARTING and worker.silent < _START
+        if starts and death.state_of(worker.process.pid) not in ("T", "t"):
+            return ""
+        return f"gave no sign of life for {limit:g} s (loader.timeout)"
 
-    def _end(self, worker: Worker) -> None:
+    def _others_work(self, worker: Worker) -> bool:
+        """Whether another worker may hold a lock that this one waits for."""
+        return any(one.tasks and one is not worker and not one.locked for one in self.workers)
+
+    def _end(self, worker: Worker, how: str) -> None:
         """Kill one that hangs."""
         state = death.state_of(worker.process.pid)
-        how = f"gave no sign of life for {self._terms.limit:g} s (loader.timeout) and was killed"
+        how += " and was killed"
         hint = death.hint_for_state(state)
         found = Death(self._name(worker), how, worker.sight, self._held(worker), "", hint)
         found.stack = worker.ask_for_stack(state in ("T", "t"))
@@ -272,6 +304,7 @@ class Crew:
             worker.end()
             return
         self._count()
+        worker.is_told_of = True
         text = found.report(self._dataset)
         worker.end()
         task = worker.tasks[0] if worker.tasks else None

@@ -16,9 +16,11 @@ from pipeline import board
 from pipeline.bad_samples import path_of
 from pipeline.board import Sight
 from pipeline.plan import Request
+from pipeline.tuning import memory
 
 MOST_LISTED = 32  # samples of a batch that are listed
 _STACK_BYTES = 64 << 10
+_SWITCHES = re.compile(r"voluntary_ctxt_switches:\s*(\d+)")
 _STACK_SECONDS = 1.0
 _OWN_THREAD = re.compile(r"worker_side\.py.* in _\w+$", re.MULTILINE)
 _START_OF_WORK = re.compile(r"\n[^\n]*torch/utils/data/_utils/(?:fetch|worker)\.py")
@@ -95,14 +97,30 @@ def by_exit_code(code: int) -> str:
     return f"was killed by signal {-code}{name}"
 
 
-def hint_for(code: int) -> str:
-    """What a person may want to know about an exit code."""
+def hint_for(code: int, size: int = 0, kills: int = 0) -> str:
+    """What a person may want to know about an exit code.
+
+    Args:
+        size: bytes of memory that the process had when it was last looked at; 0: not known.
+        kills: processes that the kernel had ended for want of memory before.
+    """
     if code == -signal.SIGKILL:
-        return ("SIGKILL leaves no stack behind; the system also sends it when memory runs out "
-                "(dmesg tells)")  # fmt: skip
+        most, what = memory.limit()
+        had = f"It had {_gib(size)} of memory when last looked at; " if size else ""
+        limit = f"the limit is {_gib(most)}, {what}"
+        if memory.kills() > kills:
+            why = "SIGKILL: the kernel ended it because memory ran out"
+        else:
+            why = ("SIGKILL leaves no stack behind; the system also sends it when memory runs out "
+                   "(dmesg tells)")  # fmt: skip
+        return f"{why}. {had}{limit}"
     if code == -signal.SIGBUS:
         return "SIGBUS also comes when shared memory or a mapped file runs out of space"
     return ""
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
 
 
 def state_of(pid: int) -> str:
@@ -111,6 +129,22 @@ def state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
+
+
+def waits_for_locks(pid: int) -> Any:
+    """How often each thread of a process went to sleep, if all of them wait for locks now.
+
+    Where two looks give the same, no thread has woken in between. None where a thread does
+    anything else, sleeping and waiting for a disk or the network included, and where the kernel
+    does not tell.
+    """
+    try:
+        tasks = sorted(Path(f"/proc/{pid}/task").iterdir())
+        if not all((task / "wchan").read_text().startswith("futex") for task in tasks):
+            return None
+        return [_SWITCHES.findall((task / "status").read_text()) for task in tasks]
+    except OSError:
+        return None
 
 
 def hint_for_state(state: str) -> str:

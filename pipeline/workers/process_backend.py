@@ -9,7 +9,8 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import islice
 from multiprocessing import forkserver
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from pipeline.errors import ConfigError, Problem
 from pipeline.fetch import Fetch
+from pipeline.preemption import asked, waiting
 from pipeline.randomness import hash64
 from pipeline.workers import worker_side
 from pipeline.workers.backends import Asked, LoaderOptions, Result, Results, attempt
@@ -37,6 +39,7 @@ class ProcessBackend:
         if method == "forkserver":
             _preload()
         self._feed = _Feed()
+        self._pins_here = pin  # then a thread of torch's waits for workers, and this one for that
         terms = Terms(options.num_workers, options.limit, options.max_deaths)
         self._context = CrewContext(method, terms, fetch.dataset)
         seed = hash64(fetch.seed, "workers") if options.generator is None else options.generator
@@ -69,14 +72,17 @@ class ProcessBackend:
         self._feed.requests = requests
         iterator = None
         try:
-            iterator = iter(self._loader)  # from now on the workers work
-            yield iterator
+            with waiting() if self._pins_here else nullcontext():
+                iterator = iter(self._loader)  # from now on the workers work
+            yield _interruptible(iterator) if self._pins_here else iterator
         finally:
             if self._loader._iterator is None:  # torch keeps that of persistent workers there
                 self._end(iterator)
 
     def _end(self, iterator: Any) -> None:
-        """Let torch end its workers in good order, then end what is left."""
+        """Let torch end its workers in good order, then end what is left; in haste, kill them."""
+        if asked():
+            self._context.end_workers()
         try:
             if iterator is not None:
                 iterator._shutdown_workers()
@@ -121,6 +127,16 @@ class _WorkerStart:
         object.__setattr__(info, "dataset", info.dataset.fetch.dataset_of_worker())  # type: ignore[union-attr]
         if self.own is not None:
             self.own(worker_id)
+
+
+def _interruptible(iterator: Iterator[Result]) -> Results:
+    """`iterator`, of which the wait for each result can be broken off."""
+    while True:
+        with waiting():
+            found = list(islice(iterator, 1))
+        if not found:
+            return
+        yield found.pop()
 
 
 def _unchanged(value: Any) -> Any:

@@ -24,6 +24,7 @@ from pipeline import board, hands
 from pipeline.fetch import Fetch
 from pipeline.isolation import SharedGeneratorError, ThreadRandomness, Watch, probe
 from pipeline.plan import Request
+from pipeline.preemption import asked, waiting
 from pipeline.randomness import scope
 from pipeline.workers.backends import (
     Asked,
@@ -38,6 +39,7 @@ from pipeline.workers.death import Death
 
 _HANDS = 8  # a worker, for the first batch of an epoch
 _POLL = 0.5  # seconds between two looks at threads of which nothing is heard
+_LAST = 0.05  # seconds for each thread of a run that was asked to stop
 
 
 class ThreadBackend:
@@ -75,7 +77,7 @@ class ThreadBackend:
 
     def _next_done(self, pool: _Pool, pending: deque[Future[Any]]) -> Future[Any]:
         waited_for = [pending[0]] if self._options.in_order else list(pending)
-        while not (done := wait(waited_for, _POLL, return_when=FIRST_COMPLETED).done):
+        while not (done := self._done(waited_for)):
             hanging = pool.hanging()
             if hanging is not None:
                 raise WorkerError(
@@ -85,6 +87,10 @@ class ThreadBackend:
         future = next(future for future in waited_for if future in done)
         pending.remove(future)
         return future
+
+    def _done(self, futures: list[Future[Any]]) -> set[Future[Any]]:
+        with waiting():
+            return wait(futures, _POLL, return_when=FIRST_COMPLETED).done
 
     def _one(self, request: Asked, watch: Watch, helpers: int = 1) -> Result:
         with ThreadRandomness() as mode, hands.lent(helpers):
@@ -111,7 +117,7 @@ class ThreadBackend:
             with mode:
                 attempt(partial(self._fetch, draws=mode), request)
 
-        with scope():
+        with scope(), waiting():
             probe(run)
 
     def close(self) -> None:
@@ -145,7 +151,7 @@ class _Pool:
         return next((thread for thread in self._threads if thread.hangs(passed)), None)
 
     def close(self) -> None:
-        """Drop what was not begun, and wait for what was, except where it hangs."""
+        """Drop what was not begun, and wait for what was, unless it hangs or the run shall stop."""
         try:
             while True:
                 self._jobs.get_nowait()
@@ -154,8 +160,8 @@ class _Pool:
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
-            thread.join(_POLL)
-            while thread.is_alive() and not thread.gave_up:
+            thread.join(_LAST if asked() else _POLL)
+            while thread.is_alive() and not thread.gave_up and not asked():
                 thread.hangs(_POLL)
                 thread.join(_POLL)
 

@@ -18,12 +18,16 @@ from typing import Any
 
 from pipeline import board
 from pipeline.board import Sight
+from pipeline.preemption import asked
+from pipeline.tuning import memory
 from pipeline.workers import death
 from pipeline.workers.backends import Asked, Failure, WorkerError
 from pipeline.workers.channel import Message, Receiver, framed, unpack
 from pipeline.workers.worker_side import DUMP, File, Flag, Link, Memory, Seat, run
 
 _PATIENCE = 2.0  # seconds for a killed process to be gone
+_WEIGHED = 0.1  # seconds between two looks at its memory
+_QUIET = 1.0  # seconds without a sign of life from which on more is asked
 
 
 class Task:
@@ -61,30 +65,37 @@ class Worker:
         memory: the crew's board; the worker's cell follows the `done` flag in it.
         done: set when torch is through.
         changed: called when there is something new to wait for.
+        died: called when a process of its own has died, of which the crew has not told.
 
     Attributes:
         tasks: without a result, in order.
         silent: seconds without a sign of life, as the main process has seen it.
+        stopped, locked: seconds of these in which it was stopped by a signal, or each of its
+            threads waited for a lock and did not wake once.
+        size: bytes that it had in memory when it was last looked at; 0: not known.
         is_cut_off: whether nothing more can come from its process.
     """
 
     def __init__(
         self, number: int, context: Any, memory: Memory, done: Flag, lock: Any,
-        changed: Callable[[], None],
+        changed: Callable[[], None], died: Callable[[], None],
     ) -> None:  # fmt: skip
         self.number = number
         self.daemon = True
         self.tasks: deque[Task] = deque()
-        self.silent = 0.0
+        self.silent = self.stopped = self.locked = 0.0
         self.is_cut_off = False
         self.process: Any = None
         self._context, self._memory, self._done = context, memory, done
-        self._lock, self._changed = lock, changed
+        self._lock, self._changed, self._died = lock, changed, died
+        self.is_told_of = False
         self._place = 1 + number * board.FIELDS
         self._cell = memory.numbers[self._place : self._place + board.FIELDS]
         self._call: tuple[Callable[..., None], tuple[Any, ...]] | None = None
         self._unsent: deque[memoryview] = deque()  # of tasks, what did not fit into the socket
         self._seen: tuple[Any, ...] = ()
+        self._waits: Any = None
+        self.size, self._weighed = 0, 0.0
         self.sock: socket.socket | None = None
         self._stack = -1
 
@@ -130,8 +141,10 @@ class Worker:
     def join(self, timeout: float | None = None) -> None:
         ends = time.monotonic() + (timeout if timeout is not None else _PATIENCE)
         while self.process is not None and self.process.exitcode is None:
-            if death.state_of(self.process.pid) in ("T", "t") or time.monotonic() > ends:
-                break  # a stopped process ends when it is killed, and not before
+            if asked() or death.state_of(self.process.pid) in ("T", "t"):
+                break  # in haste; and a stopped process ends when it is killed, and not before
+            if time.monotonic() > ends:
+                break
             self.process.join(0.1)
 
     def terminate(self) -> None:
@@ -158,9 +171,24 @@ class Worker:
     def look(self, passed: float) -> None:
         """Count the time without a sign of life: a step on its board, or bytes that came."""
         seen = (self.sight, self._receiver.arrived)
+        self._weigh()
         alive = seen != self._seen or not self.tasks
         self.silent = 0.0 if alive else self.silent + passed
         self._seen = seen
+        if self.silent < _QUIET:  # so that nothing of this is asked of one that works
+            self.stopped = self.locked = 0.0
+            return
+        is_stopped = death.state_of(self.process.pid) == "T"  # not "t", a debugger's
+        self.stopped = self.stopped + passed if is_stopped else 0.0
+        waits = death.waits_for_locks(self.process.pid)
+        same = waits is not None and waits == self._waits
+        self.locked, self._waits = self.locked + passed if same else 0.0, waits
+
+    def _weigh(self) -> None:
+        now = time.monotonic()
+        if now - self._weighed >= _WEIGHED:
+            # A process that has just ended has no size any more.
+            self.size, self._weighed = memory.size_of(self.process.pid) or self.size, now
 
     @property
     def is_ready(self) -> bool:
@@ -237,6 +265,8 @@ class Worker:
             if self.process.exitcode is None:
                 self.process.kill()
                 self.process.join(_PATIENCE)
+            elif self.process.exitcode and not self.is_told_of:
+                self._died()  # while it was idle, or when the epoch was over
             code = self.process.exitcode
             if code is not None and code != 0:
                 death.remove_shared_files(self.process.pid)
@@ -257,7 +287,10 @@ class Worker:
         self.sock.setblocking(False)
         self._receiver = Receiver(self.sock)
         self._stack = _anonymous_file()
-        self.silent, self._seen, self.is_cut_off = 0.0, (), False
+        self.silent = self.stopped = self.locked = 0.0
+        self._seen, self._waits = (), None
+        self.size, self._weighed = 0, 0.0
+        self.is_cut_off = self.is_told_of = False
         board.clear(self._cell)
         link = Link(theirs, self._done)
         own = tuple(link if hasattr(arg, "cancel_join_thread") else arg for arg in args)

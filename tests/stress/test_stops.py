@@ -1,0 +1,110 @@
+"""Twenty requests to stop at random moments of each kind: exit 75, soon, and nothing is lost.
+
+Backend, number of ranks and what is going on make a kind. Data stalls at a random place, so that
+nothing computes; a signal comes at a random moment after that, to all ranks or to one. How long the
+processes took to end is printed.
+"""
+
+import json
+import os
+import random
+import signal
+
+import pytest
+
+from tests.stopping import ROWS, Runs, stop
+
+pytestmark = pytest.mark.stress
+MOMENTS = int(os.environ.get("PENSTOCK_TEST_MOMENTS", "20"))
+KINDS = [(backend, ranks) for backend in ("main", "process", "thread") for ranks in (1, 2)]
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    found = {}
+
+    def of(ranks):
+        if ranks not in found:
+            runs = Runs(tmp_path_factory.mktemp("whole") / "runs", "main", ranks)
+            runs.whole()
+            found[ranks] = runs.outcome()
+        return found[ranks]
+
+    return of
+
+
+def begun(runs, place, draw):
+    """A run that stalls somewhere in `place`."""
+    baseline = "trainer.baseline=" + ("true" if place == "set-up" else "false")
+    if place == "set-up":
+        where = draw.choice(["set-up", "train", "val"])
+        runs.stall(where, 0 if where == "set-up" else draw.randrange(ROWS))
+    elif place == "validation":
+        runs.stall("val", draw.randrange(ROWS))
+    pids = runs.begin(baseline)
+    if place == "training":
+        steps = draw.randrange(80)
+        runs.wait(lambda: runs.steps() >= steps)
+        runs.stall("train")
+    runs.wait_for_stall()
+    return pids
+
+
+@pytest.mark.parametrize("place", ["training", "validation", "set-up"])
+@pytest.mark.parametrize(("backend", "ranks"), KINDS)
+def test_stops(backend, ranks, place, tmp_path, undisturbed):
+    draw, times = random.Random(f"{backend} {ranks} {place}"), []
+    for moment in range(MOMENTS):
+        runs = Runs(tmp_path / str(moment), backend, ranks)
+        pids = begun(runs, place, draw)
+        signal.sigtimedwait((), draw.uniform(0, 0.5))
+        # A rank that is asked alone in set-up ends alone: nothing has been begun.
+        alone = ranks > 1 and place != "set-up" and draw.random() < 0.5
+        to = [draw.randrange(ranks)] if alone else None
+        codes, seconds = stop(pids, draw.choice(SIGNALS), to)
+        assert set(codes) == {75}, (moment, runs.log.read_text())
+        assert "Traceback" not in runs.log.read_text()
+        times.append(seconds)
+        runs.flow()
+        runs.whole()
+        assert runs.outcome() == undisturbed(ranks), moment
+    tell(f"{place}, {backend}, {ranks} rank(s)", times)
+
+
+@pytest.mark.parametrize(("backend", "ranks"), KINDS)
+def test_stops_of_sweeps(backend, ranks, tmp_path):
+    draw, times = random.Random(f"{backend} {ranks} sweep"), []
+
+    def sweep(name):
+        more = ("trainer.baseline=false", "trainer.max_epochs=2", "-m", "optimizer.lr=0.1,0.05",
+                f"hydra.sweep.dir={tmp_path / name / 'sweep'}")  # fmt: skip
+        if ranks > 1:  # each job starts its ranks itself
+            more += ("distributed=ddp", f"distributed.nproc={ranks}")
+        return Runs(tmp_path / name, backend, more=more)
+
+    def ledgers(name):
+        return [(tmp_path / name / "sweep" / job / "ledger.jsonl").read_text() for job in "01"]
+
+    sweep("whole").whole()
+    for moment in range(MOMENTS):
+        runs = sweep(str(moment))
+        pids = runs.begin()
+        runs.wait((tmp_path / str(moment) / "sweep" / "0" / "result.json").exists)
+        signal.sigtimedwait((), draw.uniform(0, 0.2))
+        codes, seconds = stop(pids, draw.choice(SIGNALS))
+        assert codes == [75], (moment, runs.log.read_text())
+        assert "Traceback" not in runs.log.read_text()
+        times.append(seconds)
+        runs.whole()
+        assert ledgers(str(moment)) == ledgers("whole"), moment
+        result = tmp_path / str(moment) / "sweep" / "1" / "result.json"
+        assert json.loads(result.read_text())["status"] == "done"
+    tell(f"between two jobs, {backend}, {ranks} rank(s)", times)
+
+
+def tell(what, times):
+    ordered = sorted(times)
+    middle, longest = ordered[len(ordered) // 2], ordered[-1]
+    print(f"\n{what}: {len(times)} stops, {middle:.2f} s in the middle, {longest:.2f} s at most")
+    assert middle < 1
