@@ -160,7 +160,7 @@ class Notes:
 
 
 def notes() -> Notes | None:
-    """Where ranks of one machine leave notes, anew at each start; None if the launcher is not ours."""
+    """Where ranks of one machine leave notes; None if the launcher is not ours."""
     folder = meeting_folder()
     if folder is None:
         return None
