@@ -1,4 +1,4 @@
-"""A run's manifest.json as somebody else may have written it: what is read out of it is checked.
+"""A run's manifest and configuration as somebody else may have written them: all is checked.
 
 A folder of a run may be a stranger's, and its manifest says what is run (`overrides`), what is
 printed and what is written on in. So it is small plain JSON with the shape that we write, or an
@@ -11,9 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pipeline import plain_json
 from pipeline.errors import ConfigError, Problem
 from pipeline.plain_json import JsonError, mapping
+from pipeline.regular_file import open_regular
 
 NAME = "manifest.json"
 
@@ -21,6 +24,9 @@ _MAX_BYTES = 16 << 20
 _MAX_SESSIONS = 100_000
 _MAX_OVERRIDES = 1000
 _LONGEST = 1 << 16  # characters of an override
+_LARGEST_CONFIG = 4 << 20  # bytes
+_MAX_DEPTH = 100
+_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one
 
 
 def read_manifest(folder: Path, key: str = "resume") -> dict[str, Any]:
@@ -65,3 +71,24 @@ def check_overrides(words: Any) -> None:
         raise JsonError(f"it has {len(words)} overrides; {_MAX_OVERRIDES} are the most")
     if any(len(word) > _LONGEST for word in words):
         raise JsonError(f"it has an override of more than {_LONGEST} characters")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """What a run's config.yaml says, as we write it: without the aliases by which YAML can grow.
+
+    Raises:
+        ValueError, yaml.YAMLError, OSError: what is wrong with it; the file is not named.
+    """
+    with open_regular(path) as file:
+        text = file.read(_LARGEST_CONFIG + 1).decode()
+    if len(text) > _LARGEST_CONFIG:
+        raise ValueError(f"it is larger than {_LARGEST_CONFIG >> 20} MiB")
+    depth = 0
+    for event in yaml.parse(text, _YAML):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it holds aliases, which no run writes")
+    return mapping(yaml.load(text, _YAML))

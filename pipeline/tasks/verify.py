@@ -31,7 +31,7 @@ from pipeline.plain_json import JsonError, integer, mapping, shown
 from pipeline.regular_file import open_regular
 from pipeline.saving.checkpoint import find_newest, has_checkpoint
 from pipeline.saving.disk import LONGEST_LINE
-from pipeline.saving.manifest import read_manifest
+from pipeline.saving.manifest import read_config, read_manifest
 from pipeline.saving.state_tree import encode
 from pipeline.terminal import one_line, put
 
@@ -44,9 +44,6 @@ HARMLESS = ("loader", "distributed", "run_dir", "cache_dir", "resume", "resume_d
 FACTS = ("status", "data", "fingerprint", "code", "device", "penstock", "git", "python",
          "packages", "platform", "cpus", "threads", "gpus", "order")  # fmt: skip
 
-_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one
-_LARGEST_CONFIG = 4 << 20  # bytes
-_MAX_DEPTH = 100
 _LONGEST_FIELD = 100  # characters of a hash or a loss
 
 Address = tuple[int, int]
@@ -70,7 +67,7 @@ class Run:
         """Raises ConfigError if `path` is no run's folder."""
         try:
             manifest = read_manifest(path, "runs")
-            return cls(path, _config(path / "config.yaml"), manifest)
+            return cls(path, read_config(path / "config.yaml"), manifest)
         except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
             reason = str(error)[:300]
             raise ConfigError(
@@ -86,23 +83,6 @@ class Run:
         """Numbers of ranks that it ran with, one after the other."""
         sizes = [str(one.get("world", 1)) for one in self.manifest.get("sessions", ())] or ["1"]
         return sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes)
-
-
-def _config(path: Path) -> dict[str, Any]:
-    """What config.yaml says, as we write it: without the aliases by which YAML can grow."""
-    with open_regular(path) as file:
-        text = file.read(_LARGEST_CONFIG + 1).decode()
-    if len(text) > _LARGEST_CONFIG:
-        raise ValueError(f"it is larger than {_LARGEST_CONFIG >> 20} MiB")
-    depth = 0
-    for event in yaml.parse(text, _YAML):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MAX_DEPTH:
-            raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError("it holds aliases, which no run writes")
-    return mapping(yaml.load(text, _YAML))
 
 
 def run(config: Config) -> None:
