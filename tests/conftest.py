@@ -1,5 +1,7 @@
 """What several test files share."""
 
+import logging
+
 import pytest
 import torch
 
@@ -21,3 +23,12 @@ def faces(faces_root, tmp_path, monkeypatch):
 def one_thread():
     """Tests run side by side; torch's threads would only wait for each other's cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def root_logger():
+    """Put the root logger back: hydra's `job_logging` gives it handlers for this test's streams."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:], root.level = handlers, level

@@ -25,7 +25,8 @@ def terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "120")
     stream = Terminal()
-    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=stream))
+    for module in ("pipeline.tasks.progress", "pipeline.terminal"):
+        monkeypatch.setattr(f"{module}.sys", SimpleNamespace(stderr=stream))
     return stream
 
 
