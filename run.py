@@ -26,4 +26,4 @@ def run(config: DictConfig) -> float | None:
 
 
 if __name__ == "__main__":
-    sys.exit(command.main(sys.argv[1:], run))
+    preemption.leave(command.main(sys.argv[1:], run))

@@ -313,4 +313,4 @@ def _log_to_stderr() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    preemption.leave(main(sys.argv[1:]))

@@ -170,7 +170,7 @@ def is_gone(pid):
         return True
 
 
-def until(condition, seconds=5.0):
+def until(condition, seconds=60.0):
     """Whether `condition` comes true within some seconds."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:

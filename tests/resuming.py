@@ -182,7 +182,7 @@ class Case:
 
     def fit(
         self, folder, stop=None, resume=None, options=None, size=SIZE, group=None, strategy="none",
-        **loading,
+        val_loading=None, **loading,
     ):  # fmt: skip
         """Train; returns weights (those of this rank), what was written, result, stopped."""
         group = group or Group()
@@ -197,7 +197,10 @@ class Case:
         )
         stopped = False
         world = group.world
-        with self.loader(world, size, **loading) as train, self.loader(world, val=True) as val:
+        with (
+            self.loader(world, size, **loading) as train,
+            self.loader(world, val=True, **(val_loading or {})) as val,
+        ):
             checkpoints = Checkpoints(folder, 2, group=group)
             preemption = StopAfter(stop)
             try:

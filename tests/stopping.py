@@ -107,6 +107,8 @@ class Runs:
         try:
             os.setsid()
             output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
             sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1)  # pytest has taken both
             torch.set_num_threads(1)
             if self.ranks > 1:

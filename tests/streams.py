@@ -41,6 +41,20 @@ class Working(Decoding):
         return {**super().decode(record), "worker": -1 if info is None else info.id}
 
 
+class Meeting(Decoding):
+    """The first record that a process decodes waits until other processes have one, too."""
+
+    def __init__(self, length, barrier):
+        super().__init__(length)
+        self.barrier, self.has_met = barrier, False
+
+    def decode(self, record):
+        if not self.has_met:
+            self.barrier.wait(60)
+            self.has_met = True
+        return super().decode(record)
+
+
 class Sharded(Decoding):
     """Pieces whose lengths are known, or not."""
 

@@ -139,21 +139,14 @@ def test_not_one_bit_changes_while_workers_come_and_go(backend):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_it_climbs_while_it_waits_and_is_as_fast_as_many_workers():
+def test_it_climbs_while_it_waits():
+    # How fast that is, benchmarks/tuning.py measures in turns with a fixed number.
     data = Slow(8 * 300)
     with toy.loader(LoaderOptions("thread", 1, auto=Auto(16)), dataset=data) as loader:
-        arrivals = []
-        for _ in loader.epoch(0):
-            time.sleep(0.004)  # a step; a batch takes 16 ms to read
-            arrivals.append(time.perf_counter())
-        assert loader.options.num_workers >= 4
-    with toy.loader(LoaderOptions("thread", 8), dataset=data) as loader:
-        fixed = []
-        for _ in loader.epoch(0):
-            time.sleep(0.004)
-            fixed.append(time.perf_counter())
-    # Both ran on whatever else this machine does; benchmarks/tuning.py measures it in turns.
-    assert arrivals[-1] - arrivals[200] < 2 * (fixed[-1] - fixed[200])
+        most = 1
+        for _ in loader.epoch(0):  # a batch takes 16 ms to read, a step nothing
+            most = max(most, loader.options.num_workers)
+        assert most >= 4
 
 
 def test_memory_of_a_tree_has_its_children_in_it():

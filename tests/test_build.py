@@ -73,10 +73,10 @@ def test_a_partial_is_a_plain_one():
 
 def test_a_partial_costs_what_a_call_costs():
     add = make({"_target_": "tests.own_parts.add", "_partial_": True}, "t")
-    began = time.perf_counter()
+    began = time.process_time()  # of the CPU: others may have it meanwhile
     for _ in range(1000):
         add({"x": 1})
-    assert (time.perf_counter() - began) / 1000 < 20e-6
+    assert (time.process_time() - began) / 1000 < 20e-6
 
 
 @pytest.mark.parametrize("name", ["os.system", "torch.load", "mypkg.x", "hydra.utils.call"])

@@ -35,6 +35,7 @@ from torch.utils.data import (
 )
 
 from pipeline.dataloader import DataLoader
+from tests.deaths import until
 
 Pair = collections.namedtuple("Pair", "a b")
 
@@ -773,6 +774,7 @@ def _interrupted(pipe):
     except KeyboardInterrupt:
         pipe.send("interrupted")
     gc.collect()
+    until(lambda: not torch.multiprocessing.active_children())  # a killed process needs a moment
     pipe.send(list(children()))
 
 

@@ -649,7 +649,7 @@ def test_a_lookup_is_quick():
     listing = Listing.of(
         Found(f"{n % 100}/{n:07d}.jpg", n, f"md5:{n:032x}") for n in range(100_000)
     )
-    began = time.perf_counter()
+    began = time.process_time()  # of the CPU: others may have it meanwhile
     for number in range(1000):
         listing.find(f"{number % 100}/{number:07d}.jpg")
-    assert time.perf_counter() - began < 0.2  # 10 us each, and ten times the room
+    assert time.process_time() - began < 0.2  # 10 us each, and ten times the room

@@ -98,7 +98,8 @@ def test_paste_that_and_it_is_better(case, tmp_path):
         )
         return float(line.split()[2].replace(",", ""))
 
-    assert speed(second.out) > 2 * speed(first.out), first.out + second.out
+    # By how much, benchmarks/tuning.py measures in turns.
+    assert speed(second.out) > speed(first.out), first.out + second.out
 
 
 # -- traces ----------------------------------------------------------------------------------------

@@ -39,9 +39,9 @@ def test_a_billion_rows_cost_milliseconds_and_little_memory():
     plan.request(1, 7)
     times = []
     for step in (0, len(plan) // 2, len(plan) - 1):
-        start = time.perf_counter()
+        start = time.process_time()  # of the CPU: others may have it meanwhile
         plan.request(0, step)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert max(times) < 0.05

@@ -151,6 +151,14 @@ def test_data_code_that_catches_every_exception_does_not_keep_a_run():
             pytest.fail("this is not waited for")
 
 
+def test_what_is_stopped_at_once_is_told_of_once():
+    said = []
+    for _ in range(50):  # the thread that listens may come late
+        with pytest.raises(Stop), Preemption(say=said.append, at_once=True):
+            signal.raise_signal(signal.SIGTERM)
+    assert said == []
+
+
 def test_outside_of_a_wait_nothing_is_raised():
     noted = threading.Event()
     with Preemption(say=lambda text: noted.set()) as preemption:
