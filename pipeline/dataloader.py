@@ -26,7 +26,8 @@ from torch.utils.data import IterableDataset
 
 from pipeline.compat.drawing import Drawing
 from pipeline.compat.epoch_draws import EpochDraws, plain
-from pipeline.compat.item_fetch import ItemFetch, TurnFetch
+from pipeline.compat.item_fetch import ItemFetch
+from pipeline.compat.part_fetch import TurnFetch
 from pipeline.compat.passes import PartsProgress, Pass, Progress, RowsProgress
 from pipeline.loader import open_backend
 from pipeline.workers.backends import Backend, LoaderOptions

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from pipeline.streams import forwards
+
 _NOTHING = object()  # a row may be None
 
 
@@ -128,7 +130,7 @@ class Drawing:
             rows = next(self._rows, _NOTHING)
             self._ended = rows is _NOTHING
             return rows
-        rows = list(islice(self._rows, self._size))
+        rows = list(islice(forwards(self._rows), self._size))
         self._ended = len(rows) < self._size
         return _NOTHING if not rows or (self._ended and self._drop_last) else rows
 

@@ -19,7 +19,8 @@ from itertools import count
 from typing import Any, Protocol
 
 from pipeline.compat.drawing import Drawing
-from pipeline.compat.item_fetch import Keys, Made, Rows, Turn, rows_of
+from pipeline.compat.item_fetch import Keys, Made, Rows, rows_of
+from pipeline.compat.part_fetch import Turn
 from pipeline.workers.backends import Backend, Failure, WorkerError
 
 State = dict[str, Any]
