@@ -21,11 +21,11 @@ import queue
 import socket
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize
@@ -132,12 +132,16 @@ class Crew:
         self._is_slow_to_start = context.get_start_method() != "fork"
         # multiprocessing waits for its processes at exit, for one that does not end without end.
         # This comes before, also where this process is itself one of multiprocessing's.
-        self._at_exit = Finalize(None, _dismiss, args=(weakref.ref(self),), exitpriority=100)
+        # It holds all that it takes, since nothing else may be left at the interpreter's end.
+        things = self.workers, self.done, self._lock, (self._bell, self._rings)
+        self._end_all = Finalize(self, _end_all, args=things, exitpriority=100)
 
     def hire(self) -> Worker:
         """One more worker, not yet started."""
-        worker = Worker(len(self.workers), self._context, self._memory, self.done, self._lock,
-                        self._ring)  # fmt: skip
+        changed = partial(_ring, self._bell)
+        worker = Worker(
+            len(self.workers), self._context, self._memory, self.done, self._lock, changed
+        )
         self.workers.append(worker)
         return worker
 
@@ -172,7 +176,7 @@ class Crew:
         """From the main process: wakes the thread that pins."""
         with self._lock:
             self._ready.append(item)
-        self._ring()
+        _ring(self._bell)
 
     def cancel_join_thread(self) -> None:
         """There is no thread to wait for."""
@@ -184,25 +188,7 @@ class Crew:
 
     def dismiss(self) -> None:
         """End all workers at once."""
-        self.done.set()
-        with self._lock:
-            for worker in self.workers:
-                if worker.exit_code is None:
-                    worker.process.kill()
-            for worker in self.workers:
-                worker.end()
-            self._bell.close()
-            self._rings.close()
-        self._at_exit.cancel()
-
-    def __del__(self) -> None:
-        self._at_exit.cancel()
-        self._bell.close()
-        self._rings.close()
-
-    def _ring(self) -> None:
-        with suppress(OSError):  # it rings already, or nobody is there
-            self._bell.send(b"\0")
+        self._end_all()
 
     def _sources(self) -> tuple[list[Any], bool]:
         """What to wait for, and whether there is something to send, too."""
@@ -316,8 +302,19 @@ class Crew:
         return f"DataLoader worker {worker.number} (pid {worker.process.pid})"
 
 
-def _dismiss(reference: weakref.ref[Crew]) -> None:
-    # multiprocessing calls it in the process alone in which the crew was made.
-    crew = reference()
-    if crew is not None:
-        crew.dismiss()
+def _end_all(workers: list[Worker], done: Flag, lock: Any, bells: tuple[Any, Any]) -> None:
+    # multiprocessing calls it once, and only in the process in which the crew was made.
+    done.set()
+    with lock:
+        for worker in workers:
+            if worker.exit_code is None:
+                worker.process.kill()
+        for worker in workers:
+            worker.end()
+        for bell in bells:
+            bell.close()
+
+
+def _ring(bell: socket.socket) -> None:
+    with suppress(OSError):  # it rings already, or nobody is there
+        bell.send(b"\0")
