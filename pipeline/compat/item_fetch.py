@@ -72,6 +72,7 @@ class Made:
         error: raised in its place; from another process, torch's wrapper of it.
         ended: the worker's part has no such batch.
         state: of the dataset after this batch, where it was asked for.
+        begun: of the dataset, as the part began with it; in the first batch of a part.
     """
 
     request: Any
@@ -79,6 +80,7 @@ class Made:
     error: Any = None
     ended: bool = False
     state: Any = None
+    begun: Any = None
 
     def pin_memory(self) -> Made:
         self.value = pin_memory(self.value)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import torch
+from torch.utils import data
 from torch.utils.data._utils import worker as torch_worker
 
 from pipeline import board
@@ -83,12 +85,13 @@ class TurnFetch:
         try:
             part = self._part(turn, draws)
             samples = part.batch(turn.number)
+            begun = part.take_begun()
             if samples is None:
-                return Made(turn, ended=True, state=part.state(whole=True))
+                return Made(turn, ended=True, state=part.state(whole=True), begun=begun)
             saves = self.every > 0 and (turn.number + 1) % self.every == 0
             state = part.state() if saves else None
             board.at(board.WHOLE, board.COLLATE)
-            return Made(turn, self.collate(samples), state=state)
+            return Made(turn, self.collate(samples), state=state, begun=begun)
         except Exception as error:
             return Made(turn, error=kept(error, self.remote))
 
@@ -124,8 +127,11 @@ class StreamPart:
         self.next, state = turn.state or (0, None)
         with self._worker():
             self._seed()
+            if is_pipe(self._dataset):
+                _divide_pipe(self._dataset, turn)
             if turn.copied and turn.workers and fetch.worker_init_fn is not None:
                 fetch.worker_init_fn(turn.worker)
+            self._begun = None if state else states_of(dataset=self._dataset)
             self._records = self._open(state or {})
         self._forwards = forwards(self._records)
 
@@ -141,16 +147,18 @@ class StreamPart:
         """Of the dataset and of its iterator, those which have one.
 
         Args:
-            whole: only that with which another epoch begins.
+            whole: only that with which an epoch begins.
         """
-        parts: dict[str, Any] = {
-            "dataset": None if self._records is self._dataset else self._dataset
-        }
-        parts["iterator"] = None if whole else self._records
-        states = {
-            name: deepcopy(part.state_dict()) for name, part in parts.items() if is_stateful(part)
-        }
-        return states or None
+        if whole:
+            return states_of(dataset=self._dataset)
+        if self._records is self._dataset:
+            return states_of(iterator=self._records)
+        return states_of(dataset=self._dataset, iterator=self._records)
+
+    def take_begun(self) -> dict[str, Any] | None:
+        """The state with which it began, once; None if it was given that."""
+        begun, self._begun = self._begun, None
+        return begun
 
     def _open(self, state: dict[str, Any]) -> Iterator[Any]:
         if "dataset" in state and is_stateful(self._dataset):
@@ -195,3 +203,29 @@ class StreamPart:
             yield
         finally:
             torch_worker._worker_info = kept
+
+
+def is_pipe(dataset: Any) -> bool:
+    """Whether it is one of torch's data pipes, as far as torch still has them."""
+    kinds = (getattr(data, name, None) for name in ("IterDataPipe", "MapDataPipe"))
+    return isinstance(dataset, tuple(kind for kind in kinds if kind is not None))
+
+
+def world_size() -> int:
+    """Of the distributed run, as torch sees it."""
+    here = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if here else 1
+
+
+def _divide_pipe(pipe: Any, turn: Turn) -> None:
+    """As torch's loader does: one shuffled order for all workers, of which each has a part."""
+    settings = data.graph_settings
+    settings.apply_random_seed(pipe, torch.Generator().manual_seed(turn.seed))
+    if turn.workers:
+        settings.apply_sharding(pipe, turn.workers, turn.worker)
+
+
+def states_of(**parts: Any) -> dict[str, Any] | None:
+    """Copies of the states of those parts that have one, by name; None if none has."""
+    states = {name: part.state_dict() for name, part in parts.items() if is_stateful(part)}
+    return {name: deepcopy(one) for name, one in states.items() if one is not None} or None

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import queue
+import signal
 import socket
 import threading
 import time
@@ -36,12 +37,17 @@ from pipeline.workers import death
 from pipeline.workers.backends import WorkerError
 from pipeline.workers.channel import ChannelError
 from pipeline.workers.death import Death
-from pipeline.workers.worker import Task, Worker
+from pipeline.workers.worker import Handle, Task, Worker
 from pipeline.workers.worker_side import Flag, Memory
 
 log = logging.getLogger(__name__)
 
 _POLL = 0.2  # seconds between two looks at workers of which nothing is heard
+# A fault of the code, which comes again where it is not for the memory of the machine.
+_FAULTS = tuple(
+    -getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
+    if hasattr(signal, name)
+)  # fmt: skip
 _START = 60.0  # seconds that a process may take to start, whatever the limit
 
 
@@ -107,6 +113,10 @@ class CrewContext(BaseContext):
         """Of the workers that are there."""
         return self._crew.pids() if self._crew else []
 
+    def handles(self) -> list[Handle]:
+        """The workers' processes, those that have ended included."""
+        return [Handle(worker) for worker in self._crew.workers] if self._crew else []
+
     def _count(self) -> None:
         self.deaths += 1
 
@@ -139,9 +149,8 @@ class Crew:
     def hire(self) -> Worker:
         """One more worker, not yet started."""
         changed = partial(_ring, self._bell)
-        worker = Worker(
-            len(self.workers), self._context, self._memory, self.done, self._lock, changed
-        )
+        worker = Worker(len(self.workers), self._context, self._memory, self.done, self._lock,
+                        changed, self.workers)  # fmt: skip
         self.workers.append(worker)
         return worker
 
@@ -163,6 +172,9 @@ class Crew:
             with self._lock:
                 if self._ready:
                     return self._ready.popleft()
+                for worker in self.workers:
+                    if worker.rests:  # the error was taken, and somebody waits for more
+                        worker.replace()
                 self._supervise()
                 sources, busy = self._sources()
             rest = ends - time.monotonic()
@@ -260,15 +272,24 @@ class Crew:
         self._count()
         text = found.report(self._dataset)
         worker.end()
+        pid, code = worker.pid_and_code
         task = worker.tasks[0] if worker.tasks else None
         if task is None:
             log.warning("%s\n    it is started again when there is work", text)
             return
         task.deaths += 1
         most = self._terms.max_deaths
-        if task.deaths >= most:
+        last, task.last_death = task.last_death, (code, found.sight)
+        # Each try takes seconds where processes are slow to start.
+        repeats = self._is_slow_to_start and code in _FAULTS and last == task.last_death
+        if task.deaths >= most or repeats:
             worker.tasks.popleft()
-            self._ready.append(task.failed(self._given_up(task, text)))
+            error = self._given_up(task, text, repeats)
+            error.died = None if code is None else (pid, code)
+            self._ready.append(task.failed(error))
+            if self._is_slow_to_start:
+                worker.rests = True
+                return
         else:
             log.warning("%s\n    death %d of %d at this address; another process makes the same "
                         "batches", text, task.deaths, most)  # fmt: skip
@@ -288,10 +309,12 @@ class Crew:
         else:
             worker.replace()
 
-    def _given_up(self, task: Task, text: str) -> WorkerError:
+    def _given_up(self, task: Task, text: str, repeats: bool) -> WorkerError:
+        limit = f"loader.max_deaths={self._terms.max_deaths}"
+        why = "at the same place as the one before, so that it would come again"
         return WorkerError(
-            f"{text}\n    death {task.deaths} at this address, and loader.max_deaths="
-            f"{self._terms.max_deaths}. Look at its samples (task=replay makes that one batch "
+            f"{text}\n    death {task.deaths} at this address, {why if repeats else f'and {limit}'}"
+            f". Look at its samples (task=replay makes that one batch "
             "again in this process), or leave them out"
         )
 

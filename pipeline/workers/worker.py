@@ -32,11 +32,13 @@ class Task:
     Attributes:
         item: (number, request), or what torch sends to start another epoch.
         deaths: of the workers that had it before them.
+        last_death: how and where the last of them died.
     """
 
     def __init__(self, item: Any) -> None:
         self.item = item
         self.deaths = 0
+        self.last_death: Any = None
 
     @property
     def request(self) -> Asked | None:
@@ -61,18 +63,24 @@ class Worker:
         memory: the crew's board; the worker's cell follows the `done` flag in it.
         done: set when torch is through.
         changed: called when there is something new to wait for.
+        peers: all workers of the crew, this one included.
 
     Attributes:
         tasks: without a result, in order.
+        rests: whether its process died and another is not to be started with the next task.
+        pid_and_code: of its process, or of the last that it had.
         silent: seconds without a sign of life, as the main process has seen it.
         is_cut_off: whether nothing more can come from its process.
     """
 
     def __init__(
         self, number: int, context: Any, memory: Memory, done: Flag, lock: Any,
-        changed: Callable[[], None],
+        changed: Callable[[], None], peers: list[Worker],
     ) -> None:  # fmt: skip
         self.number = number
+        self.rests = False
+        self.pid_and_code: tuple[int, int | None] = (-1, None)
+        self._peers = peers
         self.daemon = True
         self.tasks: deque[Task] = deque()
         self.silent = 0.0
@@ -112,13 +120,19 @@ class Worker:
         with self._lock:
             if item is None:  # torch is through; the flag says so, too
                 self._send(item)
-                return
-            self.tasks.append(Task(item))
-            if self.process is None and self._call is not None:
-                self._start()
-                self._changed()
+            elif isinstance(item, tuple) and hasattr(item[1], "assigned"):
+                number, request = item[1].assigned([len(peer.tasks) for peer in self._peers])
+                self._peers[number]._take((item[0], request))
             else:
-                self._send(item)
+                self._take(item)
+
+    def _take(self, item: Any) -> None:
+        self.tasks.append(Task(item))
+        if self.process is not None:
+            self._send(item)
+        elif self._call is not None and not self.rests:
+            self._start()
+            self._changed()
 
     def cancel_join_thread(self) -> None:
         """There is no thread to wait for."""
@@ -169,6 +183,7 @@ class Worker:
 
     def replace(self) -> None:
         """Start another process if there is anything to do; else with the next task."""
+        self.rests = False
         if self.tasks:
             self._start()
 
@@ -238,6 +253,7 @@ class Worker:
                 self.process.kill()
                 self.process.join(_PATIENCE)
             code = self.process.exitcode
+            self.pid_and_code = self.process.pid, code
             if code is not None and code != 0:
                 death.remove_shared_files(self.process.pid)
             if code is not None:
@@ -279,6 +295,39 @@ class Worker:
     def _send(self, item: Any) -> None:
         self._unsent.append(framed(item))
         self.flush()
+
+
+class Handle:
+    """A worker's process as multiprocessing shows one, for code that looks after processes."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    @property
+    def pid(self) -> int:
+        process = self._worker.process
+        return int(self._worker.pid_and_code[0] if process is None else process.pid)
+
+    @property
+    def exitcode(self) -> int | None:
+        process = self._worker.process
+        return self._worker.pid_and_code[1] if process is None else process.exitcode
+
+    def is_alive(self) -> bool:
+        return self._worker.exit_code is None
+
+    def join(self, timeout: float | None = None) -> None:
+        process = self._worker.process
+        if process is not None:
+            process.join(timeout)
+
+    def terminate(self) -> None:
+        """End this process; the crew may start another one in its place."""
+        process = self._worker.process
+        if process is not None:
+            process.terminate()
+
+    kill = terminate
 
 
 def _anonymous_file() -> int:
