@@ -219,12 +219,13 @@ class DataLoader(torch_data.DataLoader[Sample]):
         remote = bool(self._workers) and self.backend == "process"
         collate: Any = self.collate_fn
         if not self._is_stream:
-            return ItemFetch(self.dataset, collate, self._auto_collation, remote)
+            return ItemFetch(self.dataset, collate, self._auto_collation, remote, self.keyed)
         size = self.batch_size if self._auto_collation else None
         every = self.snapshot_every_n_steps
         return TurnFetch(
-            self.dataset, collate, size, self.drop_last, every, remote, self.worker_init_fn
-        )
+            self.dataset, collate, size, self.drop_last, every, remote, self.worker_init_fn,
+            self.keyed,
+        )  # fmt: skip
 
     def _can_pin(self) -> bool:
         if not has_accelerator():

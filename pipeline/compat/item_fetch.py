@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 from torch._utils import ExceptionWrapper
@@ -22,7 +23,8 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from pipeline import board
 from pipeline.plan import Request
-from pipeline.randomness import GLOBAL, Draws, begin_sample, sample_keys
+from pipeline.randomness import GLOBAL, Draws, begin_sample, sample_keys, scope
+from pipeline.seeding import UNSEEDED, Seeding
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +105,22 @@ class ItemFetch:
         batched: whether keys come in lists and samples are collated; else one key gives one sample,
             which `collate` converts.
         remote: whether errors have to cross to another process.
+        keyed: whether each sample's draws come from a key of its own.
         seed, transform, batch_transform: what backends look for.
+        leaves_generators: in this process they stand after a batch where they stood.
     """
+
+    leaves_generators: ClassVar[bool] = True
 
     dataset: Any
     collate: Callable[[Any], Any]
     batched: bool
     remote: bool
+    keyed: bool = True
     seed: int = 0
     transform: None = None
     batch_transform: None = None
+    _seeding: Seeding = field(default_factory=Seeding, repr=False)
 
     def __call__(self, request: Any, draws: Draws = GLOBAL) -> Made:
         try:
@@ -126,22 +134,49 @@ class ItemFetch:
         return self.dataset
 
     def _made(self, request: Rows | Keys, draws: Draws) -> Any:
+        if not self.keyed:
+            return self._read(request, UNSEEDED)
+        if draws is not GLOBAL:
+            return self._read(request, draws)
+        make = partial(self._read, request)
+        if self.remote or self._seeding.draws is False:
+            return self._seeding.run(make)
+        with scope():  # the training loop draws from the same generators
+            return self._seeding.run(make)
+
+    def _read(self, request: Rows | Keys, draws: Draws) -> Any:
+        """The batch; a sample has its key where `draws` seeds."""
         keys = request.keys if self.batched else [request.keys]
-        places = np.arange(request.start, request.start + max(len(keys), 1), dtype=np.int64)
-        # Below 2^63, so that what asks torch.initial_seed() for one can put it into a tensor.
-        seeds = [key >> 1 for key in sample_keys(request.seed, 0, places)]
+        seeds = None if draws is UNSEEDED else self._seeds(request, len(keys))
         many = self.batched and getattr(self.dataset, "__getitems__", None)
         if many:
-            draws.seed(seeds[0])
+            if seeds is not None:
+                draws.seed(seeds[0])
             samples = many(keys)
+        elif seeds is None and not self.remote:
+            dataset = self.dataset
+            samples = [dataset[key] for key in keys]
         else:
-            samples = []
-            for place, key in enumerate(keys):
-                draws.seed(seeds[place])
-                board.at(place, board.READ)
-                samples.append(self.dataset[key])
+            samples = self._one_by_one(keys, seeds, draws)
         board.at(board.WHOLE, board.COLLATE)
         return self.collate(samples if self.batched else samples[0])
+
+    def _one_by_one(self, keys: Any, seeds: list[int] | None, draws: Draws) -> list[Any]:
+        dataset, samples = self.dataset, []
+        here = board.here()
+        here[board.STAGE] = board.READ
+        for place, key in enumerate(keys):
+            if seeds is not None:
+                draws.seed(seeds[place])
+            here[board.PLACE] = place
+            samples.append(dataset[key])
+        return samples
+
+    @staticmethod
+    def _seeds(request: Rows | Keys, count: int) -> list[int]:
+        places = np.arange(request.start, request.start + max(count, 1), dtype=np.int64)
+        # Below 2^63, so that what asks torch.initial_seed() for one can put it into a tensor.
+        return [key >> 1 for key in sample_keys(request.seed, 0, places)]
 
 
 def kept(error: Exception, remote: bool) -> Any:

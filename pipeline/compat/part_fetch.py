@@ -64,6 +64,7 @@ class TurnFetch:
         drop_last: end a part before a last, smaller batch.
         every: batches of a part between two states that are sent along.
         worker_init_fn: run for parts that are read from a copy.
+        keyed: whether each batch's draws come from a key of its own.
     """
 
     dataset: Any
@@ -73,6 +74,7 @@ class TurnFetch:
     every: int
     remote: bool
     worker_init_fn: Callable[[int], None] | None = None
+    keyed: bool = True
     seed: int = 0
     transform: None = None
     batch_transform: None = None
@@ -188,6 +190,8 @@ class StreamPart:
         return samples[0] if size is None else samples
 
     def _seed(self) -> None:
+        if not self._fetch.keyed:
+            return
         self._draws.seed(hash64(self._turn.seed, "part", self._turn.worker, self.next) >> 1)
 
     @contextmanager

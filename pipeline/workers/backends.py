@@ -136,7 +136,8 @@ class MainBackend:
     def __init__(self, fetch: Fetch, keyed: bool = True) -> None:
         self._fetch = fetch
         # The training loop draws from the same generators.
-        self._scope = scope if keyed else nullcontext
+        apart = keyed and not getattr(fetch, "leaves_generators", False)
+        self._scope = scope if apart else nullcontext
 
     @contextmanager
     def run(self, requests: Iterator[Asked]) -> Iterator[Results]:
