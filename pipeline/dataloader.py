@@ -32,6 +32,7 @@ from pipeline.compat.part_fetch import TurnFetch, is_pipe, states_of, world_size
 from pipeline.compat.passes import Claim, Kept, Pass
 from pipeline.compat.progress import PartsProgress, Progress, RowsProgress
 from pipeline.loader import open_backend
+from pipeline.seeding import Seeding
 from pipeline.workers.backends import Backend, LoaderOptions
 from pipeline.world import has_accelerator
 
@@ -91,6 +92,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
         self._pass: weakref.ref[Pass] | None = None  # it ends when its consumer lets go of it
         self._progress: Progress | None = None  # of the pass that was made last
         self._kept: Kept | None = None  # persistent workers
+        self._seeding = Seeding()
         self._pending: dict[str, Any] | None = None  # a state that was loaded
         self._begun: dict[str, Any] = {}  # from where the last epoch was drawn
         self._next_epoch = 0
@@ -175,7 +177,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
             source = self.sampler
         size = self.batch_size if batches_here else None
         drawing = Drawing(source, size, self.drop_last, self.snapshot_every_n_steps)
-        return RowsProgress(epoch, seed, drawing, saved, carried)
+        return RowsProgress(epoch, seed, drawing, saved, carried, bool(self._workers))
 
     def _carried(self) -> list[Any] | None:
         """States of the dataset with which workers go on that live longer than an epoch."""
@@ -219,7 +221,8 @@ class DataLoader(torch_data.DataLoader[Sample]):
         remote = bool(self._workers) and self.backend == "process"
         collate: Any = self.collate_fn
         if not self._is_stream:
-            return ItemFetch(self.dataset, collate, self._auto_collation, remote, self.keyed)
+            return ItemFetch(self.dataset, collate, self._auto_collation, remote, self.keyed,
+                             _seeding=self._seeding)  # fmt: skip
         size = self.batch_size if self._auto_collation else None
         every = self.snapshot_every_n_steps
         return TurnFetch(

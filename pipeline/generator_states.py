@@ -1,10 +1,10 @@
 """The states of the global generators: taken, compared and put back, in a few microseconds.
 
-`random.getstate` and `numpy.random.get_state` make objects of 624 numbers, which costs 50 us where a
-batch may take no longer. The numbers lie in memory in one piece: `take` copies the bytes, which can
-be compared as they are, and only `put_back` makes objects of them, for the libraries' own functions.
-numpy tells where its state lies; where CPython's lies is tried out at import. Where either is not
-as expected, the libraries' own functions are used throughout.
+`random.getstate` and `numpy.random.get_state` make objects of 624 numbers, which costs 50 us, where
+a batch may take no longer. The numbers lie in memory in one piece: `take` copies the bytes, which
+can be compared as they are, and only `put_back` makes objects of them, for the libraries' own
+functions. numpy tells where its state lies; where CPython's lies is tried out at import. Where
+either is not as expected, the libraries' own functions are used throughout.
 
 Cost: 2 us to take or compare; about 30 us to put back what has moved.
 """
@@ -68,6 +68,9 @@ _PYTHON_IS_KNOWN = _python_is_known()
 _NUMPY_IS_KNOWN = _numpy_is_known() and hasattr(np.random, "get_bit_generator")
 
 
+_PYTHON_WORDS = id(_python) + _HEAD
+
+
 class _Numpy:
     """numpy's global generator, and what was seen of it last."""
 
@@ -97,23 +100,21 @@ def _take_numpy() -> tuple[Any, tuple[int, float]]:
     return words, gauss
 
 
+def _take_python() -> Any:
+    return ctypes.string_at(_PYTHON_WORDS, _BYTES) if _PYTHON_IS_KNOWN else _getstate()
+
+
 def take() -> States:
     """The states as they are."""
-    if _PYTHON_IS_KNOWN:
-        python = ctypes.string_at(id(_python) + _HEAD, _BYTES)
-    else:
-        python = _getstate()
     words, gauss = _take_numpy()
-    return States(python, _python.gauss_next, words, gauss, torch.default_generator.get_state())
+    return States(
+        _take_python(), _python.gauss_next, words, gauss, torch.default_generator.get_state()
+    )
 
 
 def moved(before: States) -> list[str]:
     """Names of the generators that were drawn from, or seeded, since `take` gave `before`."""
-    if _PYTHON_IS_KNOWN:
-        python = ctypes.string_at(id(_python) + _HEAD, _BYTES)
-    else:
-        python = _getstate()
-    same = python == before.python and _python.gauss_next == before.python_gauss
+    same = _take_python() == before.python and _python.gauss_next == before.python_gauss
     names = [] if same else ["random"]
     if not _is_same_numpy(before):
         names.append("numpy.random")

@@ -108,6 +108,8 @@ class Drawing:
 
     def forget(self, step: int) -> None:
         """Drop states that are not needed to reach `step`."""
+        if len(self._kept) < 2:
+            return
         for number in sorted(number for number in self._kept if number <= step)[:-1]:
             del self._kept[number]
 

@@ -60,13 +60,16 @@ class RowsProgress:
             `EpochDraws.epoch`.
         saved: of a progress that is gone on with.
         carried: from `at_the_end` of the epoch before, if that was another loader's.
+        remote: whether other processes read them, whose deaths are to be told of by row.
     """
 
     def __init__(
-        self, epoch: int, seed: int, drawing: Drawing, saved: Mapping[str, Any], carried: Any
-    ) -> None:
+        self, epoch: int, seed: int, drawing: Drawing, saved: Mapping[str, Any], carried: Any,
+        remote: bool,
+    ) -> None:  # fmt: skip
         self.finished = self.is_waiting = False
         self._epoch, self._seed = epoch, seed
+        self._request = rows_of if remote else Keys
         self._drawing = drawing
         self._next = int(saved.get("step", 0))
         self._ahead = set(saved.get("ahead", ()))
@@ -76,7 +79,7 @@ class RowsProgress:
     def requests(self) -> Iterator[Rows | Keys]:
         for step, start, keys in self._drawing:
             if step not in self._passed_over:
-                yield rows_of(self._epoch, step, start, keys, self._seed)
+                yield self._request(self._epoch, step, start, keys, self._seed)
 
     def note(self, made: Made) -> None:
         pass
