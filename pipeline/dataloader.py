@@ -28,7 +28,7 @@ from torch.utils.data import IterableDataset
 from pipeline.compat.drawing import Drawing, is_stateful
 from pipeline.compat.epoch_draws import EpochDraws, plain
 from pipeline.compat.item_fetch import ItemFetch
-from pipeline.compat.part_fetch import TurnFetch, is_pipe, states_of, world_size
+from pipeline.compat.part_fetch import TurnFetch, is_pipe, world_size
 from pipeline.compat.passes import Claim, Kept, Pass
 from pipeline.compat.progress import PartsProgress, Progress, RowsProgress
 from pipeline.loader import open_backend
@@ -166,10 +166,9 @@ class DataLoader(torch_data.DataLoader[Sample]):
         epoch, saved, carried = self._next_epoch, state.get("progress") or {}, state["carried"]
         if self._is_stream:
             workers = saved.get("workers", self._workers)
-            here = not workers and not self._workers
             return PartsProgress(
                 epoch, seed, workers, self._workers, self.in_order, saved, carried,
-                is_stateful(self.dataset), states_of(dataset=self.dataset) if here else None,
+                is_stateful(self.dataset),
             )  # fmt: skip
         batches_here = self.batch_sampler is not None and self.batch_size is not None
         source = self.batch_sampler

@@ -133,8 +133,9 @@ class StreamPart:
                 _divide_pipe(self._dataset, turn)
             if turn.copied and turn.workers and fetch.worker_init_fn is not None:
                 fetch.worker_init_fn(turn.worker)
-            self._begun = None if state else states_of(dataset=self._dataset)
             self._records = self._open(state or {})
+            # Only now: some datasets have no state before there is an iterator.
+            self._begun = None if state else self.state(whole=True)
         self._forwards = forwards(self._records)
 
     def batch(self, number: int) -> Any:

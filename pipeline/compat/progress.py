@@ -146,12 +146,11 @@ class PartsProgress:
         saved: of a progress that is gone on with.
         carried: the dataset's states at the end of the epoch before, by part.
         stateful: whether the dataset can save where it stands.
-        begun: its state in this process, which reads it itself; None: its readers tell.
     """
 
     def __init__(
         self, epoch: int, seed: int, workers: int, processes: int, in_order: bool,
-        saved: Mapping[str, Any], carried: list[Any] | None, stateful: bool, begun: Any,
+        saved: Mapping[str, Any], carried: list[Any] | None, stateful: bool,
     ) -> None:  # fmt: skip
         self.finished = False
         self._epoch, self._seed = epoch, seed
@@ -164,9 +163,6 @@ class PartsProgress:
         self._asked = [part.batches for part in self._parts]
         self._unheard = set(range(len(self._parts))) if stateful else set()
         self._steps = count()
-        if begun is not None:
-            for place in range(len(self._parts)):
-                self._begin(place, begun)
 
     @property
     def is_waiting(self) -> bool:
@@ -208,12 +204,8 @@ class PartsProgress:
     def note(self, made: Made) -> None:
         place = made.request.worker
         self._unheard.discard(place)
-        if place >= 0 and made.begun is not None:
-            self._begin(place, made.begun)
-
-    def _begin(self, place: int, state: Any) -> None:
-        if self._parts[place].state is None:
-            self._parts[place].state = state
+        if place >= 0 and made.begun is not None and self._parts[place].state is None:
+            self._parts[place].state = made.begun
 
     def accept(self, made: Made) -> bool:
         turn: Turn = made.request
