@@ -88,7 +88,8 @@ class DataLoader(torch_data.DataLoader[Sample]):
         self.keyed = keyed
         self._check()
         source = self.batch_sampler if self.batch_sampler is not None else self.sampler
-        self._draws = EpochDraws(source, self.generator, seed, self.persistent_workers)
+        once = self.persistent_workers and not is_pipe(dataset)  # a pipe's shuffling is seeded anew
+        self._draws = EpochDraws(source, self.generator, seed, once)
         self._pass: weakref.ref[Pass] | None = None  # it ends when its consumer lets go of it
         self._progress: Progress | None = None  # of the pass that was made last
         self._kept: Kept | None = None  # persistent workers
@@ -212,7 +213,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
             worker_init_fn=None if elsewhere else self.worker_init_fn,
             multiprocessing_context=context.get_start_method() if context else None,
             in_order=self.in_order,
-            generator=self._draws.first or 0 if self.persistent_workers else seed,
+            generator=(self._draws.first or 0) if self.persistent_workers else seed,
             keyed=self.keyed,
         )
 

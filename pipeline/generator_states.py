@@ -164,6 +164,7 @@ def _put_numpy(before: States) -> None:
     if isinstance(state, bytes):
         words = np.frombuffer(state, dtype=np.uint32)
         state = "MT19937", words[:-1], int(words[-1]), *before.numpy_gauss
+    _numpy.seen = b""
     np.random.set_state(state)
 
 
