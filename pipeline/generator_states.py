@@ -65,7 +65,8 @@ def _numpy_is_known() -> bool:
 
 
 _PYTHON_IS_KNOWN = _python_is_known()
-_NUMPY_IS_KNOWN = _numpy_is_known() and hasattr(np.random, "get_bit_generator")
+_numpy_generator: Any = getattr(np.random, "get_bit_generator", None)  # numpy 1.24 has it
+_NUMPY_IS_KNOWN = _numpy_generator is not None and _numpy_is_known()
 
 
 _PYTHON_WORDS = id(_python) + _HEAD
@@ -85,7 +86,7 @@ _numpy = _Numpy()
 def _take_numpy() -> tuple[Any, tuple[int, float]]:
     if not _NUMPY_IS_KNOWN:
         return _get_state(), (0, 0.0)
-    generator = np.random.get_bit_generator()
+    generator = _numpy_generator()
     if generator is not _numpy.generator:
         if type(generator) is not np.random.MT19937:
             return _get_state(legacy=False), (0, 0.0)

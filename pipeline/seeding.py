@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -107,17 +107,17 @@ class Seeding:
 @contextmanager
 def _asking_noticed(noticed: Callable[[], None]) -> Iterator[None]:
     """Call `noticed` when somebody asks for a seed or a state of the global generators."""
-    places: list[tuple[Any, str]] = [(random, "getstate"), (np.random, "get_state")]
-    kept = [(owner, name, getattr(owner, name)) for owner, name in places]
-    kept.append((torch.random, "default_generator", torch.random.default_generator))
-    for owner, name, function in kept[:-1]:
-        setattr(owner, name, _noticing(function, noticed))
-    torch.random.default_generator = _Asked(torch.default_generator, noticed)  # type: ignore[assignment]
-    try:
+    of_torch: Any = torch.random
+    asked = [
+        (random, "getstate", _noticing(random.getstate, noticed)),
+        (np.random, "get_state", _noticing(np.random.get_state, noticed)),
+        (of_torch, "default_generator", _Asked(torch.default_generator, noticed)),
+    ]
+    with ExitStack() as until:
+        for owner, name, stand_in in asked:
+            until.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, stand_in)
         yield
-    finally:
-        for owner, name, own in kept:
-            setattr(owner, name, own)
 
 
 def _noticing(function: Callable[..., T], noticed: Callable[[], None]) -> Callable[..., T]:

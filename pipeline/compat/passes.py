@@ -158,7 +158,7 @@ class Pass(Iterator[Any]):
         if result is None:
             self.progress.finished = True
             self.close()
-        return result  # type: ignore[no-any-return]
+        return result
 
     def _next_result(self) -> Any:
         if not self._early:

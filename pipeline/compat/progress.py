@@ -30,7 +30,9 @@ class Progress(Protocol):
     """
 
     finished: bool
-    is_waiting: bool
+
+    @property
+    def is_waiting(self) -> bool: ...
 
     def requests(self) -> Iterator[Any]:
         """What is to be made, as far as it has not been delivered."""
@@ -67,7 +69,7 @@ class RowsProgress:
         self, epoch: int, seed: int, drawing: Drawing, saved: Mapping[str, Any], carried: Any,
         remote: bool,
     ) -> None:  # fmt: skip
-        self.finished = self.is_waiting = False
+        self.finished = False
         self._epoch, self._seed = epoch, seed
         self._request = rows_of if remote else Keys
         self._drawing = drawing
@@ -80,6 +82,10 @@ class RowsProgress:
         for step, start, keys in self._drawing:
             if step not in self._passed_over:
                 yield self._request(self._epoch, step, start, keys, self._seed)
+
+    @property
+    def is_waiting(self) -> bool:
+        return False
 
     def note(self, made: Made) -> None:
         pass

@@ -218,7 +218,7 @@ class _Nobody:
 def _as_if_spawning() -> Iterator[None]:
     """Let multiprocessing's own Values and Locks be pickled, which are for new processes alone."""
     outside = context.get_spawning_popen()
-    context.set_spawning_popen(_Nobody())
+    context.set_spawning_popen(_Nobody())  # type: ignore[arg-type]
     try:
         yield
     finally:
