@@ -281,7 +281,10 @@ class Crew:
         most = self._terms.max_deaths
         last, task.last_death = task.last_death, (code, found.sight)
         # Each try takes seconds where processes are slow to start.
-        repeats = self._is_slow_to_start and code in _FAULTS and last == task.last_death
+        repeats = (
+            self._is_slow_to_start and code in _FAULTS and last == task.last_death
+            and task.request is not None and found.sight[:2] == task.request.address
+        )  # fmt: skip
         if task.deaths >= most or repeats:
             worker.tasks.popleft()
             error = self._given_up(task, text, repeats)
