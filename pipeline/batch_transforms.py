@@ -28,9 +28,9 @@ from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, PenstockError, Problem
 from pipeline.fetch import Batch, SampleError, hash_sample
+from pipeline.generator_states import moved, take
 from pipeline.images import warping
 from pipeline.keyed import KeyedRandom
-from pipeline.randomness import global_states, moved
 
 Range = Sequence[float]
 Pair = tuple[float, float]
@@ -83,7 +83,7 @@ class BatchCompose:
     def _applied(self, name: str, step: BatchTransform, batch: Batch) -> Batch:
         epoch, number = batch.request.address
         random = KeyedRandom.of(self.seed, epoch, batch.positions, f"batch/{name}")
-        before = global_states() if _watched(step) else None
+        before = take() if _watched(step) else None
         try:
             done = step(batch, random)
         except PenstockError:

@@ -8,12 +8,12 @@ straight into shared memory.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import default_collate, default_convert
-from torchvision import tv_tensors
 
 from pipeline import slots
 from pipeline.images.encoded import EncodedImage
@@ -212,12 +212,15 @@ def kinds_of(sample: Any) -> dict[str, str]:
 
 
 def _kind(value: Any) -> str | None:
+    if isinstance(value, EncodedImage):
+        return "image"
+    # Where nobody has imported it, which takes seconds, there is nothing of its types.
+    tv_tensors: Any = sys.modules.get("torchvision.tv_tensors")
+    if tv_tensors is None:
+        return None
     if isinstance(value, tv_tensors.BoundingBoxes):
         return f"boxes/{value.format.value.lower()}"
     names = {
-        tv_tensors.Image: "image",
-        EncodedImage: "image",
-        tv_tensors.Mask: "mask",
-        tv_tensors.KeyPoints: "keypoints",
-    }
+        tv_tensors.Image: "image", tv_tensors.Mask: "mask", tv_tensors.KeyPoints: "keypoints",
+    }  # fmt: skip
     return names.get(type(value))

@@ -17,6 +17,7 @@ Cost beside torch's: 8 us a sample, which seeding takes.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Literal, TypeVar
@@ -24,11 +25,14 @@ from typing import Any, Literal, TypeVar
 from torch.utils import data as torch_data
 from torch.utils.data import IterableDataset
 
-from pipeline.compat.drawing import Drawing
+from pipeline.compat.drawing import Drawing, is_stateful
 from pipeline.compat.epoch_draws import EpochDraws, plain
-from pipeline.compat.item_fetch import ItemFetch, TurnFetch
-from pipeline.compat.passes import PartsProgress, Pass, Progress, RowsProgress
+from pipeline.compat.item_fetch import ItemFetch
+from pipeline.compat.part_fetch import TurnFetch, is_pipe, world_size
+from pipeline.compat.passes import Claim, Kept, Pass
+from pipeline.compat.progress import PartsProgress, Progress, RowsProgress
 from pipeline.loader import open_backend
+from pipeline.seeding import Seeding
 from pipeline.workers.backends import Backend, LoaderOptions
 from pipeline.world import has_accelerator
 
@@ -44,8 +48,11 @@ class DataLoader(torch_data.DataLoader[Sample]):
         dataset: map-style, or an IterableDataset, which divides itself by `get_worker_info()`.
         batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
             worker_init_fn, multiprocessing_context, generator, prefetch_factor,
-            persistent_workers, pin_memory_device, in_order: as torch has them.
-        timeout: seconds without a sign of life after which a worker is replaced; 0: for ever.
+            persistent_workers, pin_memory_device, in_order, timeout: as torch has them.
+        worker_timeout: seconds without a sign of life after which a worker is replaced; 0: for
+            ever. `timeout` is torch's: seconds without a batch, then an error.
+        keyed: give each sample a key that its draws depend on; False: draw as torch's class does,
+            so that seeds of a person's own count, and no draw can be repeated.
         backend: "process", "thread" or "main"; threads are for map-style datasets.
         seed: of all epochs' orders and samples; None draws a seed for each epoch as torch does.
         snapshot_every_n_steps: batches between two states of a dataset or a sampler that has a
@@ -67,6 +74,8 @@ class DataLoader(torch_data.DataLoader[Sample]):
         backend: Literal["process", "thread", "main"] = "process",
         seed: int | None = None,
         snapshot_every_n_steps: int = 1,
+        worker_timeout: float = 0.0,
+        keyed: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -75,15 +84,20 @@ class DataLoader(torch_data.DataLoader[Sample]):
         self.backend = backend
         self.seed = seed
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.worker_timeout = worker_timeout
+        self.keyed = keyed
         self._check()
         source = self.batch_sampler if self.batch_sampler is not None else self.sampler
-        self._draws = EpochDraws(source, self.generator, seed)
-        self._pass: Pass | None = None
-        self._kept: tuple[LoaderOptions, Backend] | None = None  # persistent workers
+        once = self.persistent_workers and not is_pipe(dataset)  # a pipe's shuffling is seeded anew
+        self._draws = EpochDraws(source, self.generator, seed, once)
+        self._pass: weakref.ref[Pass] | None = None  # it ends when its consumer lets go of it
+        self._progress: Progress | None = None  # of the pass that was made last
+        self._kept: Kept | None = None  # persistent workers
+        self._seeding = Seeding()
         self._pending: dict[str, Any] | None = None  # a state that was loaded
         self._begun: dict[str, Any] = {}  # from where the last epoch was drawn
         self._next_epoch = 0
-        self._claimed: int | None = None
+        self._claim: Claim | None = None
 
     def _check(self) -> None:
         if self.backend not in ("process", "thread", "main"):
@@ -100,15 +114,17 @@ class DataLoader(torch_data.DataLoader[Sample]):
                 "threads cannot divide an IterableDataset, which sees one get_worker_info() for "
                 "the whole process; use backend='process', or num_workers=0"
             )
-        pipes = tuple(
-            getattr(torch_data, name)
-            for name in ("IterDataPipe", "MapDataPipe")
-            if hasattr(torch_data, name)
-        )
-        if self._workers and isinstance(self.dataset, pipes):
+        if self.worker_timeout < 0:
+            raise ValueError(f"worker_timeout={self.worker_timeout} is below 0, which is for ever")
+        if not self.keyed and self._workers and self.backend == "thread":
             raise ValueError(
-                "workers do not divide torch's data pipes here; use num_workers=0, torch's own "
-                "DataLoader, or an IterableDataset"
+                "threads share the global generators, so keyed=False has no meaning for them; use "
+                "backend='process', or num_workers=0"
+            )
+        if is_pipe(self.dataset) and world_size() > 1:
+            raise ValueError(
+                "data pipes are not divided among the ranks of a distributed run here; use torch's "
+                "own DataLoader, or an IterableDataset that divides itself"
             )
 
     @property
@@ -122,57 +138,66 @@ class DataLoader(torch_data.DataLoader[Sample]):
     def __len__(self) -> int:
         length = super().__len__()
         if self._is_stream:
-            self._claimed = length
+            samples = len(self.dataset)  # type: ignore[arg-type]
+            self._claim = Claim(str(self.dataset), samples, length, self.batch_size or 1)
         return length
 
     # The iterator is ours, where torch's signature names a private class of its own.
     def __iter__(self) -> Pass:  # type: ignore[override]
         """One epoch, or the rest of the one whose state was loaded."""
         saved, self._pending = self._pending, None
-        if self._pass is not None and self._kept is not None:
-            self._pass.close()  # persistent workers go through one epoch at a time
+        under_way = self._under_way()
+        if under_way is not None and self._kept is not None:
+            under_way.supersede()
         if saved is not None:
             self._draws.restore(saved["draws"])
         self._begun = self._draws.now()
         with self._draws.epoch(self._next_epoch) as seed:
-            progress = self._progress(seed, saved or {"carried": self._carried()})
+            progress = self._begin(seed, saved or {"carried": self._carried()})
         pin = self.pin_memory and self._can_pin()
-        backend = self._backend_for(progress, seed, pin)
-        self._pass = Pass(progress, backend, self._kept is not None, pin, self._claimed)
+        made = Pass(progress, self._backend_for(progress, seed, pin), pin, self._claim)
+        self._pass, self._progress = weakref.ref(made), progress
         self._next_epoch += 1
-        return self._pass
+        return made
 
-    def _progress(self, seed: int, state: Mapping[str, Any]) -> Progress:
+    def _under_way(self) -> Pass | None:
+        return self._pass() if self._pass is not None else None
+
+    def _begin(self, seed: int, state: Mapping[str, Any]) -> Progress:
         epoch, saved, carried = self._next_epoch, state.get("progress") or {}, state["carried"]
         if self._is_stream:
             workers = saved.get("workers", self._workers)
-            return PartsProgress(epoch, seed, workers, self._workers, saved, carried)
+            return PartsProgress(
+                epoch, seed, workers, self._workers, self.in_order, saved, carried,
+                is_stateful(self.dataset),
+            )  # fmt: skip
         batches_here = self.batch_sampler is not None and self.batch_size is not None
         source = self.batch_sampler
         if source is None or batches_here:  # torch's batch sampler would hide the iterator
             source = self.sampler
         size = self.batch_size if batches_here else None
         drawing = Drawing(source, size, self.drop_last, self.snapshot_every_n_steps)
-        return RowsProgress(epoch, seed, drawing, saved, carried)
+        return RowsProgress(epoch, seed, drawing, saved, carried, bool(self._workers))
 
     def _carried(self) -> list[Any] | None:
         """States of the dataset with which workers go on that live longer than an epoch."""
-        done = self._pass
+        done = self._progress
         if done is None or not done.finished or not self.persistent_workers:
             return None
         return self._at_the_end(done)
 
-    def _backend_for(self, progress: Progress, seed: int, pin: bool) -> Backend:
+    def _backend_for(self, progress: Progress, seed: int, pin: bool) -> Backend | Kept:
         # Parts of other workers than these are read from copies, with `worker_init_fn`.
         elsewhere = isinstance(progress, PartsProgress) and progress.workers != self._workers
         options = self._options(seed, elsewhere)
         if not options.persistent_workers:
             self._let_go()
             return open_backend(self._fetch(), options, pin)  # type: ignore[arg-type]
-        if self._kept is None or self._kept[0] != options:
+        if self._kept is None or self._kept.options != options:
             self._let_go()
-            self._kept = options, open_backend(self._fetch(), options, pin)  # type: ignore[arg-type]
-        return self._kept[1]
+            backend = open_backend(self._fetch(), options, pin)  # type: ignore[arg-type]
+            self._kept = Kept(options, backend)
+        return self._kept
 
     def _options(self, seed: int, elsewhere: bool) -> LoaderOptions:
         context: Any = self.multiprocessing_context
@@ -183,23 +208,27 @@ class DataLoader(torch_data.DataLoader[Sample]):
             persistent_workers=self.persistent_workers and not elsewhere,
             pin_memory=self.pin_memory,
             pin_memory_device=self.pin_memory_device or "",
-            timeout=self.timeout,
+            timeout=self.worker_timeout,
+            batch_timeout=self.timeout if self._workers else 0.0,
             worker_init_fn=None if elsewhere else self.worker_init_fn,
             multiprocessing_context=context.get_start_method() if context else None,
-            in_order=self.in_order or self._is_stream,
-            generator=0 if self.persistent_workers else seed,
+            in_order=self.in_order,
+            generator=(self._draws.first or 0) if self.persistent_workers else seed,
+            keyed=self.keyed,
         )
 
     def _fetch(self) -> ItemFetch | TurnFetch:
         remote = bool(self._workers) and self.backend == "process"
         collate: Any = self.collate_fn
         if not self._is_stream:
-            return ItemFetch(self.dataset, collate, self._auto_collation, remote)
+            return ItemFetch(self.dataset, collate, self._auto_collation, remote, self.keyed,
+                             _seeding=self._seeding)  # fmt: skip
         size = self.batch_size if self._auto_collation else None
         every = self.snapshot_every_n_steps
         return TurnFetch(
-            self.dataset, collate, size, self.drop_last, every, remote, self.worker_init_fn
-        )
+            self.dataset, collate, size, self.drop_last, every, remote, self.worker_init_fn,
+            self.keyed,
+        )  # fmt: skip
 
     def _can_pin(self) -> bool:
         if not has_accelerator():
@@ -217,25 +246,27 @@ class DataLoader(torch_data.DataLoader[Sample]):
         """
         if self._pending is not None:
             return deepcopy(self._pending)
-        done = self._pass
+        done, under_way = self._progress, self._under_way()
         state = {"version": STATE_VERSION, "of": self._identity(), "carried": None}
         if done is None or done.finished:
             return state | {
                 "epoch": self._next_epoch, "draws": plain(self._draws.now()),
-                "progress": None, "carried": done and self._at_the_end(done), "sampler_epoch": None,
+                "progress": None, "carried": None if done is None else self._at_the_end(done),
+                "sampler_epoch": None,
             }  # fmt: skip
+        progress = done.state() if under_way is None else under_way.state()
         return state | {
             "epoch": self._next_epoch - 1, "draws": plain(self._begun),
-            "progress": deepcopy(done.progress.state()), "sampler_epoch": self._sampler_epoch(),
+            "progress": deepcopy(progress), "sampler_epoch": self._sampler_epoch(),
         }  # fmt: skip
 
-    def _at_the_end(self, done: Pass) -> Any:
+    def _at_the_end(self, done: Progress) -> Any:
         """What the next epoch begins with, of samplers and datasets that outlive an epoch."""
-        if isinstance(done.progress, PartsProgress):
+        if isinstance(done, PartsProgress):
             outlives = self.persistent_workers or not self._workers
-            if not outlives or done.progress.workers != self._workers:
+            if not outlives or done.workers != self._workers:
                 return None
-        return deepcopy(done.progress.at_the_end())
+        return deepcopy(done.at_the_end())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iterator go on where the one stood whose state this is.
@@ -254,7 +285,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
             told = "; ".join(f"{n} is {here[n]!r} and was {there.get(n)!r}" for n in different)
             raise ValueError(f"the state is of another DataLoader, whose steps are others: {told}")
         self._let_go()
-        self._pass, self._pending = None, deepcopy(dict(state))
+        self._pass, self._progress, self._pending = None, None, deepcopy(dict(state))
         self._next_epoch = int(state["epoch"])
         sampler = self._with_epochs()
         if sampler is not None and state["sampler_epoch"] is not None:
@@ -281,17 +312,9 @@ class DataLoader(torch_data.DataLoader[Sample]):
         return epoch if isinstance(epoch, int) else None
 
     def _let_go(self) -> None:
-        """End persistent workers."""
-        if self._kept is not None:
-            if self._pass is not None:
-                self._pass.close()
-            self._kept[1].close()
-            self._kept = None
+        """Do without the persistent workers; they end, unless a pass goes on with them."""
+        self._kept = None
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies, which begin their own epochs."""
-        return self.__dict__ | {"_pass": None, "_kept": None}
-
-    def __del__(self) -> None:
-        if "_kept" in self.__dict__:
-            self._let_go()
+        return self.__dict__ | {"_pass": None, "_progress": None, "_kept": None}

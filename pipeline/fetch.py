@@ -1,13 +1,13 @@
 """Request to batch: the one function that every backend runs.
 
-1. Seed the generators from the sample's key (seed, epoch, position), unless dataset and transform
-   say that they draw from none.
+1. Seed the generators from the sample's key (seed, epoch, position), as long as dataset and
+   transform draw from them (pipeline/seeding.py).
 2. Read the row, transform it, hash it when asked to.
 3. Collate the share, and transform it as a batch where it is to be done here.
 4. Time each stage. A bad sample ends the run, or is replaced or left out (pipeline/share.py).
 
 A `Fetch` is a plain callable that can be pickled; it knows nothing of workers, ranks or devices.
-Cost beside the data's own: about 10 us a sample for seeding, 30 us a batch.
+Cost beside the data's own: about 10 us a sample for seeding where something draws, 30 us a batch.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from pipeline.randomness import (
     sample_key_array,
     sample_keys,
 )
+from pipeline.seeding import UNSEEDED, Seeding
 from pipeline.share import Share
 from pipeline.whole_batches import WholeBatches
 
@@ -148,6 +149,7 @@ class Fetch:
         # torch's Subset only loops over `__getitem__` here, whose draws have keys of their own.
         keyed = getattr(transform, "keyed", transform is None)
         self._keyed = keyed and not getattr(dataset, "draws", True)
+        self._seeding = Seeding()
         self._many = hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)
 
     def __call__(self, request: Request, draws: Draws = GLOBAL) -> Batch:
@@ -178,9 +180,15 @@ class Fetch:
         batch = self._at_once(request, rows, draws, stand_ins)
         if batch is not None:
             return batch
-        try:
+
+        def make(draws: Draws) -> Batch:
             with slots.batch(len(request)):
                 return self._worked(request, rows, draws, stand_ins)
+
+        try:
+            if draws is not GLOBAL:
+                return make(draws)
+            return make(UNSEEDED) if self._keyed else self._seeding.run(make)
         finally:
             begin_sample(None)
 

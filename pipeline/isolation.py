@@ -21,7 +21,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pipeline.errors import PenstockError
-from pipeline.randomness import begin_sample, global_states, moved
+from pipeline.generator_states import moved, take
+from pipeline.randomness import begin_sample
 
 # Everything in torch that draws and takes a generator. Functions that draw and take none
 # (dropout, rrelu) belong to models; `probe` refuses data code that calls them.
@@ -109,7 +110,7 @@ def probe(run: Callable[[ThreadRandomness], Any]) -> None:
     Raises:
         SharedGeneratorError: one of the three global generators was drawn from all the same.
     """
-    before = global_states()
+    before = take()
     run(ThreadRandomness())
     names = ["global generator" if name == "torch" else name for name in moved(before)]
     if names:

@@ -25,7 +25,7 @@ from pipeline.transfer import Transfer
 from pipeline.tuning.autotune import Autotune
 from pipeline.tuning.memory import tree_pss
 from pipeline.workers.backends import Backend, Failure, LoaderOptions, MainBackend
-from pipeline.workers.process_backend import ProcessBackend
+from pipeline.workers.process_backend import ProcessBackend, require_picklable
 from pipeline.workers.thread_backend import ThreadBackend
 from pipeline.world import World, has_accelerator
 
@@ -67,7 +67,7 @@ class LoaderStats:
 def open_backend(fetch: Fetch, options: LoaderOptions, pin: bool) -> Backend:
     """The backend that `options` name."""
     if options.backend == "main" or options.num_workers == 0:
-        return MainBackend(fetch)
+        return MainBackend(fetch, options.keyed)
     if options.backend == "thread":
         return ThreadBackend(fetch, options)
     return ProcessBackend(fetch, options, pin)
@@ -114,6 +114,7 @@ class Loader:
         self._pin = self.options.pin_memory and has_accelerator()
         moves = self._pin and self.world.device.startswith("cuda")
         self._transfer = Transfer(self.world.device) if moves else None
+        require_picklable(fetch, self.options)
         self._backend = open_backend(fetch, self.options, self._pin)
         auto, first = self.options.auto, self.options.num_workers
         self._tuner = Autotune(first, auto, tree_pss) if auto else None

@@ -20,6 +20,7 @@ import atexit
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator

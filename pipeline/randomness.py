@@ -24,6 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pipeline.generator_states import States, moved, put_back, take
+
 IntArray = npt.NDArray[np.int64]
 KeyArray = npt.NDArray[np.uint64]
 
@@ -207,23 +209,6 @@ def seed_global(key: int) -> None:
     torch.default_generator.manual_seed(key)
 
 
-def global_states() -> tuple[Any, ...]:
-    """Snapshots of the three global generators: (random, numpy, torch CPU); about 60 us."""
-    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-
-
-def moved(before: tuple[Any, ...]) -> list[str]:
-    """Names of the global generators that were drawn from since the snapshot `before`."""
-    python, numpy, generator = before
-    names = ["random"] if random.getstate() != python else []
-    state: Any = np.random.get_state()
-    if state[2:] != numpy[2:] or not np.array_equal(state[1], numpy[1]):
-        names.append("numpy.random")
-    if not torch.equal(torch.default_generator.get_state(), generator):
-        names.append("torch")
-    return names
-
-
 class _AtHand(threading.local):
     key: int | None = None
 
@@ -269,16 +254,13 @@ class GlobalDraws:
         begin_sample(key)
         seed_global(key)
 
-    def save(self) -> Any:
-        return global_states()
+    def save(self) -> States:
+        return take()
 
-    def restore(self, states: Any) -> None:
-        python, numpy, generator = states
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.default_generator.set_state(generator)
+    def restore(self, states: States) -> None:
+        put_back(states)
 
-    def moved(self, before: Any) -> list[str]:
+    def moved(self, before: States) -> list[str]:
         return moved(before)
 
 

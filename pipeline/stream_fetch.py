@@ -26,7 +26,7 @@ from pipeline.fetch import Batch, Fetch
 from pipeline.plan import Request, deal
 from pipeline.randomness import GLOBAL, Draws, IntArray, Permutation, hash64
 from pipeline.samplers import Tail
-from pipeline.streams import End, StreamOrder, StreamRequest, length_of
+from pipeline.streams import End, StreamOrder, StreamRequest, forwards, length_of
 
 log = logging.getLogger(__name__)
 
@@ -131,9 +131,14 @@ class StreamReader:
         if hasattr(self._dataset, "shards"):
             self._open_shards(record)
         elif hasattr(self._dataset, "seek"):
-            self._next, self._records = record, iter(self._dataset.seek(record))
+            self._next, self._records = record, forwards(iter(self._dataset.seek(record)))
         else:
-            self._next, self._records = 0, iter(self._dataset)
+            self._next, self._records = 0, forwards(self._iterator())
+
+    def _iterator(self) -> Iterator[Any]:
+        """Of the dataset; of a copy where it is its own iterator, which other threads may share."""
+        records = iter(self._dataset)
+        return iter(copy(self._dataset)) if records is self._dataset else records
 
     def _open_shards(self, record: int) -> None:
         shards = self._dataset.shards()

@@ -3,7 +3,7 @@
 A transform takes a sample (dict of fields) and gives one. Those that draw do so from torch's global
 generator, as torchvision's own do; fetch seeds it from the sample's key.
 
-    Compose         a keyed map of transforms, applied in the order of the map
+    Compose         a keyed map of transforms, applied in the order of the map (composing.py)
     Normalize       uint8 images to floats by ImageNet's or the training split's statistics
     LandmarkFlip    mirrors image and landmarks and swaps the left ones with the right ones
     FaceCrop        a square around the landmarks
@@ -11,13 +11,14 @@ generator, as torchvision's own do; fetch seeds it from the sample's key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
+from pipeline.composing import Compose as Compose
 from pipeline.errors import ConfigError, DataError, Problem
 
 Sample = dict[str, Any]
@@ -34,27 +35,6 @@ _IBUG68_PAIRS = (
     + [(48, 54), (49, 53), (50, 52), (55, 59), (56, 58)]
     + [(60, 64), (61, 63), (65, 67)]
 )
-
-
-class Compose:
-    """Transforms by name, applied in the order of the map; None leaves a step out.
-
-    Attributes:
-        keyed: whether no step draws from a generator: each says of itself that it is `keyed`.
-    """
-
-    def __init__(self, steps: Mapping[str, Callable[[Any], Any] | None]) -> None:
-        self.steps = {name: step for name, step in steps.items() if step is not None}
-        self.keyed = all(getattr(step, "keyed", False) for step in self.steps.values())
-
-    def __call__(self, sample: Any) -> Any:
-        for name, step in self.steps.items():
-            try:
-                sample = step(sample)
-            except Exception as error:
-                error.add_note(f"in the transform {name!r}")
-                raise
-        return sample
 
 
 class Normalize:

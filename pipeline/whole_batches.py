@@ -13,20 +13,20 @@ which says what is wrong with which sample, or lets another stand in. Cost: 0.1 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
-from torchvision import tv_tensors
 
 from pipeline import board
 from pipeline.bad_samples import BadSampleError
 from pipeline.clock import Clock
 from pipeline.collate import Stack, kinds_of
+from pipeline.composing import Compose
 from pipeline.images.encoded import EncodedImage
 from pipeline.images.stored import StoredPictures
 from pipeline.randomness import KeyArray
 from pipeline.share import Share
-from pipeline.transforms import Compose
 
 
 class Made(NamedTuple):
@@ -128,10 +128,16 @@ def _are_pictures(samples: list[Any]) -> bool:
         return False
     files = {name for name, value in first.items() if isinstance(value, EncodedImage)}
     return bool(files) and not any(
-        isinstance(value, tv_tensors.TVTensor) or isinstance(value, EncodedImage) != (name in files)
+        _is_tv_tensor(value) or isinstance(value, EncodedImage) != (name in files)
         for sample in samples
         for name, value in sample.items()
     )
+
+
+def _is_tv_tensor(value: Any) -> bool:
+    if type(value) is torch.Tensor or not isinstance(value, torch.Tensor):
+        return False
+    return isinstance(value, import_module("torchvision.tv_tensors").TVTensor)
 
 
 def _columns(samples: list[Any]) -> dict[str, list[Any]]:

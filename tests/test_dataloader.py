@@ -751,7 +751,7 @@ def test_a_killed_worker_reads_its_part_of_a_stream_again():
 
 def test_a_worker_that_hangs_is_a_runtime_error_after_the_timeout():
     with pytest.raises(RuntimeError, match=r"no sign of life for 0\.3 s"):
-        everything(Sleeping(), num_workers=1, timeout=0.3)
+        everything(Sleeping(), num_workers=1, worker_timeout=0.3)
 
 
 def test_an_interrupt_leaves_no_worker():

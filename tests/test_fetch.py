@@ -1,5 +1,7 @@
 """Fetch: keys, hashes, batches of unequal samples."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +14,11 @@ from torchvision import tv_tensors
 from pipeline.collate import List, Pad, Stack
 from pipeline.errors import DataError
 from pipeline.fetch import Batch, Fetch, SampleError, batch_hash, hash_sample
+from pipeline.generator_states import moved, take
+from pipeline.loader import Loader
 from pipeline.plan import Plan
 from pipeline.samplers import Random, Sequential
+from pipeline.workers.backends import LoaderOptions
 from tests import toy
 
 
@@ -199,3 +204,32 @@ def test_a_batch_keeps_what_it_knows_when_it_moves():
     assert isinstance(moved, Batch)
     assert moved.request.address == (0, 2)
     assert moved.valid_mask("cpu").tolist() == [True, True, False, False]
+
+
+class DrawsAt(toy.Pictures):
+    """Draws from every generator in some rows, and does not say so."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+
+    def __getitem__(self, row):
+        drawn = 0.0
+        if row in self.rows:
+            drawn = random.random() + np.random.randn() + torch.rand(()).item()
+        return {**super().__getitem__(row), "drawn": torch.tensor(drawn)}
+
+
+@pytest.mark.parametrize("rows", [(), (0,), (17,), range(40)])
+@pytest.mark.parametrize("options", [LoaderOptions(), LoaderOptions("process", 2)])
+def test_what_draws_is_found_out_and_changes_no_batch(rows, options):
+    plan = Plan(Sequential(40), 8)
+    fetches = [Fetch(DrawsAt(rows), None, Stack(), seed=0, hashed=True) for _ in range(2)]
+    fetches[0]._seeding.draws = True
+    before = take()
+    expected = [toy.hashes(Loader(plan, fetches[0], LoaderOptions()), epoch) for epoch in (0, 1)]
+    with Loader(plan, fetches[1], options) as loader:
+        assert [toy.hashes(loader, epoch) for epoch in (0, 1)] == expected
+    assert moved(before) == []
+    if options.backend == "main":
+        assert fetches[1]._seeding.draws == bool(rows)

@@ -16,7 +16,6 @@ from pipeline.randomness import (
     hash64,
     hash64_array,
     hash64_each,
-    moved,
     sample_keys,
     scope,
     seed_global,
@@ -117,10 +116,10 @@ def test_a_scope_puts_all_three_generators_back():
 
 
 def test_moved_names_the_generators_that_were_drawn_from():
-    from pipeline.randomness import global_states
+    from pipeline.generator_states import moved, take
 
     with scope():
-        states = global_states()
+        states = take()
         assert moved(states) == []
         np.random.rand()
         assert moved(states) == ["numpy.random"]

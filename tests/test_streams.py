@@ -28,6 +28,7 @@ KINDS = {
     "seeking": streams.Seeking,
     "drawing": streams.Drawing,
     "dividing itself": streams.SelfSharding,
+    "its own iterator": streams.Rewinding,
 }
 
 
@@ -125,7 +126,9 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["plain", "sharded", "drawing", "dividing itself"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "sharded", "drawing", "dividing itself", "its own iterator"]
+)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_real_workers_deliver_the_same(kind, name):
     if kind == "drawing" and name == "3 threads":

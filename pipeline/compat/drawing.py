@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from pipeline.streams import forwards
+
 _NOTHING = object()  # a row may be None
 
 
@@ -106,6 +108,8 @@ class Drawing:
 
     def forget(self, step: int) -> None:
         """Drop states that are not needed to reach `step`."""
+        if len(self._kept) < 2:
+            return
         for number in sorted(number for number in self._kept if number <= step)[:-1]:
             del self._kept[number]
 
@@ -128,7 +132,7 @@ class Drawing:
             rows = next(self._rows, _NOTHING)
             self._ended = rows is _NOTHING
             return rows
-        rows = list(islice(self._rows, self._size))
+        rows = list(islice(forwards(self._rows), self._size))
         self._ended = len(rows) < self._size
         return _NOTHING if not rows or (self._ended and self._drop_last) else rows
 

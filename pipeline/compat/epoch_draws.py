@@ -37,9 +37,18 @@ class EpochDraws:
         sampler: of rows or of batches, or None; samplers that it wraps are looked at, too.
         generator: the loader's, from which seeds of epochs are drawn; None: the global one.
         seed: draw everything from it and the epoch's number instead.
+        once: draw one seed for all epochs, as torch does where workers are persistent; those of
+            the later ones follow from it.
+
+    Attributes:
+        first: that seed, once it has been drawn.
     """
 
-    def __init__(self, sampler: Any, generator: torch.Generator | None, seed: int | None) -> None:
+    def __init__(
+        self, sampler: Any, generator: torch.Generator | None, seed: int | None, once: bool = False
+    ) -> None:
+        self._once = once
+        self.first: int | None = None
         self._chain = list(_chain(sampler))
         self._generator = generator
         self._seed = seed
@@ -55,6 +64,8 @@ class EpochDraws:
         own = torch.default_generator.get_state() if self._starts_again() else self._own
         states = [generator.get_state() for generator in self._generators()]
         snapshot: Snapshot = {"torch": own, "generators": states}
+        if self.first is not None:
+            snapshot["first"] = self.first
         if any(_is_foreign(sampler) for sampler in self._chain):
             snapshot |= {"random": random.getstate(), "numpy": np.random.get_state()}
         return snapshot
@@ -88,12 +99,13 @@ class EpochDraws:
         if restored is None:
             follows = self._starts_again()
             with self._in_place(None if follows else self._own):
-                yield self._draw_seed()
+                yield self._draw_seed(self.first, number)
         else:
+            first = restored.get("first")
             for generator, state in zip(self._generators(), restored["generators"], strict=False):
                 generator.set_state(state)
             with _python_and_numpy(restored), self._in_place(restored["torch"]):
-                yield self._draw_seed()
+                yield self._draw_seed(first, number)
 
     @contextmanager
     def _in_place(self, state: torch.Tensor | None) -> Iterator[None]:
@@ -112,9 +124,14 @@ class EpochDraws:
                     # As somebody expects who draws after torch's loader: it has moved on.
                     torch.empty((), dtype=torch.int64).random_()
 
-    def _draw_seed(self) -> int:
-        drawn = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
-        return int(drawn.item())
+    def _draw_seed(self, first: int | None, number: int) -> int:
+        if first is None:
+            drawn = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
+            seed = first = int(drawn.item())
+        else:
+            seed = hash64(first, "epoch", number) >> 1
+        self.first = first if self._once else None
+        return seed
 
     def _starts_again(self) -> bool:
         if self._own is None:
@@ -165,6 +182,8 @@ def plain(snapshot: Snapshot) -> dict[str, Any]:
         "torch": _text(snapshot["torch"].numpy()),
         "generators": [_text(state.numpy()) for state in snapshot["generators"]],
     }
+    if "first" in snapshot:
+        made["first"] = snapshot["first"]
     if "random" in snapshot:
         version, words, gauss = snapshot["random"]
         made["random"] = [version, _text(np.array(words, dtype=np.uint32)), gauss]
@@ -178,6 +197,8 @@ def _from_plain(saved: Mapping[str, Any]) -> Snapshot:
         "torch": torch.from_numpy(_array(saved["torch"], np.uint8)),
         "generators": [torch.from_numpy(_array(one, np.uint8)) for one in saved["generators"]],
     }
+    if "first" in saved:
+        snapshot["first"] = saved["first"]
     if "random" in saved:
         version, words, gauss = saved["random"]
         snapshot["random"] = version, tuple(_array(words, np.uint32).tolist()), gauss

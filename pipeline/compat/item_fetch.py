@@ -4,33 +4,27 @@
 may what comes of them; a `Made` carries it through the backends, or the error in its place.
 
     ItemFetch      rows of a map-style dataset; a sample's draws come from (seed, place) alone
-    StreamPart     what one worker of torch's would read of an iterable dataset, batch by batch
 
-An iterable dataset is divided among workers by itself, as it sees them through `get_worker_info()`.
-So the workers that it sees are part of what its batches are, and the processes that read are not:
-any process can read the part of any worker, from its beginning or from a state.
+Iterable datasets are in pipeline/compat/part_fetch.py.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from copy import deepcopy
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
-from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from pipeline import board
-from pipeline.compat.drawing import is_stateful
 from pipeline.plan import Request
-from pipeline.randomness import GLOBAL, Draws, begin_sample, hash64, sample_keys
+from pipeline.randomness import GLOBAL, Draws, begin_sample, sample_keys, scope
+from pipeline.seeding import UNSEEDED, Seeding
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,35 +65,6 @@ def rows_of(epoch: int, step: int, start: int, keys: Any, seed: int) -> Rows | K
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One batch of one worker's part of an iterable dataset.
-
-    Attributes:
-        epoch, step: the address; step counts turns.
-        worker: whose part; -1: nobody's, to be passed over.
-        workers: that the dataset sees; 0: none, it is read whole.
-        number: of the batch in the part.
-        seed: of the epoch.
-        state: (number, state) to begin the part from; None: from its start.
-        copied: whether the part is read by a process that is not its worker, so that it needs a
-            copy of the dataset and `worker_init_fn`.
-    """
-
-    epoch: int
-    step: int
-    worker: int
-    workers: int
-    number: int
-    seed: int
-    state: tuple[int, Any] | None = None
-    copied: bool = False
-
-    @property
-    def address(self) -> tuple[int, int]:
-        return self.epoch, self.step
-
-
 @dataclass
 class Made:
     """What came of a request.
@@ -109,6 +74,7 @@ class Made:
         error: raised in its place; from another process, torch's wrapper of it.
         ended: the worker's part has no such batch.
         state: of the dataset after this batch, where it was asked for.
+        begun: of the dataset, as the part began with it; in the first batch of a part.
     """
 
     request: Any
@@ -116,6 +82,7 @@ class Made:
     error: Any = None
     ended: bool = False
     state: Any = None
+    begun: Any = None
 
     def pin_memory(self) -> Made:
         self.value = pin_memory(self.value)
@@ -138,22 +105,28 @@ class ItemFetch:
         batched: whether keys come in lists and samples are collated; else one key gives one sample,
             which `collate` converts.
         remote: whether errors have to cross to another process.
+        keyed: whether each sample's draws come from a key of its own.
         seed, transform, batch_transform: what backends look for.
+        leaves_generators: in this process they stand after a batch where they stood.
     """
+
+    leaves_generators: ClassVar[bool] = True
 
     dataset: Any
     collate: Callable[[Any], Any]
     batched: bool
     remote: bool
+    keyed: bool = True
     seed: int = 0
     transform: None = None
     batch_transform: None = None
+    _seeding: Seeding = field(default_factory=Seeding, repr=False)
 
     def __call__(self, request: Any, draws: Draws = GLOBAL) -> Made:
         try:
             return Made(request, self._made(request, draws))
         except Exception as error:
-            return Made(request, error=_kept(error, self.remote))
+            return Made(request, error=kept(error, self.remote))
         finally:
             begin_sample(None)
 
@@ -161,168 +134,52 @@ class ItemFetch:
         return self.dataset
 
     def _made(self, request: Rows | Keys, draws: Draws) -> Any:
+        if not self.keyed:
+            return self._read(request, UNSEEDED)
+        if draws is not GLOBAL:
+            return self._read(request, draws)
+        make = partial(self._read, request)
+        if self.remote or self._seeding.draws is False:
+            return self._seeding.run(make)
+        with scope():  # the training loop draws from the same generators
+            return self._seeding.run(make)
+
+    def _read(self, request: Rows | Keys, draws: Draws) -> Any:
+        """The batch; a sample has its key where `draws` seeds."""
         keys = request.keys if self.batched else [request.keys]
-        places = np.arange(request.start, request.start + max(len(keys), 1), dtype=np.int64)
-        # Below 2^63, so that what asks torch.initial_seed() for one can put it into a tensor.
-        seeds = [key >> 1 for key in sample_keys(request.seed, 0, places)]
+        seeds = None if draws is UNSEEDED else self._seeds(request, len(keys))
         many = self.batched and getattr(self.dataset, "__getitems__", None)
         if many:
-            draws.seed(seeds[0])
+            if seeds is not None:
+                draws.seed(seeds[0])
             samples = many(keys)
+        elif seeds is None and not self.remote:
+            dataset = self.dataset
+            samples = [dataset[key] for key in keys]
         else:
-            samples = []
-            for place, key in enumerate(keys):
-                draws.seed(seeds[place])
-                board.at(place, board.READ)
-                samples.append(self.dataset[key])
+            samples = self._one_by_one(keys, seeds, draws)
         board.at(board.WHOLE, board.COLLATE)
         return self.collate(samples if self.batched else samples[0])
 
-
-@dataclass
-class TurnFetch:
-    """Work on one turn of an iterable dataset.
-
-    Attributes:
-        size: samples in a batch; None hands on what the dataset gives.
-        drop_last: end a part before a last, smaller batch.
-        every: batches of a part between two states that are sent along.
-        worker_init_fn: run for parts that are read from a copy.
-    """
-
-    dataset: Any
-    collate: Callable[[Any], Any]
-    size: int | None
-    drop_last: bool
-    every: int
-    remote: bool
-    worker_init_fn: Callable[[int], None] | None = None
-    seed: int = 0
-    transform: None = None
-    batch_transform: None = None
-    _parts: dict[int, StreamPart] = field(default_factory=dict, repr=False)
-    _process: int = -1
-
-    def __call__(self, turn: Turn, draws: Draws = GLOBAL) -> Made:
-        if turn.worker < 0:
-            return Made(turn, ended=True)
-        try:
-            part = self._part(turn, draws)
-            samples = part.batch(turn.number)
-            if samples is None:
-                return Made(turn, ended=True, state=part.state(whole=True))
-            saves = self.every > 0 and (turn.number + 1) % self.every == 0
-            state = part.state() if saves else None
-            board.at(board.WHOLE, board.COLLATE)
-            return Made(turn, self.collate(samples), state=state)
-        except Exception as error:
-            return Made(turn, error=_kept(error, self.remote))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_parts": {}}
-
-    def dataset_of_worker(self) -> Any:
-        return self.dataset
-
-    def _part(self, turn: Turn, draws: Draws) -> StreamPart:
-        if self._process != os.getpid():
-            self._parts, self._process = {}, os.getpid()
-        part = self._parts.get(turn.worker)
-        if part is None or part.epoch != turn.epoch or part.next > turn.number:
-            part = self._parts[turn.worker] = StreamPart(self, turn, draws)
-        return part
-
-
-class StreamPart:
-    """What one worker reads of an iterable dataset.
-
-    Its draws for each batch come from (seed of the epoch, worker, number of the batch).
-
-    Attributes:
-        next: number of the next batch.
-    """
-
-    def __init__(self, fetch: TurnFetch, turn: Turn, draws: Draws) -> None:
-        self.epoch = turn.epoch
-        self._fetch, self._turn, self._draws = fetch, turn, draws
-        self._ended = False
-        self._dataset = deepcopy(fetch.dataset) if turn.copied else fetch.dataset
-        self.next, state = turn.state or (0, None)
-        with self._worker():
-            self._seed()
-            if turn.copied and turn.workers and fetch.worker_init_fn is not None:
-                fetch.worker_init_fn(turn.worker)
-            self._records = self._open(state or {})
-
-    def batch(self, number: int) -> Any:
-        """Samples of a batch, or the one record; None where the part has ended."""
-        while self.next < number and not self._ended:
-            self._read()
-        samples = None if self._ended else self._read()
-        self.next = max(self.next, number + 1)
+    def _one_by_one(self, keys: Any, seeds: list[int] | None, draws: Draws) -> list[Any]:
+        dataset, samples = self.dataset, []
+        here = board.here()
+        here[board.STAGE] = board.READ
+        for place, key in enumerate(keys):
+            if seeds is not None:
+                draws.seed(seeds[place])
+            here[board.PLACE] = place
+            samples.append(dataset[key])
         return samples
 
-    def state(self, whole: bool = False) -> dict[str, Any] | None:
-        """Of the dataset and of its iterator, those which have one.
-
-        Args:
-            whole: only that with which another epoch begins.
-        """
-        parts: dict[str, Any] = {
-            "dataset": None if self._records is self._dataset else self._dataset
-        }
-        parts["iterator"] = None if whole else self._records
-        states = {
-            name: deepcopy(part.state_dict()) for name, part in parts.items() if is_stateful(part)
-        }
-        return states or None
-
-    def _open(self, state: dict[str, Any]) -> Iterator[Any]:
-        if "dataset" in state and is_stateful(self._dataset):
-            self._dataset.load_state_dict(deepcopy(state["dataset"]))
-        records = iter(self._dataset)
-        if "iterator" in state and is_stateful(records):
-            records.load_state_dict(deepcopy(state["iterator"]))
-        return records
-
-    def _read(self) -> Any:
-        size, fetch = self._fetch.size, self._fetch
-        with self._worker():
-            self._seed()
-            self.next += 1
-            board.at(0, board.READ)
-            if size is None:
-                samples = list(islice(self._records, 1))
-            else:
-                samples = []
-                for place, sample in enumerate(islice(self._records, size)):
-                    samples.append(sample)
-                    board.at(place + 1, board.READ)
-        short = size is not None and len(samples) < size
-        self._ended = not samples or short
-        if not samples or (short and fetch.drop_last):
-            return None
-        return samples[0] if size is None else samples
-
-    def _seed(self) -> None:
-        self._draws.seed(hash64(self._turn.seed, "part", self._turn.worker, self.next) >> 1)
-
-    @contextmanager
-    def _worker(self) -> Iterator[None]:
-        """Let the dataset see the worker whose part this is."""
-        turn = self._turn
-        kept = torch_worker._worker_info
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=turn.worker, num_workers=turn.workers, seed=turn.seed + turn.worker,
-            dataset=self._dataset,
-        ) if turn.workers else None  # fmt: skip
-        try:
-            yield
-        finally:
-            torch_worker._worker_info = kept
+    @staticmethod
+    def _seeds(request: Rows | Keys, count: int) -> list[int]:
+        places = np.arange(request.start, request.start + max(count, 1), dtype=np.int64)
+        # Below 2^63, so that what asks torch.initial_seed() for one can put it into a tensor.
+        return [key >> 1 for key in sample_keys(request.seed, 0, places)]
 
 
-def _kept(error: Exception, remote: bool) -> Any:
+def kept(error: Exception, remote: bool) -> Any:
     """An error as it travels to the consumer."""
     if isinstance(error, StopIteration):
         # Raised at the consumer, it would end the epoch without a word.

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torchvision import tv_tensors
+if TYPE_CHECKING:  # importing it takes seconds, and bytes do without
+    from torchvision import tv_tensors
 
 from pipeline.limits import DEFAULT
 

@@ -34,6 +34,7 @@ from torchvision import tv_tensors
 from pipeline import terminal
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.fetch import Batch, Fetch
+from pipeline.generator_states import moved, take
 from pipeline.images import native
 from pipeline.images.encoded import EncodedImage
 from pipeline.loader import Loader
@@ -42,7 +43,7 @@ from pipeline.packs.folder import Pack, PackWriter, is_pack
 from pipeline.packs.recipe import Recipe
 from pipeline.packs.table import write_table
 from pipeline.plan import Plan
-from pipeline.randomness import global_states, moved, scope, seed_global
+from pipeline.randomness import scope, seed_global
 from pipeline.samplers import Sequential
 from pipeline.streams import is_stream
 from pipeline.workers.backends import LoaderOptions
@@ -307,7 +308,7 @@ def _size(count: int) -> str:
 def _still(dataset: Any, row: int) -> Any:
     """A sample; refuses one that is drawn at random."""
     seed_global(row)
-    before = global_states()
+    before = take()
     try:
         sample = dataset[row]
     except OSError as error:

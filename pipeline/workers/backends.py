@@ -12,7 +12,7 @@ order, so that it is raised when its turn comes and reads alike wherever it happ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -41,8 +41,13 @@ class LoaderOptions:
         timeout: seconds without a sign of life from a worker (a sample begun, a stage) after which
             it hangs; None is DEFAULT_TIMEOUT, 0 waits for ever, for debuggers.
         max_deaths: of worker processes at one address, after which the run stops.
+        batch_timeout: seconds without a batch, while one is waited for, after which the run ends,
+            as torch's own `timeout` has it; 0 waits for ever.
         generator: seed of torch's own generator for worker seeds; None derives it from the run's.
-            No batch depends on it.
+            No batch depends on it, unless they are not `keyed`.
+        keyed: whether the generators are seeded for each sample. If not, draws are torch's: in this
+            process from the generators as they are, in worker processes from `generator` plus the
+            worker's number on.
         auto: tune the number of workers while they work; `num_workers` is where it begins.
     """
 
@@ -53,10 +58,12 @@ class LoaderOptions:
     pin_memory: bool = False
     pin_memory_device: str = ""
     timeout: float | None = None
+    batch_timeout: float = 0.0
     worker_init_fn: Callable[[int], None] | None = None
     multiprocessing_context: str | None = None
     in_order: bool = True
     generator: int | None = None
+    keyed: bool = True
     max_deaths: int = 3
     auto: Auto | None = None
 
@@ -75,7 +82,13 @@ class Failure:
 
 
 class WorkerError(PenstockError):
-    """Workers died again and again on one batch, or a thread hangs."""
+    """Workers died again and again on one batch, or a thread hangs.
+
+    Attributes:
+        died: pid and exit code of the process that died last, if one did.
+    """
+
+    died: tuple[int, int] | None = None
 
 
 Asked = Request | StreamRequest
@@ -121,15 +134,18 @@ class MainBackend:
     pins = False
     deaths = 0
 
-    def __init__(self, fetch: Fetch) -> None:
+    def __init__(self, fetch: Fetch, keyed: bool = True) -> None:
         self._fetch = fetch
+        # The training loop draws from the same generators.
+        apart = keyed and not getattr(fetch, "leaves_generators", False)
+        self._scope = scope if apart else nullcontext
 
     @contextmanager
     def run(self, requests: Iterator[Asked]) -> Iterator[Results]:
         yield map(self._one, requests)
 
     def _one(self, request: Asked) -> Result:
-        with scope(), waiting():  # the training loop draws from the same generators
+        with self._scope(), waiting():
             return attempt(self._fetch, request)
 
     def close(self) -> None:

@@ -18,14 +18,15 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import queue
+import signal
 import socket
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize
@@ -38,7 +39,7 @@ from pipeline.workers import death
 from pipeline.workers.backends import WorkerError
 from pipeline.workers.channel import ChannelError
 from pipeline.workers.death import Death
-from pipeline.workers.worker import Task, Worker
+from pipeline.workers.worker import Handle, Task, Worker
 from pipeline.workers.worker_side import Flag, Memory
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,11 @@ _POLL = 0.2  # seconds between two looks at workers of which nothing is heard
 # go on by itself; nor does one of which every thread waits for a lock, as after a fork that copied
 # a lock in use. One that sleeps, reads or waits for the network may well be at work.
 _STOPPED, _LOCKED = 5.0, 30.0  # seconds
+# A fault of the code, which comes again where it is not for the memory of the machine.
+_FAULTS = tuple(
+    -getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
+    if hasattr(signal, name)
+)  # fmt: skip
 _START = 60.0  # seconds that a process may take to start, whatever the limit
 
 
@@ -78,7 +84,7 @@ class CrewContext(BaseContext):
     """
 
     def __init__(self, method: str, terms: Terms, dataset: Any) -> None:
-        self.deaths = 0
+        self._deaths = [0]
         self._context: Any = multiprocessing.get_context(method)
         self._terms = terms
         self._dataset = dataset
@@ -89,7 +95,8 @@ class CrewContext(BaseContext):
 
     def Queue(self, maxsize: int = 0) -> Any:
         if self._crew is None:
-            self._crew = Crew(self._context, self._terms, self._dataset, self._count)
+            count = partial(_add_one, self._deaths)
+            self._crew = Crew(self._context, self._terms, self._dataset, count)
             return self._crew
         return self._crew.hire()
 
@@ -118,8 +125,13 @@ class CrewContext(BaseContext):
         """Of the workers that are there."""
         return self._crew.pids() if self._crew else []
 
-    def _count(self) -> None:
-        self.deaths += 1
+    def handles(self) -> list[Handle]:
+        """The workers' processes, those that have ended included."""
+        return [Handle(worker) for worker in self._crew.workers] if self._crew else []
+
+    @property
+    def deaths(self) -> int:
+        return self._deaths[0]
 
 
 class Crew:
@@ -144,12 +156,15 @@ class Crew:
         self._is_slow_to_start = context.get_start_method() != "fork"
         # multiprocessing waits for its processes at exit, for one that does not end without end.
         # This comes before, also where this process is itself one of multiprocessing's.
-        self._at_exit = Finalize(None, _dismiss, args=(weakref.ref(self),), exitpriority=100)
+        # It holds all that it takes, since nothing else may be left at the interpreter's end.
+        things = self.workers, self.done, self._lock, (self._bell, self._rings)
+        self._end_all = Finalize(self, _end_all, args=things, exitpriority=100)
 
     def hire(self) -> Worker:
         """One more worker, not yet started."""
+        changed = partial(_ring, self._bell)
         worker = Worker(len(self.workers), self._context, self._memory, self.done, self._lock,
-                        self._ring, self._count)  # fmt: skip
+                        changed, self._count, self.workers)  # fmt: skip
         self.workers.append(worker)
         return worker
 
@@ -171,6 +186,9 @@ class Crew:
             with self._lock:
                 if self._ready:
                     return self._ready.popleft()
+                for worker in self.workers:
+                    if worker.rests:  # the error was taken, and somebody waits for more
+                        worker.replace()
                 self._supervise()
                 sources, busy = self._sources()
             rest = ends - time.monotonic()
@@ -185,7 +203,7 @@ class Crew:
         """From the main process: wakes the thread that pins."""
         with self._lock:
             self._ready.append(item)
-        self._ring()
+        _ring(self._bell)
 
     def cancel_join_thread(self) -> None:
         """There is no thread to wait for."""
@@ -197,30 +215,11 @@ class Crew:
 
     def dismiss(self) -> None:
         """End all workers at once, and what they talk through."""
-        self.end_workers()
-        with self._lock:
-            self._bell.close()
-            self._rings.close()
-        self._at_exit.cancel()
+        self._end_all()
 
     def end_workers(self) -> None:
         """End all workers at once."""
-        self.done.set()
-        with self._lock:
-            for worker in self.workers:
-                if worker.exit_code is None:
-                    worker.process.kill()
-            for worker in self.workers:
-                worker.end()
-
-    def __del__(self) -> None:
-        self._at_exit.cancel()
-        self._bell.close()
-        self._rings.close()
-
-    def _ring(self) -> None:
-        with suppress(OSError):  # it rings already, or nobody is there
-            self._bell.send(b"\0")
+        _end_workers(self.workers, self.done, self._lock)
 
     def _sources(self) -> tuple[list[Any], bool]:
         """What to wait for, and whether there is something to send, too."""
@@ -307,15 +306,27 @@ class Crew:
         worker.is_told_of = True
         text = found.report(self._dataset)
         worker.end()
+        pid, code = worker.pid_and_code
         task = worker.tasks[0] if worker.tasks else None
         if task is None:
             log.warning("%s\n    it is started again when there is work", text)
             return
         task.deaths += 1
         most = self._terms.max_deaths
-        if task.deaths >= most:
+        last, task.last_death = task.last_death, (code, found.sight)
+        # Each try takes seconds where processes are slow to start.
+        repeats = (
+            self._is_slow_to_start and code in _FAULTS and last == task.last_death
+            and task.request is not None and found.sight[:2] == task.request.address
+        )  # fmt: skip
+        if task.deaths >= most or repeats:
             worker.tasks.popleft()
-            self._ready.append(task.failed(self._given_up(task, text)))
+            error = self._given_up(task, text, repeats)
+            error.died = None if code is None else (pid, code)
+            self._ready.append(task.failed(error))
+            if self._is_slow_to_start:
+                worker.rests = True
+                return
         else:
             log.warning("%s\n    death %d of %d at this address; another process makes the same "
                         "batches", text, task.deaths, most)  # fmt: skip
@@ -335,10 +346,12 @@ class Crew:
         else:
             worker.replace()
 
-    def _given_up(self, task: Task, text: str) -> WorkerError:
+    def _given_up(self, task: Task, text: str, repeats: bool) -> WorkerError:
+        limit = f"loader.max_deaths={self._terms.max_deaths}"
+        why = "at the same place as the one before, so that it would come again"
         return WorkerError(
-            f"{text}\n    death {task.deaths} at this address, and loader.max_deaths="
-            f"{self._terms.max_deaths}. Look at its samples (task=replay makes that one batch "
+            f"{text}\n    death {task.deaths} at this address, {why if repeats else f'and {limit}'}"
+            f". Look at its samples (task=replay makes that one batch "
             "again in this process), or leave them out"
         )
 
@@ -349,8 +362,30 @@ class Crew:
         return f"DataLoader worker {worker.number} (pid {worker.process.pid})"
 
 
-def _dismiss(reference: weakref.ref[Crew]) -> None:
-    # multiprocessing calls it in the process alone in which the crew was made.
-    crew = reference()
-    if crew is not None:
-        crew.dismiss()
+def _end_all(workers: list[Worker], done: Flag, lock: Any, bells: tuple[Any, Any]) -> None:
+    # multiprocessing calls it once, and only in the process in which the crew was made.
+    _end_workers(workers, done, lock)
+    with lock:
+        for bell in bells:
+            bell.close()
+
+
+def _end_workers(workers: list[Worker], done: Flag, lock: Any) -> None:
+    done.set()
+    with lock:
+        for worker in workers:
+            if worker.exit_code is None:
+                worker.is_told_of = True  # it did not die by itself
+                worker.process.kill()
+        for worker in workers:
+            worker.end()
+
+
+def _ring(bell: socket.socket) -> None:
+    with suppress(OSError):  # it rings already, or nobody is there
+        bell.send(b"\0")
+
+
+def _add_one(count: list[int]) -> None:
+    # Knows no crew, which could not be collected if its own finalizer led back to it.
+    count[0] += 1

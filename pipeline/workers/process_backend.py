@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
-from multiprocessing import forkserver
+from multiprocessing import context, forkserver
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
 
 from pipeline.errors import ConfigError, Problem
 from pipeline.fetch import Fetch
@@ -25,6 +28,9 @@ from pipeline.randomness import hash64
 from pipeline.workers import worker_side
 from pipeline.workers.backends import Asked, LoaderOptions, Result, Results, attempt
 from pipeline.workers.crew import CrewContext, Terms
+from pipeline.workers.worker import Handle
+
+_NOT_SENT = (pickle.PicklingError, AttributeError, TypeError)
 
 
 class ProcessBackend:
@@ -33,11 +39,10 @@ class ProcessBackend:
     pins = True
 
     def __init__(self, fetch: Fetch, options: LoaderOptions, pin: bool) -> None:
-        method = options.multiprocessing_context or _default_start_method()
-        if method != "fork":
-            _require_picklable(fetch, method)
+        method = start_method(options)
         if method == "forkserver":
             _preload()
+        self._fetch, self._method = fetch, method
         self._feed = _Feed()
         self._pins_here = pin  # then a thread of torch's waits for workers, and this one for that
         terms = Terms(options.num_workers, options.limit, options.max_deaths)
@@ -53,7 +58,8 @@ class ProcessBackend:
             persistent_workers=options.persistent_workers,
             pin_memory=pin,
             pin_memory_device=options.pin_memory_device if pin else "",
-            worker_init_fn=_WorkerStart(options.worker_init_fn),
+            timeout=options.batch_timeout,
+            worker_init_fn=_WorkerStart(options.worker_init_fn, None if options.keyed else seed),
             multiprocessing_context=self._context,
             in_order=options.in_order,
             generator=torch.Generator().manual_seed(seed),
@@ -67,17 +73,30 @@ class ProcessBackend:
         """Of the worker processes that are there."""
         return self._context.pids()
 
+    def workers(self) -> list[Handle]:
+        """The worker processes, as multiprocessing shows processes."""
+        return self._context.handles()
+
     @contextmanager
     def run(self, requests: Iterator[Asked]) -> Iterator[Results]:
         self._feed.requests = requests
         iterator = None
         try:
             with waiting() if self._pins_here else nullcontext():
-                iterator = iter(self._loader)  # from now on the workers work
+                iterator = self._begun()  # from now on the workers work
             yield _interruptible(iterator) if self._pins_here else iterator
         finally:
             if self._loader._iterator is None:  # torch keeps that of persistent workers there
                 self._end(iterator)
+
+    def _begun(self) -> Any:
+        try:
+            return iter(self._loader)
+        except _NOT_SENT as error:
+            problems = _unpicklable(self._fetch, self._method)
+            if problems:
+                raise ConfigError(problems) from error
+            raise
 
     def _end(self, iterator: Any) -> None:
         """Let torch end its workers in good order, then end what is left; in haste, kill them."""
@@ -115,16 +134,27 @@ class _Requests(Dataset[Any]):
 
 
 class _WorkerStart:
-    """What a worker process does before its first request, and the person's `worker_init_fn`."""
+    """What a worker process does before its first request, and the person's `worker_init_fn`.
 
-    def __init__(self, own: Callable[[int], None] | None) -> None:
+    Args:
+        seed: of the first worker's generators, the next number for the next worker's, as torch
+            seeds them; None: samples have keys of their own.
+    """
+
+    def __init__(self, own: Callable[[int], None] | None, seed: int | None) -> None:
         self.own = own
+        self.seed = seed
 
     def __call__(self, worker_id: int) -> None:
         worker_side.settle()
-        info = get_worker_info()
+        info: Any = get_worker_info()
         # People's code expects its own dataset there, not our wrapper (the class is frozen).
-        object.__setattr__(info, "dataset", info.dataset.fetch.dataset_of_worker())  # type: ignore[union-attr]
+        object.__setattr__(info, "dataset", info.dataset.fetch.dataset_of_worker())
+        if self.seed is not None:
+            object.__setattr__(info, "seed", self.seed + worker_id)
+            random.seed(info.seed)
+            np.random.seed(torch_worker._generate_state(self.seed, worker_id))
+            torch.manual_seed(info.seed)
         if self.own is not None:
             self.own(worker_id)
 
@@ -143,9 +173,10 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _default_start_method() -> str:
+def start_method(options: LoaderOptions) -> str:
+    """How worker processes are started."""
     # The platform's default comes first; asking for it by name would fix it for good.
-    chosen = multiprocessing.get_start_method(allow_none=True)
+    chosen = options.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
     return chosen or multiprocessing.get_all_start_methods()[0]
 
 
@@ -156,8 +187,20 @@ def _preload() -> None:
         forkserver.set_forkserver_preload(["__main__", __name__])
 
 
-def _require_picklable(fetch: Fetch, context: str) -> None:
-    """Name the part that cannot be sent to a worker, before torch fails somewhere inside."""
+def require_picklable(fetch: Fetch, options: LoaderOptions) -> None:
+    """Refuse what cannot be sent to a worker before anything has begun; pickles all of it.
+
+    Raises:
+        ConfigError: names the parts.
+    """
+    if options.backend == "process" and options.num_workers and start_method(options) != "fork":
+        problems = _unpicklable(fetch, start_method(options))
+        if problems:
+            raise ConfigError(problems)
+
+
+def _unpicklable(fetch: Fetch, method: str) -> list[Problem]:
+    """The parts that cannot be sent to a worker, by name."""
     steps = getattr(fetch.transform, "steps", {"": fetch.transform})
     parts = {"dataset": fetch.dataset, "collate": fetch.collate}
     parts |= {f"transform.{name}".rstrip("."): step for name, step in steps.items()}
@@ -166,12 +209,33 @@ def _require_picklable(fetch: Fetch, context: str) -> None:
     problems = []
     for key, part in parts.items():
         try:
-            ForkingPickler.dumps(part)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            with _as_if_spawning():
+                ForkingPickler.dumps(part)
+        except _NOT_SENT as error:
             problems.append(
-                Problem(key, f"cannot be sent to worker processes started by {context!r}: {error}. "
+                Problem(key, f"cannot be sent to worker processes started by {method!r}: {error}. "
                         "Define it at the top level of a module (no lambda, no local class), or "
                         "use loader.multiprocessing_context=fork")
             )  # fmt: skip
-    if problems:
-        raise ConfigError(problems)
+    return problems
+
+
+class _Nobody:
+    """Stands for the process to be started; what it is lent stays here."""
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        return descriptor
+
+    def DupFd(self, descriptor: int) -> int:
+        return descriptor
+
+
+@contextmanager
+def _as_if_spawning() -> Iterator[None]:
+    """Let multiprocessing's own Values and Locks be pickled, which are for new processes alone."""
+    outside = context.get_spawning_popen()
+    context.set_spawning_popen(_Nobody())  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        context.set_spawning_popen(outside)

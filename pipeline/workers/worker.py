@@ -36,11 +36,13 @@ class Task:
     Attributes:
         item: (number, request), or what torch sends to start another epoch.
         deaths: of the workers that had it before them.
+        last_death: how and where the last of them died.
     """
 
     def __init__(self, item: Any) -> None:
         self.item = item
         self.deaths = 0
+        self.last_death: Any = None
 
     @property
     def request(self) -> Asked | None:
@@ -66,9 +68,12 @@ class Worker:
         done: set when torch is through.
         changed: called when there is something new to wait for.
         died: called when a process of its own has died, of which the crew has not told.
+        peers: all workers of the crew, this one included.
 
     Attributes:
         tasks: without a result, in order.
+        rests: whether its process died and another is not to be started with the next task.
+        pid_and_code: of its process, or of the last that it had.
         silent: seconds without a sign of life, as the main process has seen it.
         stopped, locked: seconds of these in which it was stopped by a signal, or each of its
             threads waited for a lock and did not wake once.
@@ -78,9 +83,12 @@ class Worker:
 
     def __init__(
         self, number: int, context: Any, memory: Memory, done: Flag, lock: Any,
-        changed: Callable[[], None], died: Callable[[], None],
+        changed: Callable[[], None], died: Callable[[], None], peers: list[Worker],
     ) -> None:  # fmt: skip
         self.number = number
+        self.rests = False
+        self.pid_and_code: tuple[int, int | None] = (-1, None)
+        self._peers = peers
         self.daemon = True
         self.tasks: deque[Task] = deque()
         self.silent = self.stopped = self.locked = 0.0
@@ -123,13 +131,19 @@ class Worker:
         with self._lock:
             if item is None:  # torch is through; the flag says so, too
                 self._send(item)
-                return
-            self.tasks.append(Task(item))
-            if self.process is None and self._call is not None:
-                self._start()
-                self._changed()
+            elif isinstance(item, tuple) and hasattr(item[1], "assigned"):
+                number, request = item[1].assigned([len(peer.tasks) for peer in self._peers])
+                self._peers[number]._take((item[0], request))
             else:
-                self._send(item)
+                self._take(item)
+
+    def _take(self, item: Any) -> None:
+        self.tasks.append(Task(item))
+        if self.process is not None:
+            self._send(item)
+        elif self._call is not None and not self.rests:
+            self._start()
+            self._changed()
 
     def cancel_join_thread(self) -> None:
         """There is no thread to wait for."""
@@ -197,6 +211,7 @@ class Worker:
 
     def replace(self) -> None:
         """Start another process if there is anything to do; else with the next task."""
+        self.rests = False
         if self.tasks:
             self._start()
 
@@ -268,6 +283,7 @@ class Worker:
             elif self.process.exitcode and not self.is_told_of:
                 self._died()  # while it was idle, or when the epoch was over
             code = self.process.exitcode
+            self.pid_and_code = self.process.pid, code
             if code is not None and code != 0:
                 death.remove_shared_files(self.process.pid)
             if code is not None:
@@ -312,6 +328,39 @@ class Worker:
     def _send(self, item: Any) -> None:
         self._unsent.append(framed(item))
         self.flush()
+
+
+class Handle:
+    """A worker's process as multiprocessing shows one, for code that looks after processes."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    @property
+    def pid(self) -> int:
+        process = self._worker.process
+        return int(self._worker.pid_and_code[0] if process is None else process.pid)
+
+    @property
+    def exitcode(self) -> int | None:
+        process = self._worker.process
+        return self._worker.pid_and_code[1] if process is None else process.exitcode
+
+    def is_alive(self) -> bool:
+        return self._worker.exit_code is None
+
+    def join(self, timeout: float | None = None) -> None:
+        process = self._worker.process
+        if process is not None:
+            process.join(timeout)
+
+    def terminate(self) -> None:
+        """End this process; the crew may start another one in its place."""
+        process = self._worker.process
+        if process is not None:
+            process.terminate()
+
+    kill = terminate
 
 
 def _anonymous_file() -> int:
