@@ -11,7 +11,7 @@ libraries know it. What is different (docs/dataloader.md has it in full):
    an epoch is the same with any other number of workers.
 4. `seed=` makes every epoch a function of (seed, epoch), whatever else draws at random.
 
-Cost beside torch's: 8 us a sample, which seeding takes.
+Cost beside torch's: 5 to 10 us a batch, and 8 us a sample, for seeding, where something draws.
 """
 
 from __future__ import annotations

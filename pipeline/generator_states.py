@@ -31,14 +31,14 @@ class States(NamedTuple):
         python_gauss: a normal draw that `random` keeps for the next one.
         numpy: bytes of the words, or what `get_state` gives.
         numpy_gauss: whether there is such a draw of numpy's, and which.
-        torch: what `get_state` gives.
+        torch: bytes of what `get_state` gives.
     """
 
     python: Any
     python_gauss: float | None
     numpy: Any
     numpy_gauss: tuple[int, float]
-    torch: torch.Tensor
+    torch: bytes
 
 
 # Their own functions, whatever stands in their places later on.
@@ -108,9 +108,7 @@ def _take_python() -> Any:
 def take() -> States:
     """The states as they are."""
     words, gauss = _take_numpy()
-    return States(
-        _take_python(), _python.gauss_next, words, gauss, torch.default_generator.get_state()
-    )
+    return States(_take_python(), _python.gauss_next, words, gauss, _take_torch())
 
 
 def moved(before: States) -> list[str]:
@@ -119,12 +117,13 @@ def moved(before: States) -> list[str]:
     names = [] if same else ["random"]
     if not _is_same_numpy(before):
         names.append("numpy.random")
-    if _bytes(torch.default_generator.get_state()) != _bytes(before.torch):
+    if _take_torch() != before.torch:
         names.append("torch")
     return names
 
 
-def _bytes(state: torch.Tensor) -> bytes:
+def _take_torch() -> bytes:
+    state = torch.default_generator.get_state()
     return ctypes.string_at(state.data_ptr(), state.nbytes)  # torch.equal takes ten times as long
 
 
@@ -170,7 +169,8 @@ def _put_numpy(before: States) -> None:
 
 
 def _put_torch(before: States) -> None:
-    torch.default_generator.set_state(before.torch)
+    state = torch.frombuffer(bytearray(before.torch), dtype=torch.uint8)
+    torch.default_generator.set_state(state)
 
 
 _PUT_BACK = {"random": _put_python, "numpy.random": _put_numpy, "torch": _put_torch}

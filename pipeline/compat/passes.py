@@ -146,7 +146,7 @@ class Pass(Iterator[Any]):
                 )
             return None
         try:
-            result = self._next_result()
+            result = self._next_early() if self._early else next(self._results, None)
         except BaseException as error:
             self.close()
             if isinstance(error, WorkerError):
@@ -160,9 +160,7 @@ class Pass(Iterator[Any]):
             self.close()
         return result
 
-    def _next_result(self) -> Any:
-        if not self._early:
-            return next(self._results, None)
+    def _next_early(self) -> Any:
         result = self._early.popleft()
         if isinstance(result, Exception):
             raise result

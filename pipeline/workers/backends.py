@@ -12,7 +12,7 @@ order, so that it is raised when its turn comes and reads alike wherever it happ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -138,14 +138,18 @@ class MainBackend:
         self._fetch = fetch
         # The training loop draws from the same generators.
         apart = keyed and not getattr(fetch, "leaves_generators", False)
-        self._scope = scope if apart else nullcontext
+        self._work = self._scoped if apart else self._attempt
 
     @contextmanager
     def run(self, requests: Iterator[Asked]) -> Iterator[Results]:
-        yield map(self._one, requests)
+        yield map(self._work, requests)
 
-    def _one(self, request: Asked) -> Result:
-        with self._scope(), waiting():
+    def _attempt(self, request: Asked) -> Result:
+        with waiting():
+            return attempt(self._fetch, request)
+
+    def _scoped(self, request: Asked) -> Result:
+        with scope(), waiting():
             return attempt(self._fetch, request)
 
     def close(self) -> None:
