@@ -136,8 +136,8 @@ class Pass(Iterator[Any]):
         if hasattr(self, "_open"):
             self.close()
 
-    def _take(self) -> Made | None:
-        """The next result; None at the end."""
+    def _take(self) -> Any:
+        """The next result, a `Made`; None at the end."""
         if self._closed:
             if self._is_superseded:
                 raise RuntimeError(
@@ -146,7 +146,7 @@ class Pass(Iterator[Any]):
                 )
             return None
         try:
-            result = self._next_early() if self._early else next(self._results, None)
+            result: Any = self._next_early() if self._early else next(self._results, None)
         except BaseException as error:
             self.close()
             if isinstance(error, WorkerError):
