@@ -459,6 +459,20 @@ def _png_seeds() -> dict[str, bytes]:
     return found
 
 
+@cache
+def _animated_seeds() -> dict[str, bytes]:
+    from PIL import Image
+
+    found = {}
+    for kind in ("GIF", "WEBP"):
+        for count in (1, 3):
+            frames = [Image.effect_noise((37, 21), 60).convert("P") for _ in range(count)]
+            sink = io.BytesIO()
+            frames[0].save(sink, kind, save_all=count > 1, append_images=frames[1:])
+            found[f"{count}.{kind.lower()}"] = sink.getvalue()
+    return found
+
+
 def _mutate_png(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
     if draw.random() < 0.2:
         return generic(draw, content, others)
@@ -554,5 +568,6 @@ FORMATS = {
     "tar": Format(_tar_seeds, _mutate_tar, _read_tar),
     "wav": Format(_wav_seeds, _mutate_head, _read_wav),
     "png": Format(_png_seeds, _mutate_png, _read_png),
+    "animated": Format(_animated_seeds, generic, _read_png),
     "npy": Format(_npy_seeds, _mutate_npy, _read_npy),
 }
