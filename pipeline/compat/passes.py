@@ -158,7 +158,7 @@ class Pass(Iterator[Any]):
         if result is None:
             self.progress.finished = True
             self.close()
-        return result  # type: ignore[return-value]
+        return result
 
     def _next_early(self) -> Any:
         result = self._early.popleft()
