@@ -38,7 +38,7 @@ class Limits(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     record_bytes: Count = 256 * 1024**2
-    pixels: Count = 128 * 1024**2
+    pixels: Count = 64 * 1024**2
     audio_seconds: Annotated[float, Field(gt=0)] = 4 * 3600.0
     expansion: Annotated[float, Field(gt=0)] = 200.0
     classes: Count = 1_000_000

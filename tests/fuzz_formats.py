@@ -350,7 +350,7 @@ def _mutate_tar(draw: random.Random, content: bytes, others: list[bytes]) -> byt
         return generic(draw, content, others)
     changed = bytearray(gzip.decompress(content) if packed else content)
     for _ in range(draw.choice((1, 1, 2, 3))):
-        header = draw.randrange(len(changed) // 512) * 512
+        header = draw.randrange(max(1, len(changed) // 512)) * 512
         kind = draw.randrange(8)
         if kind <= 2:
             field = draw.choice(((0, 100), (124, 12), (124, 12), (156, 1), (345, 155), (257, 8)))
@@ -358,7 +358,7 @@ def _mutate_tar(draw: random.Random, content: bytes, others: list[bytes]) -> byt
         elif kind == 3:
             changed[:] = generic(draw, bytes(changed), [bytes(changed)])
         elif kind == 4:
-            start = draw.randrange(len(changed) // 512) * 512
+            start = draw.randrange(max(1, len(changed) // 512)) * 512
             changed[header:header] = changed[start : start + 1024] * draw.choice((1, 1, 400))
         elif kind == 5:
             changed[header : header + 512] = _nonsense(draw)[:512].ljust(

@@ -53,12 +53,23 @@ def open_file(path: str, name: str, limits: Limits) -> ArrowFile:
         check_regular(path)
         kind = ParquetFile if name.endswith(".parquet") else IpcFile
         opened: ArrowFile = kind(path, name, limits)
+        _check_names(opened.schema)
         _check_claims(opened, Path(path).stat().st_size, name, limits)
         return opened
     except FileNotFoundError as error:
         raise DataError(f"{name!r} is missing.") from error
     except damage_errors() as error:
         raise DataError(f"{name!r} {_complaint(path, error)}") from error
+
+
+def _check_names(schema: pa.Schema) -> None:
+    """Raise UnicodeDecodeError unless every name of a field is text, however deep it lies."""
+    waiting = list(schema)
+    while waiting:
+        field = waiting.pop()
+        _ = field.name
+        kind = getattr(field.type, "storage_type", field.type)
+        waiting += [kind.field(number) for number in range(kind.num_fields)]
 
 
 def _complaint(path: str, error: Exception) -> str:

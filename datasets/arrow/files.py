@@ -115,7 +115,13 @@ class ArrowFiles:
         """
         file, within = self._place(group)
         with self.reading(group):
-            return self._opened[file].read(within, columns)
+            opened = self._opened[file]
+            table, size = opened.read(within, columns)
+            if columns and table.num_rows != opened.lengths[within]:
+                raise ValueError(
+                    f"it has {table.num_rows} rows, and the file says {opened.lengths[within]}"
+                )
+            return table, size
 
     @contextmanager
     def reading(self, group: int) -> Iterator[None]:

@@ -8,8 +8,10 @@ prefixes could repeat beyond it are read a part of the rows at a time, and count
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+from datasets.arrow.parquet_footer import Chunk, row_groups
 from datasets.arrow.parquet_pages import Claim, claim_of
 from datasets.arrow.soundness import check_table
 from datasets.reading.expansion import allowed, check_expansion
@@ -55,16 +57,19 @@ class ParquetFile:
         check_table(table)
         return table, table.nbytes
 
+    @cached_property
+    def _chunks(self) -> list[list[Chunk]]:
+        return row_groups(self._source, self._file.metadata.num_columns)
+
     def _claims(self, group: int, columns: Sequence[str]) -> tuple[list[Claim], int]:
         """What some columns of a row group claim, and their bytes in the file."""
-        row_group = self._file.metadata.row_group(group)
+        schema = self._file.metadata.schema
         claims, packed = [], 0
         for name in columns:
             for place in self._leaves.get(name, []):
-                chunk = row_group.column(place)
-                length = self._file.metadata.schema.column(place).length
-                claims.append(claim_of(self._source, chunk, length))
-                packed += chunk.total_compressed_size
+                chunk = self._chunks[group][place]
+                claims.append(claim_of(self._source, chunk, schema.column(place)))
+                packed += chunk.size
         least = sum(claim.least for claim in claims)
         check_expansion(least, packed, self._limits, f"{self._name!r}, row group {group}")
         return claims, packed

@@ -9,13 +9,16 @@ have about 1 MB.
     texts and bytes          as many bytes as their pages, unless a dictionary or common prefixes
                              (DELTA_BYTE_ARRAY) repeat them: then values x the longest there can be
 
-Format: https://github.com/apache/parquet-format, parquet.thrift, in Thrift's compact protocol.
+Format: https://github.com/apache/parquet-format, parquet.thrift.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from datasets.arrow.parquet_footer import Chunk
+from datasets.arrow.thrift import read_struct
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,7 +29,9 @@ _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # kinds of pages
 _REPEATING = {2, 7, 8}  # encodings PLAIN_DICTIONARY, DELTA_BYTE_ARRAY, RLE_DICTIONARY
 _HEADER = 4096  # bytes; nearly all headers are shorter
 _LONGEST_HEADER = 16 << 20  # as Arrow's own reader has it
-_DEPTH = 8  # of structs in a header; the format has three
+# Of PageHeader: type, sizes, and of each kind of page the number of values and the encoding.
+_ABOUT = {1: 32, 2: 32, 4: 32}
+_WANTED = {1: 32, 2: 32, 3: 32, 5: _ABOUT, 7: _ABOUT, 8: _ABOUT}
 
 
 @dataclass(frozen=True)
@@ -44,22 +49,22 @@ class Claim:
     cell: int
 
 
-def claim_of(source: pa.NativeFile, chunk: pq.ColumnChunkMetaData, type_length: int) -> Claim:
+def claim_of(source: pa.NativeFile, chunk: Chunk, column: pq.ColumnSchema) -> Claim:
     """What the pages of a column chunk claim.
 
     Args:
         source: the file.
         chunk: from its footer.
-        type_length: bytes of a value of type FIXED_LEN_BYTE_ARRAY.
+        column: from its schema.
 
     Raises:
         ValueError: the chunk lies outside of the file, or a header cannot be read.
     """
-    width = _WIDTHS.get(chunk.physical_type)
-    if chunk.physical_type == "FIXED_LEN_BYTE_ARRAY":
-        width = max(type_length, 0)
+    width = _WIDTHS.get(column.physical_type)
+    if column.physical_type == "FIXED_LEN_BYTE_ARRAY":
+        width = max(column.length, 0)
     values = repeated = content = largest = 0
-    for kind, size, count, encoding in _pages(source, chunk):
+    for kind, size, count, encoding in _pages(source, chunk, column.path):
         content += size
         largest = max(largest, size)
         if kind != _DICTIONARY:
@@ -72,94 +77,35 @@ def claim_of(source: pa.NativeFile, chunk: pq.ColumnChunkMetaData, type_length: 
     return Claim(least, least + repeated * largest, largest)
 
 
-def _pages(source: pa.NativeFile, chunk: pq.ColumnChunkMetaData) -> list[tuple[int, int, int, int]]:
+def _pages(source: pa.NativeFile, chunk: Chunk, name: str) -> list[tuple[int, int, int, int]]:
     """Kind, uncompressed bytes, values and encoding of each page; values 0 if it has none."""
-    place = chunk.data_page_offset
-    first = chunk.dictionary_page_offset if chunk.has_dictionary_page else None
-    if first is not None and 0 < first < place:
-        place = first
-    stop = place + chunk.total_compressed_size
+    place = chunk.data
+    if 0 < chunk.dictionary < place:
+        place = chunk.dictionary
+    stop = place + chunk.size
     if not 0 <= place <= stop <= source.size():
-        raise ValueError(f"column {chunk.path_in_schema!r} lies outside of the file")
+        raise ValueError(f"column {name!r} lies outside of the file")
     found, values = [], 0
-    while place < stop and values < chunk.num_values:
+    while place < stop and values < chunk.values:
         header, length = _header(source, place, stop)
-        kind, size, packed = (_number(header, field) for field in (1, 2, 3))
-        about = header.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0))
-        about = about if isinstance(about, dict) else {}
-        count, encoding = _number(about, 1), _number(about, 4 if kind == _DATA_V2 else 2)
+        kind, size, packed = (header.get(field) or 0 for field in (1, 2, 3))
+        about = header.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0)) or {}
+        count, encoding = about.get(1) or 0, about.get(4 if kind == _DATA_V2 else 2) or 0
         if min(size, packed, count) < 0 or packed > stop - place - length:
-            raise ValueError(f"a page of column {chunk.path_in_schema!r} has an impossible size")
+            raise ValueError(f"a page of column {name!r} has an impossible size")
         found.append((kind, size, count, encoding))
         values += count if kind in (_DATA, _DATA_V2) else 0
         place += length + packed
     return found
 
 
-def _number(fields: dict[int, Any], field: int) -> int:
-    """A number of a struct; as in Arrow, a field of another type counts for nothing."""
-    value = fields.get(field)
-    return value if type(value) is int else 0
-
-
 def _header(source: pa.NativeFile, place: int, stop: int) -> tuple[dict[int, Any], int]:
-    """The header of the page at `place`, field -> value, and its length."""
+    """What counts of the header of the page at `place`, and the header's length."""
     for longest in (_HEADER, _LONGEST_HEADER):
         content = source.read_at(min(longest, stop - place), place)
         try:
-            return _struct(content, 0, 0)
+            return read_struct(content, 0, _WANTED)
         except IndexError:
             if len(content) < longest:
                 break
     raise ValueError(f"the header of the page at byte {place} is damaged or cut off")
-
-
-def _struct(content: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """A struct of Thrift's compact protocol, and where it ends; IndexError at the end of bytes."""
-    if depth > _DEPTH:
-        raise ValueError("its structs are nested too deeply")
-    fields: dict[int, Any] = {}
-    number = 0
-    while content[at]:
-        kind, step = content[at] & 15, content[at] >> 4
-        at += 1
-        if step:
-            number += step
-        else:
-            number, at = _integer(content, at, 32)
-        fields[number], at = _value(content, at, kind, depth)
-    return fields, at + 1
-
-
-def _value(content: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
-    if kind in (1, 2):  # true and false, in the field's own byte
-        return kind == 1, at
-    if kind in (4, 5, 6):
-        return _integer(content, at, 64 if kind == 6 else 32)
-    if kind == 12:
-        return _struct(content, at, depth + 1)
-    if kind == 8:  # a string or bytes
-        length, at = _varint(content, at)
-        if at + length > len(content):
-            raise IndexError
-        return None, at + length
-    if kind in (3, 7):  # a byte, a double
-        return None, at + (1 if kind == 3 else 8)
-    raise ValueError(f"a page's header has a field of type {kind}")
-
-
-def _integer(content: bytes, at: int, bits: int) -> tuple[int, int]:
-    value, at = _varint(content, at)
-    value &= (1 << bits) - 1  # as Arrow does: a walk that differed from its own would miss pages
-    return (value >> 1) ^ -(value & 1), at
-
-
-def _varint(content: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while content[at] & 128:
-        value |= (content[at] & 127) << shift
-        shift += 7
-        at += 1
-        if shift > 63:
-            raise ValueError("a number in a page's header is too long")
-    return value | content[at] << shift, at + 1

@@ -203,6 +203,9 @@ class Composer:
             return Problem(key, self._unknown_at_the_top(name, known, config))
         function = _callable(node)
         if function is not None:
+            if where == "dataset" and name == "limits":
+                return Problem(key, "is a section of its own: set limits.pixels, "
+                               "limits.record_bytes ... (see conf/limits)")  # fmt: skip
             taken = [one for one in signatures.arguments(function).names if one not in known]
             if name in taken:
                 return Problem(key, f"is not in the YAML, but {function.__name__} takes it: "
