@@ -397,6 +397,35 @@ def test_nothing_of_a_strangers_runs(name, stranger, capsys):
     assert len(err) < 10_000
 
 
+def test_one_experiment_with_everything(stranger, capsys):
+    """All that is wrong with it comes at once, in one message."""
+    chains = {f"c{n}": one for n, part in enumerate(CHAINS.values())
+              for one in part.get("callbacks", {}).values()}  # fmt: skip
+    hydra = {
+        "callbacks": chains, "launcher": {"_target_": "subprocess.getoutput"},
+        "sweeper": {"_target_": "stranger.made"}, "job": {"env_set": {"PATH": "FOLDER"}},
+        "job_logging": logs(handlers={"x": {"class": "logging.FileHandler", "filename": "CANARY"}}),
+        "run": {"dir": "FOLDER/victim"}, "output_subdir": ".", "overrides": {"task": ["--trust=x"]},
+    }  # fmt: skip
+    parts = {
+        "dataset": {"_target_": "stranger.made"}, "model": {"_target_": "torch.load", "f": "x"},
+        "transform": {"train": {"x": {"_target_": "os.system", "command": "touch CANARY"}}},
+        "limits": {"pixels": 0}, "hydra": hydra,
+    }  # fmt: skip
+    files = {"experiment/evil.yaml": "# @package _global_\n" + yaml.safe_dump(parts)}
+    code = stranger(Attack(["--config-dir", "FOLDER", "experiment=evil"], files))
+    err = capsys.readouterr().err
+    assert code == 2, err
+    assert not stranger.canary.exists()
+    assert stranger.victim.read_text() == "precious"
+    assert list(stranger.here.iterdir()) == []
+    assert len(MESSAGE.findall(err)) == 1
+    for key in (*(f"hydra.callbacks.{name}" for name in chains), "hydra.launcher", "hydra.sweeper",
+                "hydra.job.env_set.PATH", "hydra.job_logging.handlers.x", "hydra.output_subdir",
+                "hydra.overrides"):  # fmt: skip
+        assert f"  {key}" in err, key
+
+
 # 4. What a sweep's jobs have of hydra's own, beyond the jobs that are looked at beforehand.
 PARTS = {
     "a/good": "{}",
