@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -246,7 +247,8 @@ def test_the_program_itself(here):
 
 
 def test_a_reader_that_has_had_enough(faces):
-    command = f"{sys.executable} {ROOT / 'run.py'} task=digest {' '.join(faces)} | head -1"
+    words = [sys.executable, str(ROOT / "run.py"), "task=digest", *faces]
+    command = f"{shlex.join(words)} | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert len(done.stdout.splitlines()) == 1
     assert "Error" not in done.stderr

@@ -767,6 +767,8 @@ def test_an_interrupt_leaves_no_worker():
 
 
 def _interrupted(pipe):
+    # Python leaves SIGINT ignored where a shell did, as for what it starts in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         for batch in DataLoader(Squares(10**6), 2, num_workers=2):
             if batch[0] == 0:

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,12 +23,10 @@ MOUNT = "mount -t tmpfs -o size=400k none {folder}"
 
 def writer(name, folder, before=""):
     """Run a process of tests/writers.py; `before` is a shell command that makes a disk for it."""
-    command = f"{sys.executable} -m tests.writers {name} {folder}"
-    if before:
-        command = f"unshare -rm sh -c '{before} && {command}'"
-    done = subprocess.run(
-        command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    command = shlex.join([sys.executable, "-m", "tests.writers", name, str(folder)])
+    words = ["sh", "-c", f"{before} && {command}" if before else command]
+    words = ["unshare", "-rm", *words] if before else words
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.program import ROOT
 
+PROGRAM = shlex.join([sys.executable, str(ROOT / "run.py")])
+
 
 def blocks(page, language):
     text = (ROOT / "docs" / page).read_text()
@@ -45,7 +47,7 @@ def test_the_own_dataset_page(birds):
     (commands,) = blocks("own_dataset.md", "sh")
     outputs = []
     for line in commands.splitlines():
-        words = shlex.split(line.replace("python run.py", f"{sys.executable} {ROOT / 'run.py'}"))
+        words = shlex.split(line.replace("python run.py", PROGRAM))
         done = subprocess.run(
             words, cwd=birds, env=environment, capture_output=True, text=True, check=False
         )
@@ -70,7 +72,7 @@ def test_the_transforms_page(tmp_path):
     write_files("transforms.md", tmp_path)
     shown, _ = blocks("transforms.md", "python")
     (command,) = blocks("transforms.md", "sh")
-    program = shlex.split(command.replace("python run.py", f"{sys.executable} {ROOT / 'run.py'}"))
+    program = shlex.split(command.replace("python run.py", PROGRAM))
     outputs = []
     for words in ([sys.executable, "-c", shown], [*program, "dataset.count=80"]):
         done = subprocess.run(
@@ -95,9 +97,9 @@ def test_the_table_of_streams():
 
 
 def test_untrusted_code_is_refused(birds):
-    words = f"{sys.executable} {ROOT / 'run.py'} --config-dir birds/conf dataset=birds"
+    words = shlex.split(f"{PROGRAM} --config-dir birds/conf dataset=birds")
     done = subprocess.run(
-        [*words.split(), "dataset.root=recordings", "task=digest"],
+        [*words, "dataset.root=recordings", "task=digest"],
         cwd=birds, env={**os.environ, "PYTHONPATH": "."},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
