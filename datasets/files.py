@@ -126,7 +126,7 @@ class Files:
     def open(self, address: str) -> BinaryIO:
         """The content of `address`, open for reading."""
         try:
-            return self.read(address, lambda path: open_regular(path))
+            return self.read(address, open_regular)
         except OSError as error:
             raise DataError(
                 f"{address!r} cannot be read: {error.strerror or error}. Check dataset.root."
