@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline import world
 from pipeline.checks import batch_rules, data_rules, pack_rules, trust
-from pipeline.checks.nodes import datasets, direction
+from pipeline.checks.nodes import datasets, direction, own_steps
 from pipeline.checks.signatures import arguments
 from pipeline.config import Config, nearest, show
 from pipeline.errors import ConfigError, Problem
@@ -72,9 +72,10 @@ def find(config: Config, found: Mapping[str, Any], partly: bool = False) -> list
 
 def notices(config: Config) -> list[str]:
     """What is as the person wrote it but will not be done; for stderr."""
+    found = []
     if config.loader.pin_memory and not world.has_accelerator():
-        return ["loader.pin_memory: there is no accelerator here to copy to, so nothing is pinned"]
-    return []
+        found = ["loader.pin_memory: there is no accelerator here to copy to, so nothing is pinned"]
+    return found + own_steps(config)
 
 
 def loader_without_workers(case: Case) -> Iterator[Problem]:
