@@ -121,8 +121,8 @@ def own_steps(config: Config) -> list[str]:
         return []
     instead = ", ".join(dict.fromkeys(_OWN_STEPS[name] for name in own))
     text = (
-        f"model: {model.__name__} is used by its forward alone; its {', '.join(own)} are not called. "
-        f"In their place are {instead} of the configuration (docs/own_parts.md)"
+        f"model: {model.__name__} is used by its forward alone; its {', '.join(own)} are not "
+        f"called. In their place are {instead} of the configuration (docs/own_parts.md)"
     )
     return [text]
 
