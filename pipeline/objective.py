@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 
+MOST_CONFUSED = 40  # classes whose confusion is counted; more can't be read in a picture
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -261,9 +262,14 @@ class Classification(Objective):
     Args:
         classes: their names, for metrics that have a value a class.
         num_classes: how many there are; a fact of the dataset.
+
+    Attributes:
+        confusion: int64[C, C], what the last `compute` has counted: how often class i (a row) was
+            taken for class j; None for more than `MOST_CONFUSED` classes.
     """
 
     baseline_name = "class frequencies"
+    confusion: Tensor | None = None
 
     def __init__(
         self,
@@ -277,6 +283,36 @@ class Classification(Objective):
         super().__init__(loss, metrics, inputs, target)
         self.num_classes = num_classes
         self.classes = list(classes) if classes else None
+        self._pairs: Tensor | None = None  # int64[C * C], of (true, predicted), since the reset
+
+    def update(self, outputs: Tensor, batch: Batch) -> None:
+        super().update(outputs, batch)
+        if self.num_classes <= MOST_CONFUSED:
+            true = _valid(self.targets(batch), batch)
+            pairs = true * self.num_classes + _valid(outputs, batch).argmax(-1)
+            if self._pairs is None:
+                self._pairs = pairs.new_zeros(self.num_classes**2)
+            self._pairs.scatter_add_(0, pairs, torch.ones_like(pairs))
+
+    def compute(self, group: Group | None = None) -> dict[str, float]:
+        if self.num_classes <= MOST_CONFUSED:
+            group = group or Group()
+            pairs = self._pairs  # nothing on a rank that had no sample
+            if pairs is None:
+                device = torch.device(group.world.device)
+                pairs = torch.zeros(self.num_classes**2, dtype=torch.int64, device=device)
+            counted = group.sum(pairs.clone()).reshape(self.num_classes, self.num_classes)
+            self.confusion = counted.cpu()
+        return super().compute(group)
+
+    def reset(self) -> None:
+        super().reset()
+        self._pairs = None
+
+    @property
+    def names(self) -> list[str]:
+        """A name for each class."""
+        return self.classes or [str(number) for number in range(self.num_classes)]
 
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The logits; torchmetrics makes what it needs of them."""

@@ -101,6 +101,19 @@ def test_classification_names_the_classes():
     assert objective.compute() == pytest.approx(expected)
 
 
+def test_confused_classes_are_counted_without_padding():
+    objective, data = classification(), classes()
+    padded = batch({name: torch.cat([rows, rows]) for name, rows in data.items()}, valid=6)
+    for one in (data, padded):
+        objective.update(torch.eye(3)[[0, 1, 2, 1, 1, 0] * (len(one["label"]) // 6)], one)
+    objective.compute()
+    assert objective.confusion.tolist() == [[2, 2, 2], [0, 4, 0], [2, 0, 0]]
+    objective.reset()
+    objective.update(torch.eye(3)[[0] * 6], data)
+    objective.compute()
+    assert objective.confusion.tolist() == [[3, 0, 0], [2, 0, 0], [1, 0, 0]]
+
+
 def test_the_constant_of_classes_is_the_best_one():
     objective, data = classification(), classes()
     constant = objective.constant([data])

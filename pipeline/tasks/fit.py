@@ -30,8 +30,8 @@ from pipeline.identity.sources import code_of
 from pipeline.learner import Options
 from pipeline.loader import Loader
 from pipeline.meter import NonFiniteLossError
-from pipeline.objective import Objective
-from pipeline.pictures import learning_curves
+from pipeline.objective import Classification, Objective
+from pipeline.pictures import confusion_matrix, learning_curves
 from pipeline.plan import Plan
 from pipeline.preemption import Preempted, Preemption, Stop
 from pipeline.ranks.group import Group, join
@@ -43,7 +43,7 @@ from pipeline.saving.run_folder import RunFolder, Status
 from pipeline.streams import StreamPlan
 from pipeline.tasks import predictions, progress
 from pipeline.tasks.opening import Opened, open_run
-from pipeline.tasks.recording import Digests, Ledger, Metrics, Quarantine
+from pipeline.tasks.recording import Confusions, Digests, Ledger, Metrics, Quarantine
 from pipeline.tasks.validate import baseline, load_weights, monitored, print_table
 from pipeline.terminal import put, say
 from pipeline.tracker import Nothing, Tracker
@@ -84,6 +84,8 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
             code=code_of(config),
         )  # fmt: skip
         with watched(config, parts, group, opened, train) as (tracker, observers):
+            confusions = Confusions(objective)
+            observers.append(confusions)
             with _placed("before the first step"):
                 given = config.trainer.baseline
                 constant = baseline(parts, objective, val, group) if given else {}
@@ -99,7 +101,8 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
                 opened.checkpoints.close()
             with _placed("after the last step"):
                 if opened.folder:
-                    report(config, parts, model, objective, result, constant, opened, tracker)
+                    report(config, parts, model, objective, result, constant, opened, tracker,
+                           confusions)  # fmt: skip
         group.meet()
     return result.best[f"val/{options.monitor}"] if result.best else None
 
@@ -121,7 +124,7 @@ def _placed(where: str) -> Iterator[None]:
 
 def report(
     config: Config, parts: Parts, model: nn.Module, objective: Objective, result: Result,
-    constant: Record, opened: Opened, tracker: Tracker,
+    constant: Record, opened: Opened, tracker: Tracker, confusions: Confusions,
 ) -> None:  # fmt: skip
     """Say how it went, with the best weights, and where to look."""
     assert opened.folder is not None
@@ -134,6 +137,7 @@ def report(
             model = parts.model().to(parts.world.device)
             load_weights(model, best)
         files |= draw_pictures(parts, model, objective, result, constant, folder.path)
+        files["confusion"] = draw_confusion(objective, confusions, result, folder.path)
     show_files(files, tracker, int(last["step"]))
     folder.manifest |= {"reason": result.reason, "best": result.best, "order": result.order,
                         "last": last, "baseline": constant,
@@ -324,13 +328,26 @@ def draw_pictures(
     parts: Parts, model: nn.Module, objective: Objective, result: Result, constant: Record,
     folder: Path,
 ) -> dict[str, Path | None]:  # fmt: skip
-    """Draw the learning curves and, for images, predictions of validation samples."""
+    """Draw the learning curves, and predictions of validation samples."""
     return {
         "curves": learning_curves(
             result.history, folder / "curves.png", constant, objective.baseline_name
         ),
         "predictions": predictions.draw(parts, model, objective, folder / "predictions.png"),
     }
+
+
+def draw_confusion(
+    objective: Objective, confusions: Confusions, result: Result, folder: Path
+) -> Path | None:
+    """Draw which classes are taken for which, in the epoch of the best weights."""
+    found = confusions.best(int(result.best["epoch"]) if result.best else None)
+    if found is None or not isinstance(objective, Classification):
+        return None
+    epoch, counts = found
+    return confusion_matrix(
+        counts, objective.names, folder / "confusion.png", f"validation, epoch {epoch}"
+    )
 
 
 def show_files(files: Mapping[str, Path | None], tracker: Tracker, step: int) -> None:
