@@ -73,9 +73,10 @@ def _sheet(
     large = _large(parts, objective.inputs[0], batch, split)
     shown = shown if large is None else large
     if isinstance(objective, LandmarkRegression):
-        points = [_scaled(objective.targets(batch), images, shown),
-                  _scaled(objective.predictions(outputs, batch), images, shown)]  # fmt: skip
-        return contact_sheet(shown, path, *points, _errors(objective, outputs, batch))
+        true = _scaled(objective.targets(batch), images, shown)
+        predicted = _scaled(objective.predictions(outputs, batch), images, shown)
+        captions = _errors(objective, outputs, batch)
+        return contact_sheet(shown, path, true, predicted, captions)
     found = _outcomes(objective, outputs, batch)
     captions = [_caption(true, guess, between="\n") for true, guess in found]
     return contact_sheet(shown, path, captions=captions)
@@ -91,7 +92,7 @@ def _scaled(points: Tensor, seen: Tensor, shown: Sequence[Tensor]) -> list[Tenso
 def _large(parts: Parts, field: str, batch: Batch, split: str) -> list[Tensor] | None:
     """The batch's pictures as they were before they were resized; None where that differs.
 
-    That is known by resizing them, and no more: it has to give the very pictures that the model saw.
+    That is known by resizing them, and no more: it has to give what the model saw.
     """
     steps = parts.transform(split).steps
     resize = next((name for name, step in steps.items() if type(step).__name__ == "Resize"), None)
