@@ -14,9 +14,11 @@ from torch.utils.data import Dataset, Subset
 from torchvision.transforms import v2
 
 from pipeline.bad_samples import SampleError
+from pipeline.batch_transforms import BatchCompose
 from pipeline.collate import Stack
 from pipeline.composing import Compose
 from pipeline.dataloader import DataLoader
+from pipeline.errors import ConfigError
 from pipeline.fetch import Fetch, batch_hash
 from pipeline.isolation import SharedGeneratorError
 from pipeline.loader import Loader
@@ -394,3 +396,15 @@ def test_a_dataloader_seeds_them_and_leaves_them_where_they_stood():
     torch.manual_seed(0)
     assert alone == passed(2)
     assert alone[:6] != alone[6:]
+
+
+def test_a_transform_of_whole_batches_with_a_generator_is_refused():
+    class Step:
+        def __init__(self):
+            self.rng = np.random.default_rng()
+
+        def __call__(self, batch, random):
+            return batch
+
+    with pytest.raises(ConfigError, match=r"a generator in gamma\.rng, a transform of whole"):
+        BatchCompose({"gamma": Step()}, 0)
