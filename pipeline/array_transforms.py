@@ -67,7 +67,7 @@ class Albumentations:
 
     def __call__(self, sample: Sample) -> Sample:
         name = _picture(sample, self.picture)
-        given = {"image": _array(sample[name])}
+        given: dict[str, Any] = {"image": _array(sample[name])}
         masks = [field for field, value in sample.items() if isinstance(value, tv_tensors.Mask)]
         points = _only(sample, tv_tensors.KeyPoints)
         boxes = _only(sample, tv_tensors.BoundingBoxes)
@@ -183,7 +183,7 @@ class Rescale:
     """
 
     def __init__(self, size: int | Sequence[int]) -> None:
-        sides = list(size) if isinstance(size, (list, tuple)) else [size]
+        sides: list[Any] = list(size) if isinstance(size, (list, tuple)) else [size]
         if len(sides) not in (1, 2) or not all(isinstance(s, int) and s > 0 for s in sides):
             raise ConfigError(Problem("size", f"got {size!r}, expected pixels, or [height, width]"))
         self.size = sides
