@@ -28,7 +28,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipeline import endpoints, hydra_output, preemption, tasks, terminal, world
+from pipeline import endpoints, familiar_names, hydra_output, preemption, tasks, terminal, world
 from pipeline.checks import allowances, hydra_loader, preflight
 from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain
 from pipeline.config import Config
@@ -154,10 +154,10 @@ def _accepted(composed: DictConfig, folder: Path | None = None) -> Config:
 
 
 def _run(config: Config) -> float | None:
-    from pipeline.checks import contradictions  # imports torch, which `--help` does without
+    from pipeline.checks import notices  # imports torch, which `--help` does without
 
     if world.launched_rank()[0] == 0:
-        for notice in (*contradictions.notices(config), *endpoints.notices(config.plain())):
+        for notice in (*notices.find(config), *endpoints.notices(config.plain())):
             say(notice)
     count = _ranks_to_start(config)
     if count:
@@ -275,7 +275,9 @@ def _own_options(argv: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
     preflight.raise_if(allowances.check(named))
     kept = {name: os.environ.get(name) for name in (*named, endpoints.SAID)}
     with terminal.held_back():
-        overrides = get_args_parser().parse_intermixed_args(rest).overrides
+        args, unknown = get_args_parser().parse_known_intermixed_args(rest)
+    preflight.raise_if([_no_option(word, rest) for word in unknown if word.startswith("-")])
+    overrides = args.overrides
     left = list(overrides)
     options = [word for word in rest if not (left and word == left[0] and left.pop(0))]
     # In the environment, processes that launchers start see it too.
@@ -289,6 +291,16 @@ def _own_options(argv: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
             os.environ.pop(variable, None)
             if value is not None:
                 os.environ[variable] = value
+
+
+def _no_option(word: str, words: list[str]) -> Problem:
+    """The problem of an option that nobody knows: most are keys, as other programs take them."""
+    name, _, value = word.partition("=")
+    after = words[words.index(word) + 1 :]
+    value = value or (after[0] if after and not set("-=") & set(after[0]) else "...")
+    way = familiar_names.key(name.strip("-"), value)
+    written = familiar_names.hint(way) or "; keys stand without dashes, as in batch.size=32"
+    return Problem(name, f"there is no such option{written}. All are in --help")
 
 
 @contextmanager

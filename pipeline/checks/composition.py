@@ -29,6 +29,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
+from pipeline import familiar_names
 from pipeline.checks import environment, hydra_section, signatures, trust
 from pipeline.checks.hydra_loader import Loader, not_set
 from pipeline.checks.nodes import OF_THE_BUILD
@@ -111,9 +112,11 @@ class Composer:
         overrides, problems = [], []
         for line in lines:
             try:
+                if line.startswith("="):  # hydra takes it for an override of nothing
+                    raise HydraException
                 overrides += self._parser.parse_overrides([line])
             except (HydraException, RecursionError) as error:
-                reason = str(error).split("\nSee https")[0]
+                reason = _unparsable(line) or str(error).split("\nSee https")[0]
                 problems.append(Problem(line, f"cannot be parsed as key=value: {reason}"))
         return overrides, problems
 
@@ -170,7 +173,8 @@ class Composer:
             elif choice not in options and not self.loader.repository.config_exists(
                 f"{group}/{choice}"
             ):
-                yield Problem(group, f"has no {choice!r}{nearest(choice, options)}; "
+                known = familiar_names.hint(familiar_names.choice(group, choice))
+                yield Problem(group, f"has no {choice!r}{known or nearest(choice, options)}; "
                               f"choose one of {', '.join(options)}")  # fmt: skip
 
     def options(self, group: str) -> list[str]:
@@ -182,15 +186,15 @@ class Composer:
         try:
             ConfigLoaderImpl._apply_overrides_to_config([override], config)
         except Exception as error:  # OmegaConf has a few that are none of its own
-            key = override.key_or_group
+            key, value = override.key_or_group, _written(override)
             if override.package is not None:
-                return [self._unknown(key, config)]
+                return [self._unknown(key, value, config)]
             if "Could not override" in str(error) or "does not exist" in str(error):
-                return _not_mergeable(override, config) or [self._unknown(key, config)]
+                return _not_mergeable(override, config) or [self._unknown(key, value, config)]
             return [Problem(key, _reason(error))]
         return []
 
-    def _unknown(self, key: str, config: DictConfig) -> Problem:
+    def _unknown(self, key: str, value: str, config: DictConfig) -> Problem:
         """The problem of a key that isn't in the configuration."""
         node: Any = config
         where, (name, *rest) = "", key.split(".")
@@ -200,7 +204,7 @@ class Composer:
         known = [str(one) for one in node] if isinstance(node, DictConfig) else []
         if not where:
             known = [one for one in known if one != "hydra"]
-            return Problem(key, self._unknown_at_the_top(name, known, config))
+            return Problem(key, self._unknown_at_the_top(name, value, known, config))
         function = _callable(node)
         if function is not None:
             if where == "dataset" and name == "limits":
@@ -213,18 +217,24 @@ class Composer:
             if where == "dataset" and name in OF_THE_BUILD:
                 return Problem(key, f"is not in the YAML; add it with +{key}=...")
             known = [one for one in known if not one.startswith("_")] + taken
+        way = familiar_names.key(key, value)
+        if way:
+            return Problem(key, f"unknown key {name!r}{familiar_names.hint(way)}")
         allowed = f"; {where} has {', '.join(known)}" if known else f"; {where} has no keys"
-        return Problem(key, f"unknown key {name!r}{nearest(name, known)}{allowed}")
+        hint = nearest(name, known) or _elsewhere(name, config)
+        return Problem(key, f"unknown key {name!r}{hint}{allowed}")
 
-    def _unknown_at_the_top(self, name: str, known: list[str], config: DictConfig) -> str:
+    def _unknown_at_the_top(
+        self, name: str, value: str, known: list[str], config: DictConfig
+    ) -> str:
         if name in TASK_KEYS:
             tasks = [one for one in self.options("task") if self._has_key(f"task/{one}", name)]
             return f"is a key of task={' | '.join(tasks)}, and not of task={config.task}"
         groups = [str(one) for one in self.loader.list_groups("") if one != "hydra"]
-        inside = [key for key in _leaves(config) if key.rpartition(".")[2] == name]
-        hint = nearest(name, {*known, *groups})
-        if inside and not hint:
-            hint = f" (did you mean {' or '.join(inside[:3])}?)"
+        way = familiar_names.key(name, value)
+        if way:
+            return f"unknown key{familiar_names.hint(way)}"
+        hint = _elsewhere(name, config) or nearest(name, {*known, *groups})
         return f"unknown key{hint}; there are {', '.join(sorted({*known, *groups}))}"
 
     def _has_key(self, path: str, name: str) -> bool:
@@ -287,8 +297,31 @@ def _callable(node: Any) -> Any:
         return None
 
 
+def _unparsable(line: str) -> str | None:
+    """Why a line is no override, where that is plain to see."""
+    if line.startswith("-"):
+        return "there is no such option, and keys have no dashes before them"
+    if "=" not in line and not line.startswith("~"):
+        return "it has no '='; write key and value as one word, without spaces"
+    if line.startswith("="):
+        return "it has no key; write key and value as one word, without spaces"
+    return None
+
+
+def _written(override: Override) -> str:
+    """The value as it was given."""
+    return "..." if override.is_delete() else override.get_value_element_as_str()
+
+
+def _elsewhere(name: str, config: DictConfig) -> str:
+    """The keys of that name in (other) sections."""
+    found = [key for key in _leaves(config) if key.rpartition(".")[2] == name]
+    return f" (did you mean {' or '.join(found[:3])}?)" if found else ""
+
+
 def _leaves(config: DictConfig) -> Iterator[str]:
     for section in map(str, config):
+        yield section
         node = _child(config, section) if section != "hydra" else None
         if isinstance(node, DictConfig):
             yield from (f"{section}.{name}" for name in map(str, node))

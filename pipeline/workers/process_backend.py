@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
@@ -48,7 +49,12 @@ class ProcessBackend:
         terms = Terms(options.num_workers, options.limit, options.max_deaths)
         self._context = CrewContext(method, terms, fetch.dataset)
         seed = hash64(fetch.seed, "workers") if options.generator is None else options.generator
-        self._loader: DataLoader[Any] = DataLoader(
+        with warnings.catch_warnings():  # pipeline.checks.notices says it, once for all loaders
+            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+            self._loader: DataLoader[Any] = self._made(fetch, options, pin, seed)
+
+    def _made(self, fetch: Fetch, options: LoaderOptions, pin: bool, seed: int) -> DataLoader[Any]:
+        return DataLoader(
             _Requests(fetch),
             batch_size=None,
             sampler=self._feed,
