@@ -81,7 +81,7 @@ def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) ->
         raise ConfigError(Problem("--experimental-rerun", reason))
     if args.multirun and world.is_launched():
         raise ConfigError("a sweep starts the ranks of each of its jobs itself; run it with python "
-                          "run.py -m, and not under torchrun")  # fmt: skip
+                          "run.py -m, and not under torchrun or srun")  # fmt: skip
     # What was checked is what runs, wherever hydra would think the folder lies.
     composer, single = _checked(args)
     options = [*options, "--config-path", composer.path]

@@ -154,8 +154,8 @@ def ranks(case: Case) -> Iterator[Problem]:
         if size > 1:
             yield Problem(
                 "distributed.strategy",
-                f"none, but {size} processes were started (WORLD_SIZE={size}): each would train "
-                "alone on all of the data; set distributed=ddp, or start one process",
+                f"none, but {size} processes were started ({world.launcher_name()}={size}): each "
+                "would train alone on all of the data; set distributed=ddp, or start one process",
             )
         return
     if config.batch.size is None:

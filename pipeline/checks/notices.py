@@ -1,4 +1,4 @@
-"""What a configuration asks for and will not get, or not as it seems; said on stderr, once a run."""
+"""What a configuration asks for and will not get, or not as it seems; said once a run."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def find(config: Config) -> Iterator[str]:
     yield from _many_workers(config)
     yield from _unused_batch_size(config)
     yield from _decoding_without_gpu(config)
+    yield from _outside_of_srun(config)
 
 
 def _pinning(config: Config) -> Iterator[str]:
@@ -64,3 +65,11 @@ def _decoding_without_gpu(config: Config) -> Iterator[str]:
         why = "transform.batch_on=loader" if on_gpu else "there is no GPU here"
         yield (f"transform: {why}, so whole files are decoded on the CPU and not by nvJPEG; "
                "transform=images_fast is made for CPUs")  # fmt: skip
+
+
+def _outside_of_srun(config: Config) -> Iterator[str]:
+    """A batch script that forgets srun leaves most of its job idle."""
+    idle = world.outside_of_srun()
+    if idle and (config.distributed.strategy == "none" or idle.endswith("machines")):
+        yield (f"Slurm: the job has {idle}, and this process was not started by srun, so it uses "
+               "none of the others; start it with srun python run.py distributed=ddp")  # fmt: skip
