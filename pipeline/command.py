@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import platform
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+import pipeline
 from pipeline import endpoints, familiar_names, hydra_output, preemption, tasks, terminal, world
 from pipeline.checks import allowances, hydra_loader, preflight
 from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain
@@ -37,7 +40,7 @@ from pipeline.preemption import Preempted, Preemption, Stop
 from pipeline.ranks import launch
 from pipeline.resumption import with_overrides_of_run
 from pipeline.tasks import sweep
-from pipeline.terminal import say
+from pipeline.terminal import put, say
 
 INTERRUPTED = 130
 OF_MANY_RANKS = ("fit", "validate")  # tasks that ranks share; the others are done by one process
@@ -273,6 +276,9 @@ def _own_options(argv: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
         own, rest = parser.parse_known_args(list(argv))
     named = {variable: allowances.names(given) for variable, given in vars(own).items()}
     preflight.raise_if(allowances.check(named))
+    if "--version" in rest:
+        put(_versions())
+        raise SystemExit(0)
     kept = {name: os.environ.get(name) for name in (*named, endpoints.SAID)}
     with terminal.held_back():
         args, unknown = get_args_parser().parse_known_intermixed_args(rest)
@@ -291,6 +297,17 @@ def _own_options(argv: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
             os.environ.pop(variable, None)
             if value is not None:
                 os.environ[variable] = value
+
+
+def _versions() -> str:
+    """What belongs into every report of a problem; read without importing any of it."""
+    said = [f"Penstock {pipeline.__version__}"]
+    for name in ("torch", "torchvision", "hydra-core"):
+        try:
+            said.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            said.append(f"{name} (not installed)")
+    return ", ".join([*said, f"Python {platform.python_version()}"])
 
 
 def _no_option(word: str, words: list[str]) -> Problem:

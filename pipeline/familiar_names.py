@@ -32,8 +32,9 @@ KEYS: dict[str, str | dict[str, str]] = {
     # torch.utils.data.DataLoader
     "batch_size": _SIZE, "bs": _SIZE, "shuffle": _SHUFFLE, "drop_last": _DROP,
     "dataset": "dataset={value}", "sampler": "sampler={value}",
-    "batch_sampler": "sampler._target_={value} (batch samplers stand where samplers do)",
-    "collate_fn": "collate._target_={value}", "workers": _WORKERS, "n_workers": _WORKERS,
+    "batch_sampler": "sampler=bucket or sampler._target_={value}, where samplers stand, too",
+    "collate_fn": "collate=stack (or pad, list) or collate._target_={value}",
+    "workers": _WORKERS, "n_workers": _WORKERS,
     "num_proc": _WORKERS, "max_tokens": "sampler=bucket sampler.tokens={value}",
     # Lightning
     "seed_everything": "seed={value}", "random_seed": "seed={value}", "manual_seed": "seed={value}",

@@ -29,11 +29,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from pipeline import familiar_names
-from pipeline.checks import environment, hydra_section, signatures, trust
+from pipeline.checks import environment, hydra_section, unknown_keys
 from pipeline.checks.hydra_loader import Loader, not_set
-from pipeline.checks.nodes import OF_THE_BUILD
-from pipeline.config import TASK_KEYS, nearest, show
+from pipeline.config import show
 from pipeline.disclosure import Plain
 from pipeline.errors import ConfigError, Problem
 
@@ -173,9 +171,7 @@ class Composer:
             elif choice not in options and not self.loader.repository.config_exists(
                 f"{group}/{choice}"
             ):
-                known = familiar_names.hint(familiar_names.choice(group, choice))
-                yield Problem(group, f"has no {choice!r}{known or nearest(choice, options)}; "
-                              f"choose one of {', '.join(options)}")  # fmt: skip
+                yield unknown_keys.option(group, choice, options)
 
     def options(self, group: str) -> list[str]:
         """The choices of a group."""
@@ -188,58 +184,13 @@ class Composer:
         except Exception as error:  # OmegaConf has a few that are none of its own
             key, value = override.key_or_group, _written(override)
             if override.package is not None:
-                return [self._unknown(key, value, config)]
+                return [unknown_keys.key(key, value, config, self.loader)]
             if "Could not override" in str(error) or "does not exist" in str(error):
-                return _not_mergeable(override, config) or [self._unknown(key, value, config)]
+                return _not_mergeable(override, config) or [
+                    unknown_keys.key(key, value, config, self.loader)
+                ]
             return [Problem(key, _reason(error))]
         return []
-
-    def _unknown(self, key: str, value: str, config: DictConfig) -> Problem:
-        """The problem of a key that isn't in the configuration."""
-        node: Any = config
-        where, (name, *rest) = "", key.split(".")
-        while rest and (below := _child(node, name)) is not None:
-            node, where = below, f"{where}.{name}".lstrip(".")
-            name, *rest = rest
-        known = [str(one) for one in node] if isinstance(node, DictConfig) else []
-        if not where:
-            known = [one for one in known if one != "hydra"]
-            return Problem(key, self._unknown_at_the_top(name, value, known, config))
-        function = _callable(node)
-        if function is not None:
-            if where == "dataset" and name == "limits":
-                return Problem(key, "is a section of its own: set limits.pixels, "
-                               "limits.record_bytes ... (see conf/limits)")  # fmt: skip
-            taken = [one for one in signatures.arguments(function).names if one not in known]
-            if name in taken:
-                return Problem(key, f"is not in the YAML, but {function.__name__} takes it: "
-                               f"add it with +{key}=...")  # fmt: skip
-            if where == "dataset" and name in OF_THE_BUILD:
-                return Problem(key, f"is not in the YAML; add it with +{key}=...")
-            known = [one for one in known if not one.startswith("_")] + taken
-        way = familiar_names.key(key, value)
-        if way:
-            return Problem(key, f"unknown key {name!r}{familiar_names.hint(way)}")
-        allowed = f"; {where} has {', '.join(known)}" if known else f"; {where} has no keys"
-        hint = nearest(name, known) or _elsewhere(name, config)
-        return Problem(key, f"unknown key {name!r}{hint}{allowed}")
-
-    def _unknown_at_the_top(
-        self, name: str, value: str, known: list[str], config: DictConfig
-    ) -> str:
-        if name in TASK_KEYS:
-            tasks = [one for one in self.options("task") if self._has_key(f"task/{one}", name)]
-            return f"is a key of task={' | '.join(tasks)}, and not of task={config.task}"
-        groups = [str(one) for one in self.loader.list_groups("") if one != "hydra"]
-        way = familiar_names.key(name, value)
-        if way:
-            return f"unknown key{familiar_names.hint(way)}"
-        hint = _elsewhere(name, config) or nearest(name, {*known, *groups})
-        return f"unknown key{hint}; there are {', '.join(sorted({*known, *groups}))}"
-
-    def _has_key(self, path: str, name: str) -> bool:
-        loaded = self.loader.repository.load_config(path)
-        return loaded is not None and name in loaded.config
 
 
 def _not_mergeable(override: Override, config: DictConfig) -> list[Problem]:
@@ -281,22 +232,6 @@ def _reason(error: BaseException) -> str:
     return "; ".join(line.rstrip(".:") for line in lines) or type(error).__name__
 
 
-def _child(node: Any, part: str) -> Any:
-    """A node's value, or None where there is none to go on from."""
-    try:
-        return node[part] if isinstance(node, DictConfig) else None
-    except OmegaConfBaseException:
-        return None
-
-
-def _callable(node: Any) -> Any:
-    """What a node calls, if it is one and may."""
-    try:
-        return trust.resolve(node["_target_"], "") if "_target_" in node else None
-    except (ConfigError, TypeError, OmegaConfBaseException):
-        return None
-
-
 def _unparsable(line: str) -> str | None:
     """Why a line is no override, where that is plain to see."""
     if line.startswith("-"):
@@ -311,20 +246,6 @@ def _unparsable(line: str) -> str | None:
 def _written(override: Override) -> str:
     """The value as it was given."""
     return "..." if override.is_delete() else override.get_value_element_as_str()
-
-
-def _elsewhere(name: str, config: DictConfig) -> str:
-    """The keys of that name in (other) sections."""
-    found = [key for key in _leaves(config) if key.rpartition(".")[2] == name]
-    return f" (did you mean {' or '.join(found[:3])}?)" if found else ""
-
-
-def _leaves(config: DictConfig) -> Iterator[str]:
-    for section in map(str, config):
-        yield section
-        node = _child(config, section) if section != "hydra" else None
-        if isinstance(node, DictConfig):
-            yield from (f"{section}.{name}" for name in map(str, node))
 
 
 def _resolve(config: DictConfig, composed: Composed) -> None:

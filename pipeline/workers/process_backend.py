@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
@@ -49,12 +48,7 @@ class ProcessBackend:
         terms = Terms(options.num_workers, options.limit, options.max_deaths)
         self._context = CrewContext(method, terms, fetch.dataset)
         seed = hash64(fetch.seed, "workers") if options.generator is None else options.generator
-        with warnings.catch_warnings():  # pipeline.checks.notices says it, once for all loaders
-            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-            self._loader: DataLoader[Any] = self._made(fetch, options, pin, seed)
-
-    def _made(self, fetch: Fetch, options: LoaderOptions, pin: bool, seed: int) -> DataLoader[Any]:
-        return DataLoader(
+        self._loader = _Loader(
             _Requests(fetch),
             batch_size=None,
             sampler=self._feed,
@@ -117,6 +111,16 @@ class ProcessBackend:
     def close(self) -> None:
         iterator, self._loader._iterator = self._loader._iterator, None
         self._end(iterator)
+
+
+class _Loader(DataLoader[Any]):
+    """torch's, without its warning of more workers than cores, which it gives twice a loader.
+
+    A configured run says it once for all loaders (pipeline.checks.notices).
+    """
+
+    def check_worker_number_rationality(self) -> None:
+        """Nothing is said here."""
 
 
 class _Feed:
