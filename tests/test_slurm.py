@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import pipeline
 from pipeline import slurm, world
@@ -73,6 +74,13 @@ def test_rank_0_is_on_the_first_machine(machines, first):
 def test_what_is_no_task_among_others_is_alone(alone):
     assert not world.is_launched(alone)
     assert world.from_environment("cpu", alone) == world.World()
+
+
+def test_a_task_takes_the_only_gpu_that_it_is_shown(monkeypatch):
+    monkeypatch.setattr(world, "has_accelerator", lambda: True)
+    for count, device in ((1, "cuda:0"), (4, "cuda:2")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert world.from_environment("auto", THREE_MACHINES).device == device
 
 
 def test_torchrun_under_srun_is_torchrun():
