@@ -29,10 +29,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from pipeline.checks import environment, hydra_section, signatures, trust
+from pipeline.checks import environment, hydra_section, unknown_keys
 from pipeline.checks.hydra_loader import Loader, not_set
-from pipeline.checks.nodes import OF_THE_BUILD
-from pipeline.config import TASK_KEYS, nearest, show
+from pipeline.config import show
 from pipeline.disclosure import Plain
 from pipeline.errors import ConfigError, Problem
 
@@ -111,9 +110,11 @@ class Composer:
         overrides, problems = [], []
         for line in lines:
             try:
+                if line.startswith("="):  # hydra takes it for an override of nothing
+                    raise HydraException
                 overrides += self._parser.parse_overrides([line])
             except (HydraException, RecursionError) as error:
-                reason = str(error).split("\nSee https")[0]
+                reason = _unparsable(line) or str(error).split("\nSee https")[0]
                 problems.append(Problem(line, f"cannot be parsed as key=value: {reason}"))
         return overrides, problems
 
@@ -170,8 +171,7 @@ class Composer:
             elif choice not in options and not self.loader.repository.config_exists(
                 f"{group}/{choice}"
             ):
-                yield Problem(group, f"has no {choice!r}{nearest(choice, options)}; "
-                              f"choose one of {', '.join(options)}")  # fmt: skip
+                yield unknown_keys.option(group, choice, options)
 
     def options(self, group: str) -> list[str]:
         """The choices of a group."""
@@ -182,54 +182,15 @@ class Composer:
         try:
             ConfigLoaderImpl._apply_overrides_to_config([override], config)
         except Exception as error:  # OmegaConf has a few that are none of its own
-            key = override.key_or_group
+            key, value = override.key_or_group, _written(override)
             if override.package is not None:
-                return [self._unknown(key, config)]
+                return [unknown_keys.key(key, value, config, self.loader)]
             if "Could not override" in str(error) or "does not exist" in str(error):
-                return _not_mergeable(override, config) or [self._unknown(key, config)]
+                return _not_mergeable(override, config) or [
+                    unknown_keys.key(key, value, config, self.loader)
+                ]
             return [Problem(key, _reason(error))]
         return []
-
-    def _unknown(self, key: str, config: DictConfig) -> Problem:
-        """The problem of a key that isn't in the configuration."""
-        node: Any = config
-        where, (name, *rest) = "", key.split(".")
-        while rest and (below := _child(node, name)) is not None:
-            node, where = below, f"{where}.{name}".lstrip(".")
-            name, *rest = rest
-        known = [str(one) for one in node] if isinstance(node, DictConfig) else []
-        if not where:
-            known = [one for one in known if one != "hydra"]
-            return Problem(key, self._unknown_at_the_top(name, known, config))
-        function = _callable(node)
-        if function is not None:
-            if where == "dataset" and name == "limits":
-                return Problem(key, "is a section of its own: set limits.pixels, "
-                               "limits.record_bytes ... (see conf/limits)")  # fmt: skip
-            taken = [one for one in signatures.arguments(function).names if one not in known]
-            if name in taken:
-                return Problem(key, f"is not in the YAML, but {function.__name__} takes it: "
-                               f"add it with +{key}=...")  # fmt: skip
-            if where == "dataset" and name in OF_THE_BUILD:
-                return Problem(key, f"is not in the YAML; add it with +{key}=...")
-            known = [one for one in known if not one.startswith("_")] + taken
-        allowed = f"; {where} has {', '.join(known)}" if known else f"; {where} has no keys"
-        return Problem(key, f"unknown key {name!r}{nearest(name, known)}{allowed}")
-
-    def _unknown_at_the_top(self, name: str, known: list[str], config: DictConfig) -> str:
-        if name in TASK_KEYS:
-            tasks = [one for one in self.options("task") if self._has_key(f"task/{one}", name)]
-            return f"is a key of task={' | '.join(tasks)}, and not of task={config.task}"
-        groups = [str(one) for one in self.loader.list_groups("") if one != "hydra"]
-        inside = [key for key in _leaves(config) if key.rpartition(".")[2] == name]
-        hint = nearest(name, {*known, *groups})
-        if inside and not hint:
-            hint = f" (did you mean {' or '.join(inside[:3])}?)"
-        return f"unknown key{hint}; there are {', '.join(sorted({*known, *groups}))}"
-
-    def _has_key(self, path: str, name: str) -> bool:
-        loaded = self.loader.repository.load_config(path)
-        return loaded is not None and name in loaded.config
 
 
 def _not_mergeable(override: Override, config: DictConfig) -> list[Problem]:
@@ -271,27 +232,20 @@ def _reason(error: BaseException) -> str:
     return "; ".join(line.rstrip(".:") for line in lines) or type(error).__name__
 
 
-def _child(node: Any, part: str) -> Any:
-    """A node's value, or None where there is none to go on from."""
-    try:
-        return node[part] if isinstance(node, DictConfig) else None
-    except OmegaConfBaseException:
-        return None
+def _unparsable(line: str) -> str | None:
+    """Why a line is no override, where that is plain to see."""
+    if line.startswith("-"):
+        return "there is no such option, and keys have no dashes before them"
+    if "=" not in line and not line.startswith("~"):
+        return "it has no '='; write key and value as one word, without spaces"
+    if line.startswith("="):
+        return "it has no key; write key and value as one word, without spaces"
+    return None
 
 
-def _callable(node: Any) -> Any:
-    """What a node calls, if it is one and may."""
-    try:
-        return trust.resolve(node["_target_"], "") if "_target_" in node else None
-    except (ConfigError, TypeError, OmegaConfBaseException):
-        return None
-
-
-def _leaves(config: DictConfig) -> Iterator[str]:
-    for section in map(str, config):
-        node = _child(config, section) if section != "hydra" else None
-        if isinstance(node, DictConfig):
-            yield from (f"{section}.{name}" for name in map(str, node))
+def _written(override: Override) -> str:
+    """The value as it was given."""
+    return "..." if override.is_delete() else override.get_value_element_as_str()
 
 
 def _resolve(config: DictConfig, composed: Composed) -> None:
