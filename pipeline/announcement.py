@@ -30,7 +30,7 @@ def of_run(config: Config, choices: Mapping[str, Any]) -> str:
     both = f"{_name('model', shown, choices)} on {data}"
     doing = {
         "fit": f"training {both} {_length(config)}",
-        "validate": f"measuring {both}",
+        "validate": f"measuring {shown['checkpoint']} on {data}",
         "digest": f"hashing the batches of {data}",
         "replay": f"making batch ({config.epoch}, {config.step}) of {data} again",
         "verify": f"comparing {' and '.join(shown['runs'] or ['two runs'])}",
