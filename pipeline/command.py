@@ -90,7 +90,8 @@ def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) ->
     options = [*options, "--config-path", composer.path]
     looks = hydra_output.shown() if _only_looks(args) else hydra_output.saved()
     try:
-        with _argv([*options, *overrides]), looks, hydra_loader.checked(single):
+        kept = composer.kept if single or _only_looks(args) else None
+        with _argv([*options, *overrides]), looks, hydra_loader.checked(single, kept):
             entry()
     except Stop as stop:
         if args.multirun:
@@ -117,7 +118,14 @@ def _preflight(args: argparse.Namespace) -> tuple[Composer, bool]:
     if _only_looks(args):
         preflight.look(composer, args.overrides)
         return composer, False
-    return composer, preflight.run(composer, args.overrides, args.multirun) is not None
+    single = preflight.run(composer, args.overrides, args.multirun, _announce) is not None
+    return composer, single
+
+
+def _announce(text: str) -> None:
+    """Tell a person at the start, once for all ranks."""
+    if world.launched_rank()[0] == 0 and not launch.is_of_ours():
+        say(text)
 
 
 def _only_looks(args: argparse.Namespace) -> bool:
@@ -159,9 +167,8 @@ def _accepted(composed: DictConfig, folder: Path | None = None) -> Config:
 def _run(config: Config) -> float | None:
     from pipeline.checks import notices  # imports torch, which `--help` does without
 
-    if world.launched_rank()[0] == 0:
-        for notice in (*notices.find(config), *endpoints.notices(config.plain())):
-            say(notice)
+    for notice in (*notices.find(config), *endpoints.notices(config.plain())):
+        _announce(notice)
     count = _ranks_to_start(config)
     if count:
         command = launch.this_program(_arguments(config), _script)
