@@ -34,7 +34,7 @@ from pipeline.making import Lazy, make
 from pipeline.packs.packing import backend_for, pack
 from pipeline.packs.recipe import Recipe
 from pipeline.packs.squares import fits
-from pipeline.plan import Plan
+from pipeline.plan import Plan, not_empty
 from pipeline.randomness import hash64, scope, seed_global
 from pipeline.samplers import BatchStrategy, Order, Sequential, Tail
 from pipeline.schedules import warmup_steps, with_warmup
@@ -192,7 +192,7 @@ class Parts:
             else:
                 train = split == "train"
                 sampler = self._sampler() if train else Sequential(len(dataset))
-                self._plans[split] = Plan(sampler, size, tail, together)
+                self._plans[split] = not_empty(Plan(sampler, size, tail, together))
         return self._plans[split]
 
     def _batch_size(self, split: str) -> int:

@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import platform
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipeline import endpoints, hydra_output, preemption, tasks, terminal, world
+import pipeline
+from pipeline import endpoints, familiar_names, hydra_output, preemption, tasks, terminal, world
 from pipeline.checks import allowances, hydra_loader, preflight
 from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain
 from pipeline.config import Config
@@ -37,7 +40,7 @@ from pipeline.preemption import Preempted, Preemption, Stop
 from pipeline.ranks import launch
 from pipeline.resumption import with_overrides_of_run
 from pipeline.tasks import sweep
-from pipeline.terminal import say
+from pipeline.terminal import put, say
 
 INTERRUPTED = 130
 OF_MANY_RANKS = ("fit", "validate")  # tasks that ranks share; the others are done by one process
@@ -81,13 +84,14 @@ def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) ->
         raise ConfigError(Problem("--experimental-rerun", reason))
     if args.multirun and world.is_launched():
         raise ConfigError("a sweep starts the ranks of each of its jobs itself; run it with python "
-                          "run.py -m, and not under torchrun")  # fmt: skip
+                          "run.py -m, and not under torchrun or srun")  # fmt: skip
     # What was checked is what runs, wherever hydra would think the folder lies.
     composer, single = _checked(args)
     options = [*options, "--config-path", composer.path]
     looks = hydra_output.shown() if _only_looks(args) else hydra_output.saved()
     try:
-        with _argv([*options, *overrides]), looks, hydra_loader.checked(single):
+        kept = composer.kept if single or _only_looks(args) else None
+        with _argv([*options, *overrides]), looks, hydra_loader.checked(single, kept):
             entry()
     except Stop as stop:
         if args.multirun:
@@ -114,7 +118,14 @@ def _preflight(args: argparse.Namespace) -> tuple[Composer, bool]:
     if _only_looks(args):
         preflight.look(composer, args.overrides)
         return composer, False
-    return composer, preflight.run(composer, args.overrides, args.multirun) is not None
+    single = preflight.run(composer, args.overrides, args.multirun, _announce) is not None
+    return composer, single
+
+
+def _announce(text: str) -> None:
+    """Tell a person at the start, once for all ranks."""
+    if world.launched_rank()[0] == 0 and not launch.is_of_ours():
+        say(text)
 
 
 def _only_looks(args: argparse.Namespace) -> bool:
@@ -154,11 +165,10 @@ def _accepted(composed: DictConfig, folder: Path | None = None) -> Config:
 
 
 def _run(config: Config) -> float | None:
-    from pipeline.checks import contradictions  # imports torch, which `--help` does without
+    from pipeline.checks import notices  # imports torch, which `--help` does without
 
-    if world.launched_rank()[0] == 0:
-        for notice in (*contradictions.notices(config), *endpoints.notices(config.plain())):
-            say(notice)
+    for notice in (*notices.find(config), *endpoints.notices(config.plain())):
+        _announce(notice)
     count = _ranks_to_start(config)
     if count:
         command = launch.this_program(_arguments(config), _script)
@@ -273,9 +283,14 @@ def _own_options(argv: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
         own, rest = parser.parse_known_args(list(argv))
     named = {variable: allowances.names(given) for variable, given in vars(own).items()}
     preflight.raise_if(allowances.check(named))
+    if "--version" in rest:
+        put(_versions())
+        raise SystemExit(0)
     kept = {name: os.environ.get(name) for name in (*named, endpoints.SAID)}
     with terminal.held_back():
-        overrides = get_args_parser().parse_intermixed_args(rest).overrides
+        args, unknown = get_args_parser().parse_known_intermixed_args(rest)
+    preflight.raise_if([_no_option(word, rest) for word in unknown if word.startswith("-")])
+    overrides = args.overrides
     left = list(overrides)
     options = [word for word in rest if not (left and word == left[0] and left.pop(0))]
     # In the environment, processes that launchers start see it too.
@@ -289,6 +304,27 @@ def _own_options(argv: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
             os.environ.pop(variable, None)
             if value is not None:
                 os.environ[variable] = value
+
+
+def _versions() -> str:
+    """What belongs into every report of a problem; read without importing any of it."""
+    said = [f"Penstock {pipeline.__version__}"]
+    for name in ("torch", "torchvision", "hydra-core"):
+        try:
+            said.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            said.append(f"{name} (not installed)")
+    return ", ".join([*said, f"Python {platform.python_version()}"])
+
+
+def _no_option(word: str, words: list[str]) -> Problem:
+    """The problem of an option that nobody knows: most are keys, as other programs take them."""
+    name, _, value = word.partition("=")
+    after = words[words.index(word) + 1 :]
+    value = value or (after[0] if after and not set("-=") & set(after[0]) else "...")
+    way = familiar_names.key(name.strip("-"), value)
+    written = familiar_names.hint(way) or "; keys stand without dashes, as in batch.size=32"
+    return Problem(name, f"there is no such option{written}. All are in --help")
 
 
 @contextmanager

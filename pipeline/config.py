@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from pipeline import disclosure
+from pipeline import disclosure, familiar_names
 from pipeline.errors import ConfigError, Problem
 from pipeline.limits import Limits
 from pipeline.words import choices, describe, members, nearest, not_allowed, show
@@ -348,8 +348,10 @@ def _problem(container: Mapping[str, Any], place: tuple[str, ...], kind: str) ->
         model = _section(annotation)
     if kind == "missing":
         return Problem(".".join(place), f"is missing; expected {describe(annotation, metadata)}")
-    allowed = describe(annotation, metadata)
-    return Problem(".".join(place), not_allowed(value, allowed, choices(annotation)))
+    allowed, key = describe(annotation, metadata), ".".join(place)
+    known = familiar_names.value(key, show(value).strip("'"))
+    message = not_allowed(value, allowed, () if known else choices(annotation))
+    return Problem(key, message + familiar_names.hint(known))
 
 
 def _below(
@@ -357,13 +359,22 @@ def _below(
 ) -> Problem:
     """A problem at a key that the schema doesn't name: unknown, or an entry of an open mapping."""
     if kind == "extra_forbidden":
-        return unknown_key(".".join(place), name, fields)
+        way = familiar_names.key(".".join(place), show(value))
+        return unknown_key(".".join(place), name, fields, way=way)
     return Problem(".".join(place), not_allowed(value, "a mapping with _target_"))
 
 
-def unknown_key(key: str, name: str, known: Iterable[str], what: str = "key") -> Problem:
-    """The problem of a name that doesn't exist, with the nearest that does."""
+def unknown_key(
+    key: str, name: str, known: Iterable[str], what: str = "key", way: str | None = None
+) -> Problem:
+    """The problem of a name that doesn't exist, with the nearest that does.
+
+    Args:
+        way: what to write instead, if that is known.
+    """
     known = list(known)
+    if way:
+        return Problem(key, f"unknown {what} {name!r}{familiar_names.hint(way)}")
     allowed = ", ".join(known) if known else "none"
     return Problem(key, f"unknown {what} {name!r}{nearest(name, known)}; allowed: {allowed}")
 

@@ -20,24 +20,42 @@ from hydra.core import utils
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline import disclosure, terminal
+from pipeline import disclosure, reference, terminal
 from pipeline.checks import environment
 
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Let hydra print configurations in which secrets are *** and variables keep their names."""
-    whole = Hydra.get_sanitized_cfg
+    """Let hydra print configurations in which secrets are *** and variables keep their names.
+
+    Keys have the comments of the YAML files that they come from.
+    """
+    whole, to_yaml = Hydra.get_sanitized_cfg, OmegaConf.to_yaml
+    said: dict[str, str] = {}
 
     def without_secrets(self: Hydra, cfg: DictConfig, cfg_type: str) -> DictConfig:
+        said.update(_comments(cfg.hydra))
         return OmegaConf.create(written(whole(self, cfg, cfg_type)))
 
+    def with_comments(cfg: Any, *, resolve: bool = False, sort_keys: bool = False) -> str:
+        text = to_yaml(cfg, resolve=resolve, sort_keys=sort_keys)
+        return reference.annotated(text, said, cfg._get_full_key(None))
+
     Hydra.get_sanitized_cfg = without_secrets  # type: ignore[method-assign]
+    OmegaConf.to_yaml = staticmethod(with_comments)  # type: ignore[method-assign]
     try:
         with terminal.held_back(), environment.unread():
             yield
     finally:
         Hydra.get_sanitized_cfg = whole  # type: ignore[method-assign]
+        OmegaConf.to_yaml = staticmethod(to_yaml)  # type: ignore[method-assign]
+
+
+def _comments(section: DictConfig) -> dict[str, str]:
+    """What the files of a composition say of its keys; `section` is hydra's own."""
+    folders = [Path(one.path) for one in section.runtime.config_sources if one.schema == "file"]
+    choices = {str(group): option for group, option in section.runtime.choices.items()}
+    return reference.comments(folders, choices, str(section.job.config_name))
 
 
 @contextmanager

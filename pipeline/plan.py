@@ -62,6 +62,24 @@ def deal(batch: Request, size: int, rank: int, world: int, together: int = 1) ->
     return Request(*batch.address, batch.positions[mine], batch.indices[mine], valid, size)
 
 
+def not_empty(plan: Plan) -> Plan:
+    """`plan`, if its first epoch has a batch.
+
+    Raises:
+        ConfigError: its tail would be dropped, and is all that there is.
+    """
+    size, rows = plan.batch_size, 0
+    if not isinstance(plan.sampler, BatchStrategy):
+        rows = plan.sampler.size(0)
+    if rows and not plan.steps(0):
+        raise ConfigError(
+            Problem("batch.size", f"{size} is more than the {rows} samples of an epoch, and "
+                    "batch.tail=drop leaves out what is less than a batch, so nothing is left; set "
+                    f"batch.size={rows} or less, or batch.tail=keep")
+        )  # fmt: skip
+    return plan
+
+
 class Plan:
     """Addresses to requests.
 

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
@@ -251,16 +251,21 @@ def leave_early() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this program with that exit code; in haste, if it is that of being asked to stop.
+    """End this program with that exit code, as Python would, but leave the rest to the kernel.
 
-    To take an interpreter with torch in it to pieces takes a second of a busy machine.
+    To take an interpreter with torch in it to pieces takes 1.8 s. Threads are waited for
+    (unless the program was asked to stop), what is registered to run at exit runs, and what was
+    printed is flushed. Somebody who profiles or debugs this gets Python's own end.
     """
-    if code == PREEMPTED:
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    if sys.getprofile() or sys.gettrace() or sys.flags.interactive:
+        sys.exit(code)
+    if code != PREEMPTED:
+        threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # nobody listens, closed, not there
+            stream.flush()
+    os._exit(code)
 
 
 def _leave_early(number: int, frame: FrameType | None) -> None:

@@ -17,8 +17,13 @@ def warmup_steps(warmup: float, total_steps: int) -> int:
     """Steps of warm-up: `warmup` is a share of all steps below 1, and a number of steps from 1.
 
     Raises:
-        ConfigError: nothing would be left after it.
+        ConfigError: nothing would be left after it, or there is no step at all.
     """
+    if total_steps < 1:
+        raise ConfigError(
+            Problem("batch", "the training split has less than one batch, and batch.tail=drop "
+                    "leaves that out; set a smaller batch.size, or batch.tail=keep")
+        )  # fmt: skip
     steps = round(warmup * total_steps) if warmup < 1 else int(warmup)
     if steps >= total_steps:
         raise ConfigError(

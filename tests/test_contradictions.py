@@ -7,7 +7,7 @@ import torch
 
 import pipeline
 from pipeline import world
-from pipeline.checks import contradictions
+from pipeline.checks import contradictions, notices
 from pipeline.errors import ConfigError
 
 OWN = [
@@ -102,11 +102,11 @@ def test_pinning_a_device_without_pinning():
 
 def test_pinning_without_an_accelerator_is_a_notice(monkeypatch):
     monkeypatch.setattr(world, "has_accelerator", lambda: False)
-    (notice,) = contradictions.notices(pipeline.compose(*OWN, "loader.pin_memory=true"))
+    (notice,) = notices.find(pipeline.compose(*OWN, "loader.pin_memory=true"))
     assert notice.startswith("loader.pin_memory: there is no accelerator")
-    assert contradictions.notices(pipeline.compose(*OWN)) == []
+    assert list(notices.find(pipeline.compose(*OWN))) == []
     monkeypatch.setattr(world, "has_accelerator", lambda: True)
-    assert contradictions.notices(pipeline.compose(*OWN, "loader.pin_memory=true")) == []
+    assert list(notices.find(pipeline.compose(*OWN, "loader.pin_memory=true"))) == []
 
 
 def test_several_processes_that_would_each_train_alone(monkeypatch):
@@ -240,8 +240,8 @@ def test_every_rule_is_skipped_where_what_it_needs_is_wrong_itself():
 
 def test_a_training_loop_of_the_models_own_is_said_not_to_run():
     model = "model={_target_: tests.own_parts.WithItsOwnLoop, in_features: 1, out_features: 2}"
-    (notice,) = contradictions.notices(pipeline.compose(*OWN[:-1], model))
+    (notice,) = notices.find(pipeline.compose(*OWN[:-1], model))
     assert re.search("model: WithItsOwnLoop is used by its forward alone; its training_step, "
                      "configure_optimizers are not called. In their place are objective, optimizer "
                      "and scheduler", notice)  # fmt: skip
-    assert contradictions.notices(pipeline.compose(*OWN, model)) == []  # a digest trains nothing
+    assert list(notices.find(pipeline.compose(*OWN, model))) == []  # a digest trains nothing

@@ -31,17 +31,18 @@ from pipeline.learner import Options
 from pipeline.loader import Loader
 from pipeline.meter import NonFiniteLossError
 from pipeline.objective import Classification, Objective
+from pipeline.observer import Observer, Record
 from pipeline.pictures import confusion_matrix, learning_curves
 from pipeline.plan import Plan
 from pipeline.preemption import Preempted, Preemption, Stop
 from pipeline.ranks.group import Group, join
 from pipeline.ranks.parallel import Parallel, prepare
 from pipeline.resumption import fingerprint
-from pipeline.runner import Observer, Record, Result, fit
+from pipeline.runner import Result, fit
 from pipeline.saving import run_state
 from pipeline.saving.run_folder import RunFolder, Status
 from pipeline.streams import StreamPlan
-from pipeline.tasks import predictions, progress
+from pipeline.tasks import predictions, progress, summary
 from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.recording import Confusions, Digests, Ledger, Metrics, Quarantine
 from pipeline.tasks.validate import baseline, load_weights, monitored, print_table
@@ -83,12 +84,15 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
             device=train.world.device, monitor=options.monitor, data=_told(config, parts),
             code=code_of(config),
         )  # fmt: skip
+        if opened.folder and config.trainer.progress != "none":
+            say(summary.of_fit(config, parts, model, train, group, opened.folder.path))
         with watched(config, parts, group, opened, train) as (tracker, observers):
             confusions = Confusions(objective)
             observers.append(confusions)
             with _placed("before the first step"):
+                shown = [one for one in observers if isinstance(one, progress.Display)]
                 given = config.trainer.baseline
-                constant = baseline(parts, objective, val, group) if given else {}
+                constant = baseline(parts, objective, val, group, shown) if given else {}
             echo = 0.0 if group.alone else _REPEATS_AFTER
             with Preemption(echo, _say(group), tell=group.tell) as preemption:
                 result = fit(
@@ -231,7 +235,8 @@ def watched(
         yield Nothing(), []
         return
     tracker: Tracker = parts.tracker(folder.path / "tracker")
-    display = progress.make(config.trainer.progress, train, config.trainer.max_epochs)
+    trainer = config.trainer
+    display = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
     observers: list[Observer] = [Metrics(folder, tracker), display]
     observers += recorders(config, parts, folder)
     status: Status = "failed"

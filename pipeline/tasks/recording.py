@@ -14,8 +14,8 @@ from pipeline.budget import Budget
 from pipeline.fetch import Batch
 from pipeline.meter import Step
 from pipeline.objective import Objective
+from pipeline.observer import Observer, Record
 from pipeline.quarantine import QuarantineFile, entries, notes
-from pipeline.runner import Observer, Record
 from pipeline.saving.disk import append
 from pipeline.saving.run_folder import RunFolder
 from pipeline.tracker import Tracker
