@@ -16,8 +16,8 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +86,10 @@ def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) ->
     composer, single = _checked(args)
     options = [*options, "--config-path", composer.path]
     looks = hydra_output.shown() if _only_looks(args) else hydra_output.saved()
+    loads = hydra_loader.checked(single, hydra_output.JobLoader)
+    jobs = nullcontext() if single else _environment(_for_jobs())
     try:
-        with _argv([*options, *overrides]), looks, hydra_loader.checked(single):
+        with _argv([*options, *overrides]), looks, loads, jobs:
             entry()
     except Stop as stop:
         if args.multirun:
@@ -273,22 +275,41 @@ def _own_options(argv: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
         own, rest = parser.parse_known_args(list(argv))
     named = {variable: allowances.names(given) for variable, given in vars(own).items()}
     preflight.raise_if(allowances.check(named))
-    kept = {name: os.environ.get(name) for name in (*named, endpoints.SAID)}
     with terminal.held_back():
         overrides = get_args_parser().parse_intermixed_args(rest).overrides
     left = list(overrides)
     options = [word for word in rest if not (left and word == left[0] and left.pop(0))]
     # In the environment, processes that launchers start see it too.
-    for variable, names in named.items():
-        before = allowances.names([kept[variable] or ""])
-        os.environ[variable] = ",".join(dict.fromkeys([*before, *names]))
-    try:
+    allowed = {
+        variable: ",".join(
+            dict.fromkeys([*allowances.names([os.environ.get(variable, "")]), *names])
+        )
+        for variable, names in named.items()
+    }
+    with _environment({**allowed, endpoints.SAID: os.environ.get(endpoints.SAID)}):
         yield options, overrides
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables for a time; None leaves one as it is, and puts it back, too."""
+    kept = {name: os.environ.get(name) for name in variables}
+    os.environ.update({name: value for name, value in variables.items() if value is not None})
+    try:
+        yield
     finally:
-        for variable, value in kept.items():
-            os.environ.pop(variable, None)
+        for name, value in kept.items():
+            os.environ.pop(name, None)
             if value is not None:
-                os.environ[variable] = value
+                os.environ[name] = value
+
+
+def _for_jobs() -> dict[str, str]:
+    """Variables by which programs of a launcher (`python -m ...`) import what this one does: our
+    code first, and nothing from the folder that they start in.
+    """
+    path = [str(CONF.parent), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, path)), "PYTHONSAFEPATH": "1"}
 
 
 @contextmanager

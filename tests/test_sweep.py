@@ -3,8 +3,6 @@
 import csv
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,6 @@ import pytest
 from pipeline import command, tasks
 from pipeline.errors import DataError
 from pipeline.tasks.sweep import Result, best_of, read_results, table
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -152,22 +148,3 @@ def test_a_value_that_is_no_number_is_written_as_none(sweep):
     code, folder = sweep(lambda config: math.nan, "seed=1,2")
     assert code == 0
     assert read_results(folder)[0][1].value is None
-
-
-def test_joblib_runs_jobs_in_processes(tmp_path):
-    """As a process of its own; results come back through the files."""
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    (tmp_path / "dataset").mkdir()
-    (tmp_path / "dataset" / "mine.yaml").write_text("{_target_: tests.own_parts.Numbers, size: 6}")
-    words = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "--trust", "tests",
-             "--config-dir", str(tmp_path), "dataset=mine", "transform=none", "loader=debug",
-             "task=digest", "seed=1,2", "hydra.sweep.dir=sweep"]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), *words],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "2 jobs in sweep" in done.stdout
-    found = read_results(tmp_path / "sweep")
-    assert [one.overrides[-1] for _, one in found] == ["seed=1", "seed=2"]
-    assert (tmp_path / "sweep" / "sweep.csv").exists()

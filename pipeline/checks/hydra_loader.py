@@ -101,14 +101,14 @@ def _record_problems(config: DictConfig) -> list[Problem]:
 
 
 @contextmanager
-def checked(single: bool) -> Iterator[None]:
-    """Let hydra's entry load its configurations with `CheckedLoader`.
+def checked(single: bool, loads: type[CheckedLoader] = CheckedLoader) -> Iterator[None]:
+    """Let hydra's entry load its configurations with `loads`.
 
     Args:
         single: spare hydra a composition (0.1 s) from which it would learn that this is one run.
     """
     loader, asks = ConfigLoaderImpl, Hydra.get_mode
-    hydras_own.ConfigLoaderImpl = CheckedLoader  # type: ignore[attr-defined]
+    hydras_own.ConfigLoaderImpl = loads  # type: ignore[attr-defined]
     if single:
         Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
     try:

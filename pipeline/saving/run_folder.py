@@ -44,6 +44,7 @@ from pipeline.world import usable_cpus
 Status = Literal["running", "done", "failed", "interrupted", "preempted"]
 
 HOLDER = "holder.json"
+_OF_OTHERS = (HOLDER, ".hydra")  # what may lie in a folder that no run has yet
 BY_ADDRESS = ("ledger.jsonl", "digests.jsonl")
 BEST_FOLDER = "best"  # the one link in a run's folder: to a sharded checkpoint beside it
 
@@ -275,7 +276,7 @@ def _take(folder: Path) -> Hold | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         refuse(folder, error)
-    if any(path.name != HOLDER for path in folder.iterdir()):
+    if any(path.name not in _OF_OTHERS for path in folder.iterdir()):
         return None
     hold = _hold(folder)
     if hold is None:
