@@ -19,6 +19,8 @@ from pathlib import Path
 import torch
 from hydra.core.hydra_config import HydraConfig
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from pipeline import disclosure, hydra_output, quarantine
 from pipeline.build import Parts
@@ -36,9 +38,10 @@ from pipeline.plan import Plan
 from pipeline.preemption import Preempted, Preemption, Stop
 from pipeline.ranks.group import Group, join
 from pipeline.ranks.parallel import Parallel, prepare
-from pipeline.resumption import fingerprint
+from pipeline.resumption import fingerprint, spans
 from pipeline.runner import Observer, Record, Result, fit
 from pipeline.saving import run_state
+from pipeline.saving.checkpoint import State
 from pipeline.saving.run_folder import RunFolder, Status
 from pipeline.streams import StreamPlan
 from pipeline.tasks import predictions, progress
@@ -73,16 +76,21 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
         options = make_options(config, objective)
         parallel = make_parallel(config)
         model = prepare(parts.model(), parallel, group)
-        optimizer = parts.optimizer(model)
         moves = scheduler_moves(options, train.plan) if config.scheduler else 0
-        scheduler = parts.scheduler(optimizer, moves)
-        own = fingerprint(config, train.fingerprint, moves)
+        scheduled = partial(_scheduled, parts, model)
+        optimizer, scheduler = scheduled(moves)
         opened = open_run(
-            config, group, own, overrides(), partial(parts.data, "train"),
-            lambda state: run_state.check_fit(state, model, optimizer), seed=config.seed,
-            device=train.world.device, monitor=options.monitor, data=_told(config, parts),
-            code=code_of(config),
+            config, group, fingerprint(config, train.fingerprint, moves), overrides(),
+            partial(parts.data, "train"),
+            lambda state: run_state.check_fit(state, model, optimizer), scheduled,
+            seed=config.seed, device=train.world.device, monitor=options.monitor,
+            data=_told(config, parts), code=code_of(config),
         )  # fmt: skip
+        state, last = opened.state, spans(opened.fingerprint)[-1:]
+        if last and last != [moves]:
+            optimizer, scheduler = scheduled(*last)
+        if opened.renewed is not None and state is not None and scheduler is not None:
+            state = renewed(state, optimizer, scheduler)
         with watched(config, parts, group, opened, train) as (tracker, observers):
             with _placed("before the first step"):
                 given = config.trainer.baseline
@@ -92,8 +100,8 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
                 result = fit(
                     model, objective, optimizer, train, val, options, scheduler=scheduler,
                     checkpoints=opened.checkpoints, observers=observers, seed=config.seed,
-                    group=group, parallel=parallel, preemption=preemption, resume=opened.state,
-                    fingerprint=own,
+                    group=group, parallel=parallel, preemption=preemption, resume=state,
+                    fingerprint=opened.fingerprint,
                 )  # fmt: skip
             if opened.checkpoints:
                 opened.checkpoints.close()
@@ -102,6 +110,30 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
                     report(config, parts, model, objective, result, constant, opened, tracker)
         group.meet()
     return result.best[f"val/{options.monitor}"] if result.best else None
+
+
+def _scheduled(parts: Parts, model: nn.Module, steps: int) -> tuple[Optimizer, LRScheduler | None]:
+    """A new optimizer, and its schedule for that many steps (or epochs)."""
+    optimizer = parts.optimizer(model)
+    return optimizer, parts.scheduler(optimizer, steps)
+
+
+def renewed(state: State, optimizer: Optimizer, scheduler: LRScheduler) -> State:
+    """A checkpoint's state with a new schedule, and the learning rates that it begins with.
+
+    Args:
+        optimizer: new; its groups are those of the state.
+        scheduler: of `optimizer`.
+    """
+    groups = zip(
+        optimizer.state_dict()["param_groups"], state["optimizer"]["param_groups"], strict=True
+    )
+    now = [{**new, "params": old["params"]} for new, old in groups]
+    return {
+        **state,
+        "optimizer": {**state["optimizer"], "param_groups": now},
+        "scheduler": scheduler.state_dict(),
+    }
 
 
 def _told(config: Config, parts: Parts) -> dict[str, str]:
@@ -249,7 +281,11 @@ def watched(
         say(f"stopped; what there is of the run is in {folder.path}")
         raise
     finally:
-        folder.finish(status)
+        if status != "done" and folder.was_done and not opened.came_further():
+            opened.put_back()
+            folder.finish_unchanged(status)
+        else:
+            folder.finish(status)
 
 
 def recorders(config: Config, parts: Parts, folder: RunFolder) -> list[Observer]:
