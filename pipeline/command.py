@@ -68,12 +68,14 @@ def main(argv: Sequence[str], entry: Callable[[], Any] | None = None) -> int:
             _own_options(argv) as (options, overrides),
             terminal.harmless_libraries(),
         ):
-            return _main(options, with_overrides_of_run(overrides), entry or _entry())
+            return _main(options, with_overrides_of_run(overrides), entry or _entry(), argv)
     except BaseException as error:
         return report(error)
 
 
-def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) -> int:
+def _main(
+    options: list[str], overrides: list[str], entry: Callable[[], Any], typed: Sequence[str]
+) -> int:
     with terminal.held_back():
         args = get_args_parser().parse_args([*options, *overrides])
     if args.experimental_rerun is not None:
@@ -92,11 +94,20 @@ def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) ->
         with _argv([*options, *overrides]), looks, loads, jobs:
             entry()
     except Stop as stop:
+        sweep.say_how_far([_program(), *typed])
         if args.multirun:
-            text = "stopped between two jobs of the sweep, where nothing is lost; the same command"
-            raise Preempted(f"{stop.name}: {text} with resume=auto goes on") from None
+            text = "stopped in the sweep, where nothing is lost"
+            raise Preempted(f"{stop.name}: {text}") from None
+        raise
+    except BaseException:
+        sweep.say_how_far([_program(), *typed])
         raise
     return 0
+
+
+def _program() -> str:
+    """What stands after `python` in a command line for this program."""
+    return _script if _script is not None else "run.py"
 
 
 def _checked(args: argparse.Namespace) -> tuple[Composer, bool]:

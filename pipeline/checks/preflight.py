@@ -111,7 +111,7 @@ def _sweep(composer: Composer, overrides: Sequence[Override], base: Composed) ->
     hydras = [one for one in overrides if one.is_hydra_override()]
     # The command line comes last and wins, as in the sweeper itself.
     swept = [*more, *(one for one in overrides if not one.is_hydra_override())]
-    axes = {one.get_key_element(): _values(one) for one in swept}
+    axes = {one.get_key_element(): values(one) for one in swept}
     jobs = list(_jobs(composer, axes))
     seen: dict[Problem, list[str]] = {}
     for job in jobs:
@@ -147,7 +147,7 @@ def raise_if(problems: Sequence[Problem]) -> None:
         raise ConfigError(_distinct(problems))
 
 
-def _values(override: Override) -> list[str]:
+def values(override: Override) -> list[str]:
     """The override lines that a sweep over one key is made of."""
     if not override.is_sweep_override():
         return [str(override.input_line)]

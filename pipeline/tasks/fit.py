@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -274,6 +275,8 @@ def watched(
         status = "preempted"
         if opened.checkpoints is None:
             raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error
+        if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise Preempted(str(error)) from error  # the sweep says how it goes on
         again = shlex.join(["python", "run.py", f"resume={folder.path}"])
         raise Preempted(f"{error}. To go on:\n  {again}") from error
     except KeyboardInterrupt:
