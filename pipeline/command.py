@@ -17,7 +17,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +89,13 @@ def _main(
     options = [*options, "--config-path", composer.path]
     looks = hydra_output.shown() if _only_looks(args) else hydra_output.saved()
     loads = hydra_loader.checked(single, hydra_output.JobLoader)
-    jobs = nullcontext() if single else _environment(_for_jobs())
     try:
-        with _argv([*options, *overrides]), looks, loads, jobs:
-            entry()
+        with _argv([*options, *overrides]), looks, loads:
+            if single:
+                entry()
+            else:
+                with _environment(_for_jobs()), preemption.job():
+                    entry()
     except Stop as stop:
         sweep.say_how_far([_program(), *typed])
         if args.multirun:
@@ -150,9 +153,10 @@ def execute(composed: DictConfig) -> float | None:
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
         folder = Path(job.runtime.output_dir)
-        return sweep.run_job(
-            folder, hydra_output.overrides(), lambda: _accepted(composed, folder), _run, report
-        )
+        with preemption.job():
+            return sweep.run_job(
+                folder, hydra_output.overrides(), lambda: _accepted(composed, folder), _run, report
+            )
     try:
         return _run(_accepted(composed))
     except BaseException as error:

@@ -9,8 +9,9 @@ import time
 
 import pytest
 
+from pipeline import preemption
 from pipeline.errors import PREEMPTED
-from pipeline.preemption import SIGNALS, Preemption
+from pipeline.preemption import SIGNALS, Preemption, Stop
 from tests.program import ROOT
 
 
@@ -98,3 +99,32 @@ def test_forked_children_have_the_usual_signals():
     child = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, text=True,
                            capture_output=True, timeout=60)  # fmt: skip
     assert child.stdout.split() == ["15", "None"], child.stderr
+
+
+def blocked_in_a_child():
+    """Whether a program that is started now begins with SIGINT blocked."""
+    code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout == "True\n"
+
+
+def waits_in_small_steps():
+    os.kill(os.getpid(), signal.SIGINT)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        time.sleep(0.005)
+
+
+def test_a_launchers_process_hears_of_ctrl_c_when_its_job_begins():
+    with Preemption(at_once=True) as outer, preemption.job():
+        preemption.keep_from_children()
+        assert blocked_in_a_child()
+        with preemption.job():
+            assert not blocked_in_a_child()
+        assert blocked_in_a_child()
+        with pytest.raises(Stop):  # this one hears it all the same
+            waits_in_small_steps()
+        assert outer.asked == "SIGINT"
+    assert not blocked_in_a_child()

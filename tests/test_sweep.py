@@ -162,7 +162,7 @@ def test_a_sweep_that_is_left_says_how_far_it_came_and_goes_on(sweep, capsys):
             raise KeyboardInterrupt
         return config.seed / 10
 
-    code, folder = sweep(task, "seed=1,2,3", "batch.size=8", "model=landmark_net")
+    code, _ = sweep(task, "seed=1,2,3", "batch.size=8", "model=landmark_net")
     out, err = capsys.readouterr()
     assert code == 130
     assert "1 of 3 jobs in sweep are done" in out

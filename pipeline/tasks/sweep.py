@@ -157,6 +157,8 @@ class SweepTable(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         self._began = time.time()
+        if "joblib" in str(config.hydra.launcher._target_):
+            preemption.keep_from_children()
         _running[:] = [Running(Path(str(config.hydra.sweep.dir)), self._began, _planned(config))]
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
