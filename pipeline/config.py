@@ -1,9 +1,8 @@
 """The typed schema of everything that is ours in a configuration.
 
 A composed configuration arrives as a plain, resolved dict and leaves as a frozen `Config`, or as
-one `ConfigError` that holds every problem: the full key, what was given, what is allowed and the
-nearest valid name. What options mean together, and what the `_target_` nodes call, is checked in
-`pipeline.checks`.
+one `ConfigError` with every problem: full key, what was given, what is allowed, the nearest valid
+name. What options mean together, and what the `_target_` nodes call, `pipeline.checks` looks at.
 
 Cost: about 3 ms for a whole configuration; pydantic's import is 0.1 s, once.
 """
@@ -27,7 +26,7 @@ Node = dict[str, Any]  # a part: `_target_` and its arguments
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 Task = Literal["fit", "validate", "digest", "replay", "verify", "check", "pack",
-               "profile", "tune"]  # fmt: skip
+               "profile", "tune", "lr_find"]  # fmt: skip
 
 
 class Section(BaseModel):
@@ -150,6 +149,13 @@ class Packing(Section):
     out: str | None = None
 
 
+class LrFind(Section):
+    """The first and the last learning rate of `task=lr_find`."""
+
+    lowest: Annotated[float, Field(gt=0)] = 1e-7
+    highest: Annotated[float, Field(gt=0)] = 1.0
+
+
 class Distributed(Section):
     """How several processes share a run.
 
@@ -173,7 +179,7 @@ class Distributed(Section):
 
 
 class Sweep(Section):
-    """What a sweep does after a job that was asked to stop."""
+    """After a job that was asked to stop."""
 
     on_preempted: Literal["stop", "continue"]
 
@@ -193,6 +199,13 @@ class Checkpoints(Section):
     every_minutes: Annotated[float, Field(gt=0)] | None
     keep_last: Count
     background: bool
+
+
+class LimitBatches(Section):
+    """Batches of an epoch at most; None: all."""
+
+    train: Count | None = None
+    val: Count | None = None
 
 
 class Trainer(Section):
@@ -217,6 +230,16 @@ class Trainer(Section):
     ledger: bool
     progress: Literal["auto", "rich", "plain", "none"]
     pictures: bool
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    limit_batches: LimitBatches = LimitBatches()
+    overfit_batches: Count | None = None
+    fast_dev_run: bool = False
+
+    def short(self, split: str) -> tuple[int | None, bool]:
+        """`most` and `again` of a split's plan."""
+        limit = getattr(self.limit_batches, split) if self.overfit_batches is None else None
+        most = 1 if self.fast_dev_run else limit or self.overfit_batches
+        return most, split == "train" and self.overfit_batches is not None
 
 
 class Config(Section):
@@ -243,6 +266,7 @@ class Config(Section):
     limits: Limits = Limits()
     pack: Packing = Packing()
     tune: Tune = Tune()
+    lr_find: LrFind = LrFind()
     distributed: Distributed
     model: Node
     objective: Node
@@ -280,7 +304,7 @@ class Config(Section):
         return shown
 
 
-TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "tune")
+TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "tune", "lr_find")
 
 
 def parse(container: Mapping[str, Any]) -> Config:

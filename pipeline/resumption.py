@@ -181,6 +181,11 @@ def fingerprint(config: Config, data: Mapping[str, str], moves: int) -> dict[str
     parts: dict[str, Any] = {name: whole[name] for name in _OF_THE_RUN}
     parts |= {"batch.size": config.batch.size, "batch.tail": config.batch.tail}
     parts |= {f"trainer.{name}": whole["trainer"][name] for name in _OF_THE_TRAINER}
+    # Keys that came later: a run without them is the same as one that was begun before.
+    parts |= {f"trainer.{name}": whole["trainer"][name] for name in ("ema", "overfit_batches")
+              if whole["trainer"][name] is not None}  # fmt: skip
+    if config.trainer.limit_batches.train is not None:
+        parts["trainer.limit_batches.train"] = config.trainer.limit_batches.train
     parts |= {f"transform.{name}": steps for name, steps in whole["transform"].items()
               if name.startswith("train")}  # fmt: skip
     parts |= {name: value for name, value in data.items() if name not in parts}

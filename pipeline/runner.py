@@ -227,9 +227,9 @@ class _Fit(Observer):
 
     def _validate(self, record: Record) -> None:
         assert self.val is not None
-        same_buffers(self.learner.model, self.group)
+        same_buffers(self.learner.measured, self.group)
         measured = validate(
-            self.learner.model, self.learner.objective, self.val, self.options.precision,
+            self.learner.measured, self.learner.objective, self.val, self.options.precision,
             self.group, self._val_turn, self._on_left_out,
         )  # fmt: skip
         self.metrics = measured
@@ -281,6 +281,7 @@ class _Fit(Observer):
             return
         self._read()
         same_buffers(self.learner.model, self.group)
+        same_buffers(self.learner.measured, self.group)
         self.checkpoints.save(self._state(), self.learner.updates, improved)
 
     def _read(self) -> None:

@@ -176,6 +176,9 @@ def ranks(case: Case) -> Iterator[Problem]:
             "trainer.precision",
             "fp16 scales the loss, which distributed=fsdp cannot; set trainer.precision=bf16",
         )
+    if strategy == "fsdp" and config.trainer.ema is not None:
+        reason = "averages whole weights, and distributed=fsdp has parts; set it to null"
+        yield Problem("trainer.ema", reason)
     if not config.loader.in_order and case.workers:
         yield Problem(
             "loader.in_order",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from hydra.core.hydra_config import HydraConfig
@@ -60,6 +61,25 @@ _REPEATS_AFTER = 2.0
 
 def run(config: Config) -> float | None:
     """Train; returns the best value of the monitored metric, None if it never was finite."""
+    if config.trainer.fast_dev_run:
+        with TemporaryDirectory() as folder:
+            return _fit(_tried(config, folder))
+    return _fit(config)
+
+
+def _tried(config: Config, folder: str) -> Config:
+    """A configuration of one step and one batch of validation, whose files are thrown away."""
+    trainer = config.trainer.model_copy(
+        update={"max_epochs": 1, "max_steps": None, "checkpoint": None, "pictures": False}
+    )
+    scheduler = {**config.scheduler, "warmup": 0} if config.scheduler else None
+    return config.model_copy(update={
+        "trainer": trainer, "scheduler": scheduler, "run_dir": f"{folder}/run", "resume": None,
+        "tracker": {"_target_": "pipeline.tracker.Nothing"},
+    })  # fmt: skip
+
+
+def _fit(config: Config) -> float | None:
     parts = Parts(config)
     spare_cores(parts.world)
     wanted = config.distributed
@@ -213,6 +233,7 @@ def make_options(config: Config, objective: Objective) -> Options:
         save_every=kept.every_epochs if kept else 1,
         save_every_steps=kept.every_steps if kept else None,
         save_every_minutes=kept.every_minutes if kept else None,
+        ema=trainer.ema,
     )
 
 
