@@ -43,8 +43,8 @@ from pipeline.ranks.parallel import Parallel, prepare
 from pipeline.resumption import fingerprint, spans
 from pipeline.runner import Observer, Record, Result, fit
 from pipeline.saving import run_state
-from pipeline.saving.checkpoint import State
 from pipeline.saving.run_folder import RunFolder, Status
+from pipeline.schedules import renewed
 from pipeline.streams import StreamPlan
 from pipeline.tasks import predictions, progress
 from pipeline.tasks.opening import Opened, open_run
@@ -137,24 +137,6 @@ def _scheduled(parts: Parts, model: nn.Module, steps: int) -> tuple[Optimizer, L
     """A new optimizer, and its schedule for that many steps (or epochs)."""
     optimizer = parts.optimizer(model)
     return optimizer, parts.scheduler(optimizer, steps)
-
-
-def renewed(state: State, optimizer: Optimizer, scheduler: LRScheduler) -> State:
-    """A checkpoint's state with a new schedule, and the learning rates that it begins with.
-
-    Args:
-        optimizer: new; its groups are those of the state.
-        scheduler: of `optimizer`.
-    """
-    groups = zip(
-        optimizer.state_dict()["param_groups"], state["optimizer"]["param_groups"], strict=True
-    )
-    now = [{**new, "params": old["params"]} for new, old in groups]
-    return {
-        **state,
-        "optimizer": {**state["optimizer"], "param_groups": now},
-        "scheduler": scheduler.state_dict(),
-    }
 
 
 def _told(config: Config, parts: Parts) -> dict[str, str]:

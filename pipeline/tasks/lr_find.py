@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import count, islice
@@ -116,7 +116,7 @@ def _rising(optimizer: Optimizer, lowest: float, highest: float, steps: int) -> 
     return ExponentialLR(optimizer, (highest / lowest) ** (1 / max(steps - 1, 1)))
 
 
-def _batches(train: Loader) -> Iterator[Batch]:
+def _batches(train: Loader) -> Generator[Batch, None, None]:
     """All batches of epoch 0, then of epoch 1, and so on; ends at an epoch without any."""
     for epoch in count():
         empty = True

@@ -72,7 +72,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """
     try:
         state = checkpoint.load(path)
-        model.load_state_dict(state.get("averaged", state["model"]))
+        model.load_state_dict(state["averaged" if "averaged" in state else "model"])
     except (KeyError, RuntimeError, TypeError, AttributeError) as error:
         raise PenstockError(f"{path} does not fit the model of this configuration; give the "
                             f"overrides of its run. {error}") from error  # fmt: skip
