@@ -33,9 +33,9 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, Omega
 
 from pipeline.checks import environment, hydra_section, unknown_keys
 from pipeline.checks.hydra_loader import JOB_NAME, Kept, Loader, not_set
-from pipeline.config import show
 from pipeline.disclosure import Plain
 from pipeline.errors import ConfigError, Problem
+from pipeline.words import show
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
 VERSION_BASE = "1.3"

@@ -17,10 +17,11 @@ from pipeline import world
 from pipeline.checks import batch_rules, data_rules, pack_rules, trust
 from pipeline.checks.nodes import datasets, direction
 from pipeline.checks.signatures import arguments
-from pipeline.config import Config, nearest, show
+from pipeline.config import Config
 from pipeline.errors import ConfigError, Problem
 from pipeline.samplers import BatchStrategy, Sequential
 from pipeline.streams import StreamOrder, is_stream
+from pipeline.words import nearest, show
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,9 @@ def ranks(case: Case) -> Iterator[Problem]:
             "trainer.precision",
             "fp16 scales the loss, which distributed=fsdp cannot; set trainer.precision=bf16",
         )
+    if strategy == "fsdp" and config.trainer.ema is not None:
+        reason = "averages whole weights, and distributed=fsdp has parts; set it to null"
+        yield Problem("trainer.ema", reason)
     if not config.loader.in_order and case.workers:
         yield Problem(
             "loader.in_order",
