@@ -30,7 +30,7 @@ from omegaconf import DictConfig
 
 from pipeline import endpoints, hydra_output, preemption, tasks, terminal, world
 from pipeline.checks import allowances, hydra_loader, preflight
-from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain
+from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain, with_run_dir
 from pipeline.config import Config
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
 from pipeline.preemption import Preempted, Preemption, Stop
@@ -40,7 +40,7 @@ from pipeline.tasks import sweep
 from pipeline.terminal import say
 
 INTERRUPTED = 130
-OF_MANY_RANKS = ("fit", "validate")  # tasks that ranks share; the others are done by one process
+OF_MANY_RANKS = ("fit", "validate", "digest")  # tasks that ranks share; one process does others
 _script: str | None = None  # the file that this program was started from
 # What gloo says when a process at the other end of a connection is gone.
 _LOST = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "onnection refused")
@@ -68,7 +68,7 @@ def main(argv: Sequence[str], entry: Callable[[], Any] | None = None) -> int:
             _own_options(argv) as (options, overrides),
             terminal.harmless_libraries(),
         ):
-            return _main(options, with_overrides_of_run(overrides), entry or _entry())
+            return _main(options, with_overrides_of_run(with_run_dir(overrides)), entry or _entry())
     except BaseException as error:
         return report(error)
 

@@ -35,6 +35,7 @@ from pipeline.clock import Clock, Trace
 from pipeline.collate import Mismatch, kinds_of, plain
 from pipeline.errors import DataError
 from pipeline.images.encoded import EncodedImage
+from pipeline.named_fields import Fields, OwnCollate, Restore
 from pipeline.plan import Request
 from pipeline.randomness import (
     GLOBAL,
@@ -45,7 +46,7 @@ from pipeline.randomness import (
     sample_keys,
 )
 from pipeline.seeding import UNSEEDED, Seeding
-from pipeline.share import Share
+from pipeline.share import NAMELESS, Share
 from pipeline.whole_batches import WholeBatches
 
 
@@ -113,8 +114,9 @@ class Fetch:
     """Work on one request.
 
     Args:
-        dataset: `dataset[index] -> dict`, or `dataset.__getitems__(list) -> list of dicts`, which
-            then must not draw at random (a batch is read at once, but keys belong to samples).
+        dataset: `dataset[index] -> sample`, or `dataset.__getitems__(list) -> list of samples`,
+            which then must not draw at random (a batch is read at once, but keys belong to
+            samples). What is no dict is named by `fields`.
             Where nothing is done to single samples, or no more than decoding, batches are made at
             once (pipeline/whole_batches.py).
         transform: sample -> sample; None leaves it.
@@ -123,6 +125,7 @@ class Fetch:
         hashed: also hash every sample; about 1 ms a MiB.
         batch_transform: batch -> batch, after collating; None leaves it.
         bad: what becomes of bad samples.
+        fields: names for samples that are no dicts.
 
     Attributes:
         traced: batches say when and where they were worked on (pipeline/clock.py).
@@ -137,7 +140,9 @@ class Fetch:
         hashed: bool = False,
         batch_transform: Callable[[Batch], Batch] | None = None,
         bad: BadSamples = RAISE,
+        fields: Fields = NAMELESS,
     ) -> None:
+        self.fields = fields
         self.dataset = dataset
         self.transform = transform
         self.collate = collate
@@ -201,7 +206,7 @@ class Fetch:
             return None
         clock = self._clock()
         share = Share(request, rows, self.dataset, None, self.bad, stand_ins,
-                      self._many and whole.by_sample, draws)  # fmt: skip
+                      self._many and whole.by_sample, draws, self.fields)  # fmt: skip
         keys = sample_key_array(self.seed, request.epoch, request.positions)
         made = whole.make(share, rows, keys, clock)
         if made is None:
@@ -216,8 +221,9 @@ class Fetch:
         clock = self._clock()
         keys = sample_keys(self.seed, request.epoch, request.positions)
         share = Share(
-            request, rows, self.dataset, self.transform, self.bad, stand_ins, self._many, draws
-        )
+            request, rows, self.dataset, self.transform, self.bad, stand_ins, self._many, draws,
+            self.fields,
+        )  # fmt: skip
         clock.lap("read")
         samples: list[Any] = []
         bad: dict[int, BadSampleError] = {}
@@ -238,10 +244,10 @@ class Fetch:
             clock.lap("transform")
         board.at(board.WHOLE, board.COLLATE)
         if not bad:
-            batch = self._collated(samples, request)
+            batch = self._collated(samples, request, share.restore)
         else:
             rest = share.without(bad, samples, keys, draws)
-            batch = self._collated(rest.samples, rest.request)
+            batch = self._collated(rest.samples, rest.request, share.restore)
             batch.places, batch.left_out = rest.places[batch.places], rest.left_out
         clock.lap("collate")
         return self._finished(batch, clock)
@@ -258,12 +264,15 @@ class Fetch:
         """The clock of the batch at hand."""
         return Clock(self.traced)
 
-    def _collated(self, samples: list[Any], request: Request) -> Batch:
-        reorder = getattr(self.collate, "order", lambda _: None)(samples)
+    def _collated(self, samples: list[Any], request: Request, restore: Restore | None) -> Batch:
+        theirs = isinstance(self.collate, OwnCollate) and restore is not None
+        given = [restore(sample) for sample in samples] if theirs and restore else samples
+        reorder = getattr(self.collate, "order", lambda _: None)(given)
         order = np.arange(len(samples)) if reorder is None else np.asarray(reorder)
-        samples = [samples[place] for place in order]
+        given = [given[place] for place in order]
+        samples = [samples[place] for place in order] if theirs else given
         try:
-            batch = Batch(self.collate(samples), request, order)
+            batch = Batch(self.collate(given), request, order)
         except Mismatch as error:
             first, second = (int(request.indices[order[row]]) for row in error.rows)
             raise DataError(

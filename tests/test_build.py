@@ -292,7 +292,7 @@ def test_statistics_of_the_training_split(monkeypatch, tmp_path):
 
     asked = []
 
-    def statistics(dataset, cache_dir, fingerprint=None):
+    def statistics(dataset, cache_dir, *rest):
         asked.append((dataset.split, cache_dir))
         return {"mean": [0.1] * 3, "std": [0.2] * 3}
 

@@ -1,11 +1,11 @@
-"""What `dataset.fingerprint` may be, and what it needs of a dataset."""
+"""What `dataset.fingerprint` may be, and what it needs of a dataset; names of fields."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.checks.nodes import datasets
+from pipeline.checks.nodes import datasets, names_positions
 from pipeline.config import Config, not_allowed
 from pipeline.errors import Problem
 
@@ -26,6 +26,8 @@ def find(config: Config, found: Mapping[str, Any]) -> Iterator[Problem]:
     Args:
         found: callable by key of its part.
     """
+    yield from _names(config.dataset, "dataset")
+    yield from _names(config.collate, "collate")
     mode = mode_of(config)
     if mode not in MODES:
         yield Problem(KEY, not_allowed(mode, " | ".join(MODES), MODES))
@@ -39,3 +41,15 @@ def find(config: Config, found: Mapping[str, Any]) -> Iterator[Problem]:
                 f"them: it has no `{needed[0]}()` (docs/own_dataset.md); give it one, or set it "
                 "to sizes",
             )
+
+
+def _names(node: Mapping[str, Any], key: str) -> Iterator[Problem]:
+    """What is wrong with names for positions."""
+    names = node.get("fields") if names_positions(node) else None
+    if names is None:
+        return
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        yield Problem(f"{key}.fields", not_allowed(names, "names of positions: [image, label]"))
+    elif len(set(names)) != len(names) or not names:
+        said = ", ".join(names) or "no name"
+        yield Problem(f"{key}.fields", f"got {said}; every position needs a name of its own")

@@ -17,14 +17,17 @@ from pipeline.errors import ConfigError, Problem
 # What a dataset may tell a model, an objective and its metrics; and torch's own names for it.
 SAME_FACTS = {"in_features": "num_features", "out_features": "num_outputs"}
 FACTS = ("num_classes", "num_features", "num_landmarks", "num_outputs", "classes", *SAME_FACTS)
-_SAMPLER = ("length", "seed", "metadata", "batch_size", "tail", "dataset", "data_source")
+_DATASET = ("split", "train", "lazy", "limits")
+_SAMPLER = ("length", "seed", "metadata", "batch_size", "tail", "dataset", "data_source",
+            "long_tail")  # fmt: skip
 _SCHEDULER = ("optimizer", "total_steps", "T_max", "total_iters")
 SCHEDULE_KEYS = ("warmup", "interval")  # of a scheduler node, but ours
 
 # Importing torchmetrics takes 1.3 s; tasks that measure nothing check only the names below it.
 _DATA_ONLY = ("digest", "replay")
 _SLOW = ("torchmetrics.", "pipeline.metrics.")
-OF_THE_BUILD = ("packed", "fingerprint")  # keys of `dataset` that are no arguments
+# Keys of `dataset` that are no arguments; `fields` is one where the dataset takes it.
+OF_THE_BUILD = ("packed", "fingerprint", "fields")
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def parts(config: Config) -> list[Part]:
     """Every part of a configuration; those whose section is wrong are left out."""
     sections = vars(config)
     data = datasets(sections.get("dataset"))
-    found = [Part(key, node, ("split", "lazy", "limits"), nested=True) for key, node in data]
+    found = [Part(key, node, _DATASET, nested=True) for key, node in data]
     for split in ("train", "val"):
         steps = getattr(sections.get("transform"), split, None)
         if steps is not None:
@@ -66,7 +69,7 @@ def parts(config: Config) -> list[Part]:
     measured = sections.get("task") not in _DATA_ONLY
     found += [
         Part("sampler", sections.get("sampler"), _SAMPLER, nested=True),
-        Part("collate", sections.get("collate")),
+        Part("collate", collate_of(sections.get("collate"))),
         Part("model", sections.get("model"), FACTS),
         Part("objective", sections.get("objective"), FACTS, nested=True, measured=measured),
         Part("optimizer", sections.get("optimizer"), ("params",)),
@@ -80,13 +83,49 @@ def datasets(node: Any) -> list[tuple[str, Any]]:
     """Key and node of each dataset: one for both splits, or one each under `train` and `val`.
 
     Without `packed` and `fingerprint`, which are no arguments of theirs (`pipeline.packs.packing`,
-    `pipeline.identity.fingerprints`).
+    `pipeline.identity.fingerprints`), and without `fields` where that names positions of samples.
     """
     if isinstance(node, Mapping):
-        node = {name: value for name, value in node.items() if name not in OF_THE_BUILD}
+        own = not names_positions(node)
+        node = {name: value for name, value in node.items()
+                if name not in OF_THE_BUILD or (name == "fields" and own)}  # fmt: skip
     if isinstance(node, Mapping) and "_target_" not in node and ("train" in node or "val" in node):
         return [(f"dataset.{name}", node[name]) for name in node]
     return [] if node is None else [("dataset", node)]
+
+
+def names_positions(node: Mapping[str, Any]) -> bool:
+    """Whether the key `fields` of a node names positions, and is no argument of what it calls."""
+    return "fields" in node and not _takes(node, "fields")
+
+
+def collate_of(node: Any) -> Any:
+    """The node of a collate function, as the build makes it.
+
+    A function that still needs an argument is the collate function itself, and not what makes one.
+    """
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        return node
+    if names_positions(node):
+        node = {name: value for name, value in node.items() if name != "fields"}
+    found = _called(node)
+    if found is None or isinstance(found, type) or "_partial_" in node:
+        return node
+    lacking = set(signatures.arguments(found).required) - set(node)
+    return {**node, "_partial_": True} if lacking and not node.get("_args_") else node
+
+
+def _takes(node: Mapping[str, Any], name: str) -> bool:
+    found = _called(node)
+    return found is not None and name in signatures.arguments(found).names
+
+
+def _called(node: Mapping[str, Any]) -> Any:
+    """What a node calls; None where it may not, or is not there."""
+    try:
+        return trust.resolve(node["_target_"], "")
+    except (ConfigError, KeyError):
+        return None
 
 
 def direction(config: Config, name: str) -> str | None:
