@@ -20,7 +20,7 @@ from pipeline.batch_transforms import BatchCompose
 from pipeline.budget import Budget, epoch_length
 from pipeline.checks import trust
 from pipeline.checks.data_rules import mode_of
-from pipeline.checks.nodes import FACTS, SAME_FACTS, SCHEDULE_KEYS, datasets
+from pipeline.checks.nodes import FACTS, SAME_FACTS, SCHEDULE_KEYS, datasets, of_the_build
 from pipeline.config import Config
 from pipeline.config import Loader as LoaderSection
 from pipeline.dataset_facts import classes_of, facts_of
@@ -149,7 +149,8 @@ class Parts:
     @cached_property
     def facts(self) -> dict[str, int]:
         """What the training split tells models and metrics: num_classes, num_outputs ..."""
-        return facts_of(self.dataset("train"), self.fields)
+        told = of_the_build(self.config.dataset, "facts") or {}
+        return facts_of(self.dataset("train"), self.fields) | told
 
     def transform(self, split: str) -> Compose:
         """The steps of a split, composed."""
@@ -342,7 +343,7 @@ class Parts:
                 known = ", ".join(self.facts) or "none"
                 reason = (
                     f"needs {name}, which {type(self.dataset('train')).__name__} does not tell "
-                    f"(its facts: {known}); set it: +{problem.key}.{name}=..."
+                    f"(its facts: {known}); set it: +dataset.facts.{SAME_FACTS.get(name, name)}=..."
                 )
                 return Problem(problem.key, reason)
         return problem

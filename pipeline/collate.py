@@ -150,7 +150,10 @@ class List:
 
 
 class Single:
-    """A share of one sample as it is, without a batch dimension; arrays become tensors."""
+    """A share of one sample as it is, for samples that are batches; arrays become tensors.
+
+    Only without automatic batching (`batch.size=null`).
+    """
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
         return {name: default_convert(value) for name, value in samples[0].items()}

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 
 from pipeline.checks import trust
 from pipeline.checks.nodes import collate_of as node_of
-from pipeline.checks.nodes import names_positions
+from pipeline.checks.nodes import of_the_build
 from pipeline.checks.signatures import arguments
 from pipeline.collate import Single
 from pipeline.config import Config
@@ -123,8 +123,7 @@ def fields_of(config: Config) -> Fields:
         if not (name.endswith(_OF_PADDING) and name.removesuffix(_OF_PADDING) in inputs)
     ]
     usual = list(dict.fromkeys([*kept, str(config.objective.get("target", "target"))]))
-    named = names_positions(config.dataset) and "fields" in config.dataset
-    return Fields(config.dataset["fields"] if named else None, usual)
+    return Fields(of_the_build(config.dataset, "fields"), usual)
 
 
 def collate_of(config: Config, fields: Fields) -> Any:
@@ -139,5 +138,5 @@ def collate_of(config: Config, fields: Fields) -> Any:
     target = trust.resolve(node["_target_"], "collate._target_")
     if (getattr(target, "__module__", None) or "") == Single.__module__:
         return made
-    names = node["fields"] if names_positions(node) else fields.given
+    names = of_the_build(node, "fields") or fields.given
     return OwnCollate(made, Fields(names, fields.usual), one=config.batch.size is None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.checks.nodes import datasets, names_positions
+from pipeline.checks.nodes import datasets, of_the_build
+from pipeline.collate import Single
 from pipeline.config import Config, not_allowed
 from pipeline.errors import Problem
 
@@ -28,6 +29,14 @@ def find(config: Config, found: Mapping[str, Any]) -> Iterator[Problem]:
     """
     yield from _names(config.dataset, "dataset")
     yield from _names(config.collate, "collate")
+    facts = of_the_build(config.dataset, "facts")
+    if facts is not None and not (
+        isinstance(facts, Mapping) and all(type(one) is int for one in facts.values())
+    ):
+        yield Problem("dataset.facts", not_allowed(facts, "whole numbers by name"))
+    if found.get("collate") is Single and config.batch.size is not None:
+        yield Problem("collate", f"Single takes one sample, and batch.size is {config.batch.size}; "
+                      "set batch.size=null, or collate=stack")  # fmt: skip
     mode = mode_of(config)
     if mode not in MODES:
         yield Problem(KEY, not_allowed(mode, " | ".join(MODES), MODES))
@@ -45,7 +54,7 @@ def find(config: Config, found: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _names(node: Mapping[str, Any], key: str) -> Iterator[Problem]:
     """What is wrong with names for positions."""
-    names = node.get("fields") if names_positions(node) else None
+    names = of_the_build(node, "fields")
     if names is None:
         return
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

@@ -26,8 +26,8 @@ SCHEDULE_KEYS = ("warmup", "interval")  # of a scheduler node, but ours
 # Importing torchmetrics takes 1.3 s; tasks that measure nothing check only the names below it.
 _DATA_ONLY = ("digest", "replay")
 _SLOW = ("torchmetrics.", "pipeline.metrics.")
-# Keys of `dataset` that are no arguments; `fields` is one where the dataset takes it.
-OF_THE_BUILD = ("packed", "fingerprint", "fields")
+# Keys of `dataset` that are no arguments; the last two are where the dataset takes them.
+OF_THE_BUILD = ("packed", "fingerprint", "fields", "facts")
 
 
 @dataclass(frozen=True)
@@ -83,20 +83,23 @@ def datasets(node: Any) -> list[tuple[str, Any]]:
     """Key and node of each dataset: one for both splits, or one each under `train` and `val`.
 
     Without `packed` and `fingerprint`, which are no arguments of theirs (`pipeline.packs.packing`,
-    `pipeline.identity.fingerprints`), and without `fields` where that names positions of samples.
+    `pipeline.identity.fingerprints`), and without `fields` and `facts` where they are none.
     """
     if isinstance(node, Mapping):
-        own = not names_positions(node)
         node = {name: value for name, value in node.items()
-                if name not in OF_THE_BUILD or (name == "fields" and own)}  # fmt: skip
+                if name not in OF_THE_BUILD[:2] and of_the_build(node, name) is None}  # fmt: skip
     if isinstance(node, Mapping) and "_target_" not in node and ("train" in node or "val" in node):
         return [(f"dataset.{name}", node[name]) for name in node]
     return [] if node is None else [("dataset", node)]
 
 
-def names_positions(node: Mapping[str, Any]) -> bool:
-    """Whether the key `fields` of a node names positions, and is no argument of what it calls."""
-    return "fields" in node and not _takes(node, "fields")
+def of_the_build(node: Mapping[str, Any], name: str) -> Any:
+    """The value of `fields` (names of positions) or `facts` (what a dataset does not tell).
+
+    None where the node has no such key, or where it is an argument of what the node calls.
+    """
+    taken = name not in OF_THE_BUILD[2:] or name not in node or _takes(node, name)
+    return None if taken else node[name]
 
 
 def collate_of(node: Any) -> Any:
@@ -106,7 +109,7 @@ def collate_of(node: Any) -> Any:
     """
     if not isinstance(node, Mapping) or "_target_" not in node:
         return node
-    if names_positions(node):
+    if of_the_build(node, "fields") is not None:
         node = {name: value for name, value in node.items() if name != "fields"}
     found = _called(node)
     if found is None or isinstance(found, type) or "_partial_" in node:
