@@ -29,7 +29,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
-from pipeline.errors import DataError, PenstockError, UnreachableError
+from pipeline.errors import ConfigError, DataError, PenstockError, UnreachableError
 from pipeline.plan import Request
 from pipeline.randomness import Permutation, hash64
 from pipeline.samplers import BatchStrategy, Order

@@ -226,7 +226,7 @@ def _by_path(some: Sequence[Entry], dataset: Any) -> dict[int, str]:
 
 
 def _paths(dataset: Any) -> Iterable[str]:
-    table = getattr(dataset, "metadata", None)
+    table: Any = getattr(dataset, "metadata", None)
     if hasattr(table, "columns") and "path" in table.columns:
         return (str(path) for path in table["path"])
     if callable(getattr(dataset, "path", None)):
