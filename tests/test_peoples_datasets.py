@@ -203,6 +203,7 @@ OWN = {
     "TensorDataset": own("tensors", "sampler=weighted"),
     "rows at once": own("AtOnce"),
     "draws in a dataset": own("Drawing"),
+    "a numpy generator of its own": own("OwnGenerator"),
     "an iterable": own("Divided", *STREAM),
     "an iterable that returns itself": own("Itself", *STREAM),
     "a generator": own("generated", *STREAM),
