@@ -228,4 +228,4 @@ class OwnGenerator(Rows):
         self.generator = np.random.default_rng(0)
 
     def sample(self, row):
-        return x_of(row) + self.generator.random(4, dtype=np.float32), row % 3
+        return x_of(row) + torch.from_numpy(self.generator.random(4, dtype=np.float32)), row % 3
