@@ -90,6 +90,7 @@ class Share:
         self._dataset = dataset
         self._transform = transform
         self._bad = bad
+        self._known = bool(bad.known)
         self._stand_ins = stand_ins or bad.stand_ins
         self._many = many
         self._draws = draws
@@ -151,7 +152,7 @@ class Share:
         return Rest([samples[place] for place in places], kept, chosen, left_out)
 
     def _read(self, row: int, place: int) -> Any:
-        if self._bad.known:
+        if self._known:
             self._bad.check(row)
         try:
             sample = self._rows.__getitems__([row])[0] if self._many else self._rows[row]
