@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.checks.nodes import datasets, of_the_build
-from pipeline.collate import Single
-from pipeline.config import Config, not_allowed
+from pipeline.config import Config
 from pipeline.errors import Problem
+from pipeline.words import not_allowed
 
 KEY = "dataset.fingerprint"
+_ONE = "pipeline.collate.Single"
 MODES = ("names", "sizes", "content")
 _NEEDS = {"names": ("names_fingerprint",), "content": ("data_files", "path")}
 
@@ -34,7 +35,7 @@ def find(config: Config, found: Mapping[str, Any]) -> Iterator[Problem]:
         isinstance(facts, Mapping) and all(type(one) is int for one in facts.values())
     ):
         yield Problem("dataset.facts", not_allowed(facts, "whole numbers by name"))
-    if found.get("collate") is Single and config.batch.size is not None:
+    if config.collate.get("_target_") == _ONE and config.batch.size is not None:
         yield Problem("collate", f"Single takes one sample, and batch.size is {config.batch.size}; "
                       "set batch.size=null, or collate=stack")  # fmt: skip
     mode = mode_of(config)

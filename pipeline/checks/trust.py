@@ -35,8 +35,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from pipeline.config import nearest
 from pipeline.errors import ConfigError, Problem
+from pipeline.words import nearest
 
 VARIABLE = "PENSTOCK_TRUST"
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -110,6 +110,7 @@ class ItemFetch:
         keyed: whether each sample's draws come from a key of its own.
         seed, transform, batch_transform: what backends look for.
         leaves_generators: in this process they stand after a batch where they stood.
+        tried: no sample is made twice here to compare the two.
     """
 
     leaves_generators: ClassVar[bool] = True
@@ -122,6 +123,7 @@ class ItemFetch:
     seed: int = 0
     transform: None = None
     batch_transform: None = None
+    tried: bool = True
     _seeding: Seeding = field(default_factory=Seeding, repr=False)
 
     def __post_init__(self) -> None:
