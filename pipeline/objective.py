@@ -4,12 +4,18 @@ An objective knows which fields go into the model and which one is the target, b
 common scale, and leaves padding out: its losses have a row for each sample that counts, and its
 metrics see no other. Losses are a row a sample because only the caller knows what to average
 over: a batch, or several whose gradients are added up.
+
+A loss that gives one number for a batch (torch's default, reduction "mean") gets the rows of one
+share that are no padding, and its number stands for each of them. So a step, an epoch and a
+validation have the mean of those numbers weighted by samples. For a plain mean that is the mean
+over all samples, whatever the last batch, `trainer.accumulate` and the ranks; a number that is no
+plain mean (class weights, Dice) depends on which samples stood in one share.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
@@ -25,11 +31,16 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 
+MOST_CONFUSED = 40  # classes whose confusion is counted; more can't be read in a picture
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
 class Objective(ABC):
     """What a model is trained for.
 
     Args:
-        loss: module of reduction "none": (predictions, targets) -> [B] or [B, ...].
+        loss: (predictions, targets) -> [B] or [B, ...], a loss a sample, or the mean over the batch
+            as one number; a module or any other callable.
         metrics: by name; the first one decides what is best unless told otherwise.
         inputs: fields of a batch that the model takes, in order.
         target: field of a batch that it should predict.
@@ -42,16 +53,20 @@ class Objective(ABC):
 
     def __init__(
         self,
-        loss: nn.Module,
+        loss: Loss,
         metrics: Mapping[str, Metric],
         inputs: Sequence[str],
         target: str,
     ) -> None:
-        reduction = getattr(loss, "reduction", "none")
-        if reduction != "none":
-            raise ConfigError(Problem("objective.loss.reduction", f"is {reduction!r}; it must be "
-                                      "'none', as padding and unequal batches have to be weighed "
-                                      "by sample"))  # fmt: skip
+        if getattr(loss, "reduction", "none") == "sum":
+            raise ConfigError(Problem("objective.loss.reduction", "sum would weigh a step by the "
+                                      "samples of its batch, and of each rank's share; set mean, "
+                                      "or none for a loss a sample"))  # fmt: skip
+        for name, metric in metrics.items():
+            if not callable(getattr(metric, "compute", None)):
+                raise ConfigError(Problem(f"objective.metrics.{name}", f"makes a "
+                                          f"{type(metric).__name__}, which is no torchmetrics."
+                                          "Metric; docs/own_parts.md has an example"))  # fmt: skip
         self.loss = loss
         self.metrics = dict(metrics)
         self.inputs = list(inputs)
@@ -70,11 +85,30 @@ class Objective(ABC):
         mixed = torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if mixed else nullcontext():
             losses = self._losses(outputs, batch)
-        return _valid(losses, batch), outputs
+            if losses.ndim == 0:
+                losses = self._of_each(losses, outputs, batch)
+            elif len(losses) != len(outputs) or losses.ndim > 1:
+                raise ConfigError(Problem("objective.loss", f"gives {list(losses.shape)} for "
+                                          f"{len(outputs)} samples; it has to give one number a "
+                                          "sample, or one for all of them"))  # fmt: skip
+            else:
+                losses = _valid(losses, batch)
+        return losses, outputs
+
+    def _of_each(self, loss: Tensor, outputs: Tensor, batch: Batch) -> Tensor:
+        """The number that a loss gave for a whole batch, for each of its samples, float32[n]."""
+        if batch.valid is None:
+            return loss.float().expand(len(outputs))
+        mask = batch.valid_mask(outputs.device)
+        rows = outputs[mask]
+        if not len(rows):  # a share that is all padding: no loss, but a graph for the other ranks
+            return rows.flatten(1).sum(1)
+        return self._losses(rows, _without_padding(batch)).float().expand(len(rows))
 
     def to(self, device: torch.device | str) -> Objective:
         """This objective with its loss and its metrics on `device`."""
-        self.loss.to(device)
+        if isinstance(self.loss, nn.Module):
+            self.loss.to(device)
         for metric in self.metrics.values():
             metric.to(device)
         return self
@@ -131,7 +165,7 @@ class Objective(ABC):
 
     @abstractmethod
     def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """A loss a row, float32[B]."""
+        """A loss a row, float32[B]; or one for all rows, float32[]."""
 
     @abstractmethod
     def _statistics(self, batch: Batch) -> Tensor:
@@ -176,6 +210,8 @@ class Regression(Objective):
             raise ConfigError(f"the model gives {outputs.shape[1]} numbers a sample, but "
                               f"{self.target!r} has {target.shape[1]}")  # fmt: skip
         losses = self.loss(outputs, target)
+        if losses.ndim < 2:
+            return losses
         return losses.squeeze(1) if losses.shape[1] == 1 else losses.mean(1)
 
     @property
@@ -226,13 +262,18 @@ class Classification(Objective):
     Args:
         classes: their names, for metrics that have a value a class.
         num_classes: how many there are; a fact of the dataset.
+
+    Attributes:
+        confusion: int64[C, C], what the last `compute` has counted: how often class i (a row) was
+            taken for class j; None for more than `MOST_CONFUSED` classes.
     """
 
     baseline_name = "class frequencies"
+    confusion: Tensor | None = None
 
     def __init__(
         self,
-        loss: nn.Module,
+        loss: Loss,
         metrics: Mapping[str, Metric],
         inputs: Sequence[str],
         target: str,
@@ -242,6 +283,36 @@ class Classification(Objective):
         super().__init__(loss, metrics, inputs, target)
         self.num_classes = num_classes
         self.classes = list(classes) if classes else None
+        self._pairs: Tensor | None = None  # int64[C * C], of (true, predicted), since the reset
+
+    def update(self, outputs: Tensor, batch: Batch) -> None:
+        super().update(outputs, batch)
+        if self.num_classes <= MOST_CONFUSED:
+            true = _valid(self.targets(batch), batch)
+            pairs = true * self.num_classes + _valid(outputs, batch).argmax(-1)
+            if self._pairs is None:
+                self._pairs = pairs.new_zeros(self.num_classes**2)
+            self._pairs.scatter_add_(0, pairs, torch.ones_like(pairs))
+
+    def compute(self, group: Group | None = None) -> dict[str, float]:
+        if self.num_classes <= MOST_CONFUSED:
+            group = group or Group()
+            pairs = self._pairs  # nothing on a rank that had no sample
+            if pairs is None:
+                device = torch.device(group.world.device)
+                pairs = torch.zeros(self.num_classes**2, dtype=torch.int64, device=device)
+            counted = group.sum(pairs.clone()).reshape(self.num_classes, self.num_classes)
+            self.confusion = counted.cpu()
+        return super().compute(group)
+
+    def reset(self) -> None:
+        super().reset()
+        self._pairs = None
+
+    @property
+    def names(self) -> list[str]:
+        """A name for each class."""
+        return self.classes or [str(number) for number in range(self.num_classes)]
 
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The logits; torchmetrics makes what it needs of them."""
@@ -282,6 +353,22 @@ class Constant(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.output.expand(len(inputs[0]), *self.output.shape)
+
+
+def _without_padding(batch: Batch) -> Batch:
+    """A batch of the rows that are not padding; fields that have no row a sample stay whole."""
+    assert batch.valid is not None
+    count = len(batch.valid)
+    kept = batch.valid.nonzero().squeeze(1)
+    fields = {
+        name: value[kept.to(value.device)]
+        if isinstance(value, Tensor) and value.ndim and len(value) == count
+        else value
+        for name, value in batch.items()
+    }
+    rows = Batch(fields, batch.request, batch.places)
+    rows.valid = None
+    return rows
 
 
 def _valid(rows: Tensor, batch: Batch) -> Tensor:

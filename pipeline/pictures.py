@@ -1,4 +1,4 @@
-"""Pictures of a run: learning curves, and samples with what was true and what was predicted.
+"""Pictures of a run: learning curves, confused classes, samples with what was predicted of them.
 
 matplotlib is imported (0.3 s) when a picture is made. Its object interface is used throughout: no
 backend is chosen and no global state touched, so this also works inside a notebook.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,15 +52,16 @@ def learning_curves(
     panels = _panels(history)
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
-    figure = _figure(4.4 * columns, 3.1 * rows, layout="constrained")
+    figure = _figure(5.2 * columns, 3.1 * rows, layout="constrained")
     for place, (title, curves) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(rows, columns, place)
         _draw_curves(axes, title, curves)
         level = (baseline or {}).get(title)
         if level is not None and math.isfinite(level):
             axes.axhline(level, color=INK, linewidth=1.2, linestyle=":", label=baseline_name)
-        if len(axes.lines) > 1:
-            axes.legend(frameon=False, fontsize=9)
+        if len(axes.lines) > 1:  # beside the panel, where no line is
+            axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.03),
+                        handlelength=1.2, ncols=math.ceil(len(axes.lines) / 16))  # fmt: skip
     return _save(figure, path)
 
 
@@ -113,7 +115,8 @@ def contact_sheet(
     for place, image in enumerate(images):
         axes = figure.add_subplot(rows, columns, place + 1)
         pixels = _pixels(image)
-        axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="bicubic")
+        # "auto" smooths what is made smaller, and shows the pixels of what is much enlarged.
+        axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="auto")
         axes.set_xlim(-0.5, pixels.shape[1] - 0.5)
         axes.set_ylim(pixels.shape[0] - 0.5, -0.5)
         axes.set_axis_off()
@@ -132,6 +135,75 @@ def contact_sheet(
         bottom=(0.19 * lines + 0.03) / height, wspace=gap, hspace=gap + 0.19 * lines / TILE,
     )  # fmt: skip
     return _save(figure, path)
+
+
+def confusion_matrix(
+    counts: Tensor, names: Sequence[str], path: Path, title: str = "confusion"
+) -> Path:
+    """Draw how often each class (a row) was taken for each other.
+
+    The colour is the share of the row, so that rare classes are seen as well; the number is the
+    count.
+
+    Args:
+        counts: int64[C, C].
+        names: of the C classes.
+        path: a .png.
+    """
+    shares = (counts / counts.sum(1, keepdim=True).clamp_min(1)).numpy()
+    labels = [shortened(name, 18) for name in names]
+    longest = max(map(len, labels))
+    side = max(1.6, 0.42 * len(labels))
+    figure = _figure(side + 0.09 * longest + 1.6, side + 0.09 * longest + 1.0, "constrained")
+    axes = figure.add_subplot()
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.set_xticks(range(len(labels)), labels, rotation=90 if longest > 4 else 0, fontsize=8)
+    axes.set_yticks(range(len(labels)), labels, fontsize=8)
+    axes.set_xlabel("predicted", color=INK)
+    axes.set_ylabel("true", color=INK)
+    axes.set_title(title, loc="left", fontsize=11, color=INK, fontweight="bold")
+    axes.spines[:].set_visible(False)
+    for row in range(len(labels)):
+        for column in range(len(labels)):
+            if count := int(counts[row, column]):
+                axes.text(column, row, str(count), ha="center", va="center", fontsize=7,
+                          color="white" if shares[row, column] > 0.5 else INK)  # fmt: skip
+    return _save(figure, path)
+
+
+def signals(
+    values: Sequence[Tensor], path: Path, captions: Sequence[str], columns: int = 4
+) -> Path:
+    """Draw signals side by side, with a caption above each.
+
+    Args:
+        values: float[T, F] or [F, T] each. Up to 4 channels are drawn as lines over time, more as a
+            heat map.
+    """
+    columns = min(columns, len(values))
+    rows = math.ceil(len(values) / columns)
+    figure = _figure(3.0 * columns, 1.7 * rows, layout="constrained")
+    for place, (one, caption) in enumerate(zip(values, captions, strict=True)):
+        axes = figure.add_subplot(rows, columns, place + 1)
+        drawn = one.detach().float().cpu().numpy()
+        if min(drawn.shape) <= 4:
+            axes.plot(drawn if drawn.shape[1] <= drawn.shape[0] else drawn.T, linewidth=1.0)
+            axes.grid(color=FAINT, linewidth=0.6)
+        else:
+            axes.imshow(drawn, aspect="auto", origin="lower", cmap="magma", interpolation="nearest")
+        axes.tick_params(labelsize=7)
+        wrong = "not " in caption
+        axes.set_title(caption.replace("$", r"\$"), loc="left", fontsize=8.5,
+                       color=PREDICTED if wrong else INK)  # fmt: skip
+        axes.spines[["top", "right"]].set_visible(False)
+    return _save(figure, path)
+
+
+def shortened(text: str, most: int) -> str:
+    """A text on one line, of so many characters at most."""
+    line = " ".join(text.split())
+    line = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in line)
+    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def _panels(history: Sequence[Mapping[str, float]]) -> dict[str, dict[str, list[Any]]]:
@@ -162,7 +234,10 @@ def _draw_curves(axes: Axes, title: str, curves: Mapping[str, list[Any]]) -> Non
         axes.set_yscale("log")
     axes.set_title(title, loc="left", fontsize=11, color=INK, fontweight="bold")
     axes.set_xlabel("epoch", color=INK)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    shown = [epoch for epochs, _ in curves.values() for epoch in epochs]
+    if shown and min(shown) == max(shown):  # a single one, with room on both sides
+        axes.set_xlim(shown[0] - 0.6, shown[0] + 0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(color=FAINT, linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -210,6 +285,8 @@ def _figure(width: float, height: float, layout: Literal["constrained"] | None =
 def _save(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     drawn = io.BytesIO()
-    figure.savefig(drawn, format=path.suffix.removeprefix(".") or "png")
+    with warnings.catch_warnings():  # of class names in scripts that the font has not
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        figure.savefig(drawn, format=path.suffix.removeprefix(".") or "png")
     write_atomically(path, drawn.getvalue())
     return path

@@ -154,6 +154,7 @@ class Case:
     scheduler: str = "none"
     buffer: int = 0
     options: dict = field(default_factory=dict)
+    reduction: str = "none"
     plain: bool = False  # no dropout and no batch norm, which depend on who has which share
 
     def loader(self, world=None, size=SIZE, val=False, **options):
@@ -177,7 +178,7 @@ class Case:
         )
 
     def objective(self):
-        loss = nn.MSELoss(reduction="none")
+        loss = nn.MSELoss(reduction=self.reduction)
         return Regression(loss, {"mse": MeanSquaredError()}, ["x"], "y")
 
     def fit(

@@ -236,3 +236,12 @@ def test_schedules(overrides, key, message):
 def test_every_rule_is_skipped_where_what_it_needs_is_wrong_itself():
     found = refusals("loader.num_workers=1.5", "batch.tail=kep", "sampler.lenght=3")
     assert sorted(found) == ["batch.tail", "loader.num_workers", "sampler.lenght"]
+
+
+def test_a_training_loop_of_the_models_own_is_said_not_to_run():
+    model = "model={_target_: tests.own_parts.WithItsOwnLoop, in_features: 1, out_features: 2}"
+    (notice,) = notices.find(pipeline.compose(*OWN[:-1], model))
+    assert re.search("model: WithItsOwnLoop is used by its forward alone; its training_step, "
+                     "configure_optimizers are not called. In their place are objective, optimizer "
+                     "and scheduler", notice)  # fmt: skip
+    assert list(notices.find(pipeline.compose(*OWN, model))) == []  # a digest trains nothing

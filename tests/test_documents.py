@@ -8,8 +8,9 @@ import sys
 
 import numpy as np
 import pytest
+import yaml
 
-from tests.program import ROOT
+from tests.program import ROOT, run
 
 PROGRAM = shlex.join([sys.executable, str(ROOT / "run.py")])
 
@@ -106,3 +107,82 @@ def test_untrusted_code_is_refused(birds):
     assert done.returncode == 2
     assert re.search(r"dataset\._target_.*birds.*--trust birds", done.stderr)
     assert done.stdout == ""
+
+
+def commands(page):
+    """The command lines of a page, one string each."""
+    return [line for block in blocks(page, "sh") for line in block.splitlines()]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, faces_root):
+    """A folder to run a page's commands in, with its files on the path and trusted by nobody."""
+
+    def prepare(page):
+        write_files(page, tmp_path)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        return tmp_path
+
+    before = set(sys.modules)
+    yield prepare
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("mine", "loading"):
+            del sys.modules[name]
+
+
+QUICK = ("loader=debug", "trainer.max_steps=2", "trainer.pictures=false", "trainer.baseline=false")
+
+
+def run_line(capsys, line, *more):
+    words = shlex.split(line)
+    assert words[:2] == ["python", "run.py"], line
+    done = run(capsys, *words[2:], *more)
+    assert done.code == 0, f"{line}\n{done.err}"
+    return done
+
+
+def test_the_page_of_own_parts(here, capsys, faces_root):
+    folder = here("own_parts.md")
+    small = [f"dataset.root={faces_root}", "dataset.count=60", "dataset.size=48", "batch.size=8"]
+    seen = {}
+    for number, line in enumerate(commands("own_parts.md")):
+        where = folder / f"run{number}"
+        done = run_line(capsys, line, *small, *QUICK, f"run_dir={where}")
+        seen[line] = (done, where)
+    with_metric = next(done for line, (done, _) in seen.items() if "mine.metric" in line)
+    assert re.search(r"^within +0\.\d+", with_metric.out, re.MULTILINE)
+    whole = next(where for line, (_, where) in seen.items() if "experiment=mine" in line)
+    logged = (whole / "tracker" / "metrics.csv").read_text()
+    assert "val/within" in logged
+    written = yaml.safe_load((whole / "config.yaml").read_text())
+    assert written["optimizer"] == {"_target_": "torch.optim.SGD", "lr": 0.01, "momentum": 0.9}
+    assert list(written["transform"]["train"])[-2:] == ["shade", "normalize"]
+
+
+def test_the_page_of_loading(here, capsys, monkeypatch, faces_root):
+    folder = here("loading.md")
+    small = [f"dataset.root={faces_root}", "dataset.count=60", "dataset.size=48", "batch.size=8"]
+    outputs = []
+    for number, line in enumerate(commands("loading.md")):
+        more = [] if "Pairs" in line else small
+        quick = QUICK[1:] if "task=" not in line else ()
+        outputs.append(run_line(capsys, line, *more, *quick, f"run_dir={folder / f'run{number}'}"))
+    alone, workers = (one.hashes for one in outputs[:2])
+    assert len(alone) == 4
+    assert alone == workers
+    monkeypatch.setenv("PENSTOCK_TRUST", "loading")
+    (code,) = (block for block in blocks("loading.md", "python") if "# with PENSTOCK" in block)
+    capsys.readouterr()
+    exec(code, {})
+    (shown,) = blocks("loading.md", "text")
+    assert capsys.readouterr().out == shown
+
+
+def test_the_page_of_loading_is_right_about_stacking(here, capsys):
+    here("loading.md")
+    line = next(line for line in commands("loading.md") if "collate=pad" in line)
+    words = shlex.split(line.replace("collate=pad", "collate=stack"))[2:]
+    done = run(capsys, *words, "loader=debug")
+    assert done.code != 0
+    assert "collate=pad for unequal lengths" in done.err

@@ -13,8 +13,9 @@ from pipeline.errors import ConfigError
 from pipeline.learner import Options
 from pipeline.runner import Result
 from pipeline.saving import checkpoint
-from pipeline.tasks import fit
-from pipeline.tasks.fit import print_report, scheduler_moves, spare_cores
+from pipeline.tasks import fit, outcome
+from pipeline.tasks.fit import scheduler_moves, spare_cores
+from pipeline.tasks.outcome import print_report
 from pipeline.world import World
 from tests.program import run
 
@@ -220,3 +221,25 @@ def test_trust_and_folders_are_part_of_the_command_to_paste(monkeypatch):
         "python run.py --trust mine 'model.name=a b' task=replay"
     )
     assert "hydra" in sys.modules  # tasks may know it
+
+
+def test_classes_that_are_confused_are_drawn_for_the_best_epoch(tmp_path, capsys, monkeypatch):
+
+    drawn, draw = [], outcome.confusion_matrix
+    monkeypatch.setattr(
+        outcome, "confusion_matrix", lambda *given: drawn.append(given) or draw(*given)
+    )
+    monkeypatch.chdir(tmp_path)
+    done = run(capsys, "dataset=sequences", "dataset.root=seq", "dataset.count=60", "batch.size=16",
+               "loader=debug", "trainer.max_epochs=3", "run_dir=run")  # fmt: skip
+    assert done.code == 0, done.err
+    ((counts, names, path, title),) = drawn
+    best = manifest(tmp_path / "run")["best"]
+    assert title == f"validation, epoch {best['epoch']}"
+    assert path.name == "confusion.png"
+    assert list(names) == ["straight", "left", "right", "zigzag"]
+    assert counts.sum() == 12
+    assert counts.trace() / 12 == pytest.approx(best["val/accuracy"])
+    for place, name in enumerate(names):
+        recall = counts[place, place] / counts[place].sum().clamp_min(1)
+        assert recall == pytest.approx(best[f"val/recall/{name}"])

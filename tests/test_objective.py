@@ -101,6 +101,19 @@ def test_classification_names_the_classes():
     assert objective.compute() == pytest.approx(expected)
 
 
+def test_confused_classes_are_counted_without_padding():
+    objective, data = classification(), classes()
+    padded = batch({name: torch.cat([rows, rows]) for name, rows in data.items()}, valid=6)
+    for one in (data, padded):
+        objective.update(torch.eye(3)[[0, 1, 2, 1, 1, 0] * (len(one["label"]) // 6)], one)
+    objective.compute()
+    assert objective.confusion.tolist() == [[2, 2, 2], [0, 4, 0], [2, 0, 0]]
+    objective.reset()
+    objective.update(torch.eye(3)[[0] * 6], data)
+    objective.compute()
+    assert objective.confusion.tolist() == [[3, 0, 0], [2, 0, 0], [1, 0, 0]]
+
+
 def test_the_constant_of_classes_is_the_best_one():
     objective, data = classification(), classes()
     constant = objective.constant([data])
@@ -147,11 +160,48 @@ def test_losses_are_float32_under_autocast():
     assert (losses.dtype, outputs.dtype) == (torch.float32, torch.float32)
 
 
-def test_the_loss_has_to_be_by_sample():
-    with pytest.raises(
-        ConfigError, match=r"objective.loss.reduction: is 'mean'; it must be 'none'"
-    ):
-        Regression(nn.MSELoss(), {}, ["x"], "y")
+@pytest.mark.parametrize("loss", [nn.MSELoss(), lambda found, true: ((found - true) ** 2).mean()])
+def test_one_loss_for_a_batch_stands_for_each_of_its_samples(loss):
+    data = batch({"x": torch.rand(4, 1), "y": torch.arange(4.0)})
+    objective = Regression(loss, {}, ["x"], "y").to("cpu")
+    losses, _ = objective(Constant(torch.tensor([2.0])), data)
+    assert losses.tolist() == [1.5] * 4
+
+
+def test_a_loss_of_one_number_sees_no_padding():
+    model = nn.Linear(2, 3)
+    data = classes()
+    padded = batch({name: torch.cat([rows, rows[:2]]) for name, rows in data.items()}, valid=6)
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 5.0]))
+    objective = Classification(weighted, {}, ["x"], "label", 3)
+    plain, _ = objective(model, data)
+    losses, outputs = objective(model, padded)
+    assert len(outputs) == 8
+    assert torch.equal(losses, plain)
+    assert losses.tolist() == [losses[0].item()] * 6
+    expected = nn.functional.cross_entropy(model(data["x"]), data["label"], weighted.weight)
+    assert losses[0].item() == pytest.approx(expected.item())
+
+
+def test_a_share_of_padding_has_no_loss_and_moves_no_weight():
+    model = nn.Linear(2, 3)
+    objective = Classification(nn.CrossEntropyLoss(), {}, ["x"], "label", 3)
+    data = batch(dict(classes()), valid=0)
+    losses, _ = objective(model, data)
+    assert losses.shape == (0,)
+    losses.backward(torch.zeros(0))
+    assert model.weight.grad.abs().max() == 0
+
+
+def test_what_is_no_loss_or_metric_is_named():
+    with pytest.raises(ConfigError, match=r"objective.loss.reduction: sum .* set mean, or none"):
+        Regression(nn.MSELoss(reduction="sum"), {}, ["x"], "y")
+    with pytest.raises(ConfigError, match=r"objective.metrics.mae: makes a L1Loss, which is no"):
+        Regression(nn.MSELoss(), {"mae": nn.L1Loss()}, ["x"], "y")
+    soft = batch({"x": torch.rand(4, 2), "label": torch.rand(4, 3)})
+    objective = Classification(nn.BCEWithLogitsLoss(reduction="none"), {}, ["x"], "label", 3)
+    with pytest.raises(ConfigError, match=r"objective.loss: gives \[4, 3\] for 4 samples"):
+        objective(nn.Linear(2, 3), soft)
 
 
 def test_wrong_outputs_and_fields_are_named():

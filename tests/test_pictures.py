@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from pipeline import pictures
-from pipeline.pictures import contact_sheet, learning_curves
+from pipeline.pictures import confusion_matrix, contact_sheet, learning_curves, signals
 
 GREEN, ORANGE = (34, 224, 138), (255, 75, 31)
 
@@ -98,3 +98,51 @@ def test_no_global_state_of_matplotlib_is_touched(tmp_path):
     before = matplotlib.get_backend(auto_select=False)
     contact_sheet(torch.rand(1, 3, 8, 8), tmp_path / "a.png")
     assert matplotlib.get_backend(auto_select=False) == before
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that would have been saved."""
+    saved = []
+    monkeypatch.setattr(pictures, "_save", lambda figure, path: saved.append(figure) or path)
+    return saved
+
+
+@pytest.mark.parametrize("epochs", [[0], [7], [0, 1], [3, 4, 5, 6]])
+def test_epochs_are_whole_numbers_and_no_legend_covers_a_line(tmp_path, figures, epochs):
+    history = [{"epoch": e, "train/loss": 1.0, "val/loss": 2.0} for e in epochs]
+    learning_curves(history, tmp_path / "c.png", {"loss": 3.0}, "mean")
+    (figure,) = figures
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert set(ticks) <= set(epochs)
+    assert ticks
+    legend, panel = axes.get_legend().get_window_extent(), axes.get_window_extent()
+    assert legend.x0 >= panel.x1
+    assert legend.x1 <= figure.bbox.x1
+
+
+def test_a_confusion_matrix_has_the_counts_and_the_names(tmp_path, figures):
+    counts = torch.tensor([[5, 1, 0], [0, 0, 2], [3, 0, 7]])
+    confusion_matrix(counts, ["ant", "bee", "a" * 40], tmp_path / "c.png", "epoch 3")
+    (axes,) = figures[0].axes
+    found = {(text.get_position()[::-1]): text.get_text() for text in axes.texts}
+    assert found == {(0, 0): "5", (0, 1): "1", (1, 2): "2", (2, 0): "3", (2, 2): "7"}
+    assert [one.get_text() for one in axes.get_yticklabels()] == ["ant", "bee", "a" * 15 + "..."]
+    shares = axes.images[0].get_array()
+    assert shares[1].tolist() == [0, 0, 1]
+
+
+def test_signals_are_lines_or_heat_maps(tmp_path, figures):
+    signals([torch.rand(30, 2), torch.rand(1, 50), torch.rand(40, 60)], tmp_path / "s.png", "abc")
+    lines, wave, heat = figures[0].axes
+    assert [len(one.get_xdata()) for one in lines.lines] == [30, 30]
+    assert [len(one.get_xdata()) for one in wave.lines] == [50]
+    assert heat.images[0].get_array().shape == (40, 60)
+
+
+def test_names_in_any_script_are_drawn_without_a_word(tmp_path, recwarn):
+    assert confusion_matrix(torch.eye(2).long(), ["개미", "벌"], tmp_path / "c.png").exists()
+    assert [str(one.message) for one in recwarn if "Glyph" in str(one.message)] == []

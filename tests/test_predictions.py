@@ -1,3 +1,6 @@
+import re
+
+import numpy as np
 import pytest
 import torch
 
@@ -28,14 +31,14 @@ def test_landmarks_of_samples_spread_over_the_split(faces, drawn, tmp_path):
     assert path == tmp_path / "p.png"
     assert torch.equal(torch.random.get_rng_state(), before)
     images, landmarks, predicted, captions = drawn[0]
-    assert images.dtype == torch.uint8
-    assert landmarks.shape == predicted.shape == (5, 68, 2)
-    rows = [parts.transform("val")(parts.dataset("val")[row]) for row in (0, 3, 6, 8, 11)]
-    torch.testing.assert_close(landmarks, torch.stack([row["landmarks"] for row in rows]))
-    normalized = torch.stack([row["image"] for row in rows])
-    assert torch.equal(images, predictions.denormalized(normalized, parts.transform("val")))
+    rows = [parts.dataset("val")[row] for row in (0, 3, 6, 8, 11)]
+    # As the dataset has them, 48 pixels, where the model sees 64.
+    assert all(torch.equal(one, row["image"]) for one, row in zip(images, rows, strict=True))
+    assert len(images) == len(landmarks) == len(predicted) == 5
+    for points, row in zip(landmarks, rows, strict=True):
+        torch.testing.assert_close(points, row["landmarks"].as_subclass(torch.Tensor))
     alone = objective.metrics["nme"]
-    alone.update(predicted[:1], landmarks[:1])
+    alone.update(predicted[0][None], landmarks[0][None])
     assert captions[0] == f"nme {alone.compute():.3f}"
 
 
@@ -57,12 +60,55 @@ def test_classes_are_named(drawn, tmp_path):
     assert captions == ["bees 98%\nnot ants", "bees 98%"]
 
 
-def test_there_is_no_picture_without_images(drawn, tmp_path, monkeypatch):
+def test_pictures_are_as_the_model_saw_them_where_a_later_step_moves_them(faces, drawn, tmp_path):
+    crop = "+transform.val.cut={_target_: torchvision.transforms.v2.CenterCrop, size: 40}"
+    parts = Parts(
+        pipeline.compose(*faces, "loader=debug", crop, "+transform.val.cut._after_=resize")
+    )
+    predictions.draw(parts, parts.model(), parts.objective(), tmp_path / "p.png", count=2)
+    images, landmarks, _, _ = drawn[0]
+    assert all(one.shape == (3, 40, 40) for one in images)
+    expected = parts.transform("val")(parts.dataset("val")[0])["landmarks"]
+    torch.testing.assert_close(landmarks[0], expected.as_subclass(torch.Tensor))
+
+
+def test_sequences_are_drawn_without_their_padding(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    overrides = ["dataset=sequences", "loader=debug", "dataset.root=seq"]
-    parts = Parts(pipeline.compose(*overrides))
-    assert predictions.draw(parts, parts.model(), parts.objective(), tmp_path / "p.png") is None
-    assert drawn == []
+    drawn = []
+    monkeypatch.setattr(predictions, "signals", lambda *given: drawn.append(given) or given[1])
+    parts = Parts(pipeline.compose("dataset=sequences", "loader=debug", "dataset.root=seq",
+                                   "dataset.count=40"))  # fmt: skip
+    path = tmp_path / "p.png"
+    assert predictions.draw(parts, parts.model(), parts.objective(), path, count=4) == path
+    values, _, captions = drawn[0]
+    rows = [parts.dataset("val")[row]["sequence"] for row in (0, 2, 5, 7)]
+    assert all(torch.equal(one, row) for one, row in zip(values, rows, strict=True))
+    assert all(re.fullmatch(r"\w+ \d+%(, not \w+)?", caption) for caption in captions)
+
+
+def test_texts_and_tables_are_listed(tmp_path):
+    (tmp_path / "t.tsv").write_text("".join(f"{'ham' if n % 2 else 'spam'}\tno|{n} \x1b[31m\n"
+                                            for n in range(40)))  # fmt: skip
+    parts = Parts(pipeline.compose(
+        "dataset=delimited_text", f"dataset.root={tmp_path}", "dataset.file=t.tsv", "loader=debug",
+        "dataset.columns=[label,text]", f"dataset.cache_dir={tmp_path / 'cache'}",
+    ))  # fmt: skip
+    path = predictions.draw(parts, parts.model(), parts.objective(), tmp_path / "p.png", count=3)
+    assert path == tmp_path / "p.md"
+    lines = path.read_text().splitlines()
+    assert lines[0] == "| row | sample | true | predicted |"
+    assert len(lines) == 2 + 3
+    assert all(re.fullmatch(r"\| \d \| no/\d+ .\[31m \| (ham|spam) \| (ham|spam) \d+% \|", line)
+               and "\x1b" not in line for line in lines[2:])  # fmt: skip
+    np.save(tmp_path / "inputs.npy", np.arange(60, dtype=np.float32).reshape(20, 3))
+    np.save(tmp_path / "targets.npy", np.linspace(0, 1, 20, dtype=np.float32))
+    parts = Parts(pipeline.compose("dataset=arrays", "objective=regression", "loader=debug",
+                                   f"dataset.root={tmp_path}"))  # fmt: skip
+    path = predictions.draw(parts, parts.model(), parts.objective(), tmp_path / "q.png", count=2)
+    row = parts.dataset("val")[0]
+    shown = path.read_text().splitlines()[2]
+    assert f"| {', '.join(f'{one:.4g}' for one in row['input'].tolist())} |" in shown
+    assert f"| {float(row['target']):.4g} |" in shown
 
 
 def test_normalization_is_undone():

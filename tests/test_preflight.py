@@ -283,6 +283,7 @@ def test_late_errors_are_of_the_same_kind():
 
 
 def test_a_mapping_that_cannot_be_merged_into_what_is_there():
-    found = refusals("task=digest", "sampler={_target_: pipeline.samplers.Subset, fraction: 0.5}")
+    found = refusals("task=digest", "sampler={fraction: 0.5}")
     assert list(found) == ["sampler.fraction"]
-    assert "write '~sampler' '+sampler={...}'" in found["sampler.fraction"]
+    assert "add it with +sampler.fraction=..." in found["sampler.fraction"]
+    assert "'~sampler' '+sampler={...}'" in found["sampler.fraction"]

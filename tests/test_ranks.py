@@ -57,6 +57,14 @@ def test_each_sample_is_validated_once(length, size, found):
             assert math.isclose(many[key], value, rel_tol=limit, abs_tol=limit), (name, key)
 
 
+@pytest.mark.parametrize("size", [1, *MANY])
+def test_one_loss_for_a_share_weighs_as_a_loss_for_each_sample(size, found):
+    whole, each = (found[size]["fits"][name] for name in ("one loss for all", "gradients added up"))
+    assert without_loss(whole["steps"]) == without_loss(each["steps"])
+    assert losses(whole["steps"]) == pytest.approx(losses(each["steps"]), rel=1e-4, abs=1e-5)
+    assert whole["weights"] == pytest.approx(each["weights"], rel=1e-3, abs=1e-4)
+
+
 @pytest.mark.parametrize("size", MANY)
 def test_sharded_weights_learn_the_same(size, found):
     alone, many = found[1]["fsdp"], found[size]["fsdp"]

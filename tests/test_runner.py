@@ -55,8 +55,8 @@ def loader(dataset=None, size=4, tail="keep", shuffle=False, transform=None, **o
     return Loader(Plan(order, size, tail), fetch, LoaderOptions(**options))
 
 
-def objective():
-    loss = nn.MSELoss(reduction="none")
+def objective(reduction="none"):
+    loss = nn.MSELoss(reduction=reduction)
     return Regression(loss, {"mse": MeanSquaredError()}, ["x"], "y")
 
 
@@ -66,12 +66,12 @@ def network(dropout=0.0):
 
 
 def run(train=None, model=None, lr=0.05, scheduler=None, val=None, observers=(), folder=None,
-        keep=1, seed=0, optimizer=torch.optim.SGD, **options):  # fmt: skip
+        keep=1, seed=0, optimizer=torch.optim.SGD, reduction="none", **options):  # fmt: skip
     """Fit a small network; returns it and the result."""
     model = model or network()
     made = optimizer(model.parameters(), lr=lr)
     result = fit(
-        model, objective(), made, loader() if train is None else train, val or loader(),
+        model, objective(reduction), made, loader() if train is None else train, val or loader(),
         Options(**{"max_epochs": 2, **options}),
         scheduler=scheduler(made) if scheduler else None,
         checkpoints=Checkpoints(folder, keep) if folder else None,
@@ -142,6 +142,18 @@ def test_accumulated_gradients_are_the_mean_over_all_samples(size, accumulate):
     expected, _ = run(loader(size=22), lr=0.5, max_epochs=1)
     model, _ = run(loader(size=size), lr=0.5, max_epochs=1, accumulate=accumulate)
     torch.testing.assert_close(weights(model), weights(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("tail", "accumulate"), [("keep", 1), ("pad", 1), ("keep", 4), ("pad", 4)])
+def test_one_loss_for_a_batch_trains_as_a_loss_for_each_sample(tail, accumulate):
+    """Batches of 4 and one of 2, in steps of one batch and of 4 and 2."""
+    options = {"max_epochs": 3, "accumulate": accumulate}
+    expected, by_sample = run(loader(tail=tail), **options)
+    model, result = run(loader(tail=tail), reduction="mean", **options)
+    torch.testing.assert_close(weights(model), weights(expected), rtol=1e-5, atol=1e-6)
+    for one, other in zip(result.history, by_sample.history, strict=True):
+        assert one["train/loss"] == pytest.approx(other["train/loss"], rel=1e-4)
+        assert one["val/loss"] == pytest.approx(other["val/loss"], rel=1e-4)
 
 
 def test_groups_begin_anew_with_each_epoch():

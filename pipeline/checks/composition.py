@@ -19,7 +19,6 @@ from typing import Any
 
 import yaml
 from hydra import version
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
@@ -31,7 +30,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from pipeline.checks import environment, hydra_section, unknown_keys
+from pipeline.checks import environment, hydra_section, step_order, unknown_keys, whole_nodes
 from pipeline.checks.hydra_loader import JOB_NAME, Kept, Loader, not_set
 from pipeline.disclosure import Plain
 from pipeline.errors import ConfigError, Problem
@@ -194,9 +193,9 @@ class Composer:
         return list(self.loader.get_group_options(group))
 
     def _apply(self, override: Override, config: DictConfig) -> list[Problem]:
-        """Apply one override to a composed configuration, in hydra's own way."""
+        """Apply one override to a composed configuration, as hydra's own loader does here."""
         try:
-            ConfigLoaderImpl._apply_overrides_to_config([override], config)
+            whole_nodes.apply([override], config)
         except Exception as error:  # OmegaConf has a few that are none of its own
             key, value = override.key_or_group, _written(override)
             if override.package is not None:
@@ -237,8 +236,8 @@ def _not_mergeable(override: Override, config: DictConfig) -> list[Problem]:
     if not isinstance(value, dict) or not isinstance(node, DictConfig):
         return []
     return [
-        Problem(f"{key}.{name}", f"is not in the {key} that this would be merged into; to put this "
-                f"in its place, write '~{key}' '+{key}={{...}}'")
+        Problem(f"{key}.{name}", f"is not in the {key} that this is merged into; add it with "
+                f"+{key}.{name}=..., or replace all of {key} with '~{key}' '+{key}={{...}}'")
         for name in value
         if str(name) not in node
     ]  # fmt: skip
@@ -299,6 +298,7 @@ def _resolve(config: DictConfig, composed: Composed) -> None:
             value = _value(config, name, str(name), composed.unset) if name != "hydra" else _UNSET
             if value is not _UNSET:
                 composed.config[str(name)] = value
+    _settle(composed.config, composed.problems)
 
 
 @contextmanager
@@ -337,9 +337,15 @@ def plain(config: DictConfig) -> Plain:
     with environment.traced() as origins:
         value = Plain(_plain(config, "", problems))
     value.origins = origins
+    _settle(value, problems)
     if problems:
         raise ConfigError(problems)
     return value
+
+
+def _settle(config: Plain, problems: list[Problem]) -> None:
+    if "transform" in config:
+        config["transform"] = step_order.settle(config["transform"], problems)
 
 
 _UNSET = object()

@@ -21,15 +21,17 @@ from typing import Any, NoReturn
 
 from hydra._internal import hydra as hydras_own
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra._internal.hydra import Hydra
+from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobRuntime
+from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.checks import hydra_section
+from pipeline.checks import hydra_section, whole_nodes
 from pipeline.errors import ConfigError, Problem
 
 JOB_NAME = "run"  # of a composition that no program has a name for yet
@@ -62,7 +64,28 @@ class Kept:
 
 
 class Loader(ConfigLoaderImpl):
-    """Looks at the search path before hydra imports what it names."""
+    """Looks at the search path before hydra imports what it names; replaces whole nodes."""
+
+    def _load_configuration_impl(self, *args: Any, **options: Any) -> DictConfig:
+        with whole_nodes.in_hydra():
+            return super()._load_configuration_impl(*args, **options)
+
+    def _compose_config_from_defaults_list(
+        self, defaults: list[ResultDefault], repo: IConfigRepository
+    ) -> DictConfig:
+        """As hydra's, but a file's nodes replace nodes of another `_target_`."""
+        config = OmegaConf.create()
+        with flag_override(config, "no_deepcopy_set_nodes", True):
+            for default in defaults:
+                one = super()._compose_config_from_defaults_list([default], repo)
+                try:
+                    whole_nodes.merge(config, one)
+                except OmegaConfBaseException as error:
+                    raise ConfigCompositionException(
+                        f"In '{default.config_path}': {type(error).__name__} raised while "
+                        f"composing config:\n{error}"
+                    ) from error
+        return config
 
     def _process_config_searchpath(
         self,

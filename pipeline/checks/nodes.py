@@ -28,6 +28,12 @@ SCHEDULE_KEYS = ("warmup", "interval")  # of a scheduler node, but ours
 # Importing torchmetrics takes 1.3 s; tasks that measure nothing check only the names below it.
 _DATA_ONLY = ("digest", "replay")
 _SLOW = ("torchmetrics.", "pipeline.metrics.")
+# What a LightningModule brings beside its forward, and what is asked in its place.
+_OWN_STEPS = {
+    "training_step": "objective", "validation_step": "objective", "test_step": "objective",
+    "configure_optimizers": "optimizer and scheduler", "train_dataloader": "dataset",
+    "val_dataloader": "dataset",
+}  # fmt: skip
 # Keys of `dataset` that are no arguments; the last two are where the dataset takes them.
 OF_THE_BUILD = ("packed", "fingerprint", "fields", "facts")
 
@@ -144,6 +150,31 @@ def direction(config: Config, name: str) -> str | None:
         return None
     higher = getattr(metric, "higher_is_better", None)
     return None if higher is None else "max" if higher else "min"
+
+
+def own_steps(config: Config) -> list[str]:
+    """What is said of a model class with a training loop of its own, which nobody will call."""
+    if config.task in (*_DATA_ONLY, "check", "pack", "verify"):
+        return []
+    try:
+        model = trust.resolve(config.model["_target_"], "model")
+    except (ConfigError, KeyError, TypeError):
+        return []
+    own = [name for name in _OWN_STEPS if _defines(model, name)]
+    if not own:
+        return []
+    instead = ", ".join(dict.fromkeys(_OWN_STEPS[name] for name in own))
+    text = (
+        f"model: {model.__name__} is used by its forward alone; its {', '.join(own)} are not "
+        f"called. In their place are {instead} of the configuration (docs/own_parts.md)"
+    )
+    return [text]
+
+
+def _defines(model: Any, name: str) -> bool:
+    """Whether a class has a method that is not just Lightning's empty one."""
+    homes = [base.__module__ for base in getattr(model, "__mro__", ()) if name in vars(base)]
+    return bool(homes) and not homes[0].startswith(("lightning.", "pytorch_lightning."))
 
 
 def children(node: Any, key: str) -> Iterator[tuple[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline import world
-from pipeline.checks import trust
+from pipeline.checks import nodes, trust
 from pipeline.checks.signatures import arguments
 from pipeline.config import Config
 from pipeline.samplers import BatchStrategy, Identity
@@ -21,6 +21,7 @@ def find(config: Config) -> Iterator[str]:
     yield from _unused_batch_size(config)
     yield from _decoding_without_gpu(config)
     yield from _outside_of_srun(config)
+    yield from nodes.own_steps(config)
 
 
 def _pinning(config: Config) -> Iterator[str]:

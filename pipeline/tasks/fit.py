@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
@@ -36,7 +35,6 @@ from pipeline.loader import Loader
 from pipeline.meter import NonFiniteLossError
 from pipeline.objective import Objective
 from pipeline.observer import Observer, Record
-from pipeline.pictures import learning_curves
 from pipeline.plan import Plan
 from pipeline.preemption import Preempted, Preemption, Stop
 from pipeline.ranks.group import Group, join
@@ -47,11 +45,11 @@ from pipeline.saving import run_state
 from pipeline.saving.run_folder import RunFolder, Status
 from pipeline.schedules import renewed
 from pipeline.streams import StreamPlan
-from pipeline.tasks import predictions, progress, summary
+from pipeline.tasks import outcome, progress, summary
 from pipeline.tasks.opening import Opened, open_run
-from pipeline.tasks.recording import Digests, Ledger, Metrics, Quarantine
-from pipeline.tasks.validate import baseline, load_weights, monitored, print_table
-from pipeline.terminal import put, say
+from pipeline.tasks.recording import Confusions, Digests, Ledger, Metrics, Quarantine
+from pipeline.tasks.validate import baseline, load_weights, monitored
+from pipeline.terminal import say
 from pipeline.tracker import Nothing, Tracker
 from pipeline.world import World, usable_cpus
 
@@ -116,6 +114,8 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
         if opened.renewed is not None and state is not None and scheduler is not None:
             state = renewed(state, optimizer, scheduler)
         with watched(config, parts, group, opened, train) as (tracker, observers):
+            confusions = Confusions(objective)
+            observers.append(confusions)
             with _placed("before the first step"):
                 shown = [one for one in observers if isinstance(one, progress.Display)]
                 given = config.trainer.baseline
@@ -132,7 +132,8 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
                 opened.checkpoints.close()
             with _placed("after the last step"):
                 if opened.folder:
-                    report(config, parts, model, objective, result, constant, opened, tracker)
+                    report(config, parts, model, objective, result, constant, opened, tracker,
+                           confusions)  # fmt: skip
         group.meet()
     return result.best[f"val/{options.monitor}"] if result.best else None
 
@@ -160,20 +161,21 @@ def _placed(where: str) -> Iterator[None]:
 
 def report(
     config: Config, parts: Parts, model: nn.Module, objective: Objective, result: Result,
-    constant: Record, opened: Opened, tracker: Tracker,
+    constant: Record, opened: Opened, tracker: Tracker, confusions: Confusions,
 ) -> None:  # fmt: skip
     """Say how it went, with the best weights, and where to look."""
     assert opened.folder is not None
     folder, last = opened.folder, result.history[-1]
-    print_report(result, constant, folder.manifest["monitor"], objective.baseline_name)
+    outcome.print_report(result, constant, folder.manifest["monitor"], objective.baseline_name)
     best = opened.checkpoints.best() if opened.checkpoints else None
     files = {"run": folder.path, "checkpoint": best}
     if config.trainer.pictures:
         if best:  # into a model of its own, as the trained one may be spread over ranks
             model = parts.model().to(parts.world.device)
             load_weights(model, best)
-        files |= draw_pictures(parts, model, objective, result, constant, folder.path)
-    show_files(files, tracker, int(last["step"]))
+        files |= outcome.draw_pictures(parts, model, objective, result, constant, folder.path)
+        files["confusion"] = outcome.draw_confusion(objective, confusions, result, folder.path)
+    outcome.show_files(files, tracker, int(last["step"]))
     folder.manifest |= {"reason": result.reason, "best": result.best, "order": result.order,
                         "last": last, "baseline": constant,
                         "worker_deaths": sum(one["worker_deaths"] for one in result.history),
@@ -330,60 +332,3 @@ def command_line(*given: str) -> str:
 def overrides() -> list[str]:
     """The overrides of this job as they may be written down, also where a launcher started it."""
     return disclosure.words(hydra_output.overrides())
-
-
-def print_report(result: Result, constant: Record, monitor: str, baseline_name: str) -> None:
-    """Print to stdout the metrics of the best and the last epoch beside the baseline's; speed."""
-    last = result.history[-1]
-    columns: dict[str, Record] = {}
-    if result.best is not None and result.best is not last:
-        columns[f"best, epoch {result.best['epoch']}"] = _measured(result.best)
-    title = "best and last" if result.best is last else "last"
-    columns[f"{title}, epoch {last['epoch']}"] = _measured(last)
-    if constant:
-        columns[baseline_name] = constant
-    print_table(columns, monitor)
-    own = next(iter(columns.values())).get(monitor, math.nan)
-    if constant.get(monitor):
-        put(f"{monitor} {own:.4f} | {baseline_name} {constant[monitor]:.4f} | "
-              f"ratio {own / constant[monitor]:.2f}")  # fmt: skip
-    seconds = sum(record["seconds"] for record in result.history)
-    speed = _over_time(result, "samples_per_second")
-    waiting = _over_time(result, "wait_share")
-    put(f"epochs {len(result.history)}, steps {last['step']}, {seconds:.1f} s of training: "
-          f"{speed:,.0f} samples/s, {waiting:.0%} of the time waiting for data; "
-          f"ended by {result.reason}")  # fmt: skip
-
-
-def _measured(record: Record) -> Record:
-    """What validation gave; and the training loss for comparison."""
-    values = {name[4:]: value for name, value in record.items() if name.startswith("val/")}
-    return {**values, "training loss": record["train/loss"]}
-
-
-def _over_time(result: Result, name: str) -> float:
-    """The mean of a record's value, each epoch weighing as long as it took."""
-    seconds = sum(record["seconds"] for record in result.history)
-    return sum(record[name] * record["seconds"] for record in result.history) / seconds
-
-
-def draw_pictures(
-    parts: Parts, model: nn.Module, objective: Objective, result: Result, constant: Record,
-    folder: Path,
-) -> dict[str, Path | None]:  # fmt: skip
-    """Draw the learning curves and, for images, predictions of validation samples."""
-    return {
-        "curves": learning_curves(
-            result.history, folder / "curves.png", constant, objective.baseline_name
-        ),
-        "predictions": predictions.draw(parts, model, objective, folder / "predictions.png"),
-    }
-
-
-def show_files(files: Mapping[str, Path | None], tracker: Tracker, step: int) -> None:
-    """Say on stdout where to look; pictures go to the tracker, too."""
-    for name, path in files.items():
-        if path is not None:
-            put(f"{name:<12} {path}")
-            if path.suffix == ".png":
-                tracker.picture(name, path, step)

@@ -1,8 +1,17 @@
-"""A picture of what a model predicts for a few samples of a split."""
+"""What a model predicts for a few samples of a split, to be looked at.
+
+    pictures                 a sheet of them: landmarks drawn, classes below
+    sound, sequences         a sheet of curves, or of heat maps where there are many channels
+    text, tables, all else   predictions.md, a line a sample
+
+Pictures are shown as large as the dataset has them, where that shows what the model saw.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,43 +19,171 @@ from torch import Tensor, nn
 
 from pipeline.batch_transforms import BatchCompose
 from pipeline.build import Parts
+from pipeline.collate import plain
 from pipeline.fetch import Batch
 from pipeline.objective import Classification, LandmarkRegression, Objective
-from pipeline.pictures import contact_sheet
+from pipeline.pictures import contact_sheet, shortened, signals
 from pipeline.plan import Request
 from pipeline.randomness import scope
+from pipeline.saving.disk import write_atomically
 from pipeline.streams import StreamPlan
 from pipeline.transforms import Compose, Normalize
+
+MOST_PIXELS = 512  # of a picture's longer side
+_FEW = 4  # numbers of a target that are written out
 
 
 def draw(
     parts: Parts, model: nn.Module, objective: Objective, path: Path, split: str = "val",
     count: int = 12,
 ) -> Path | None:  # fmt: skip
-    """Draw predictions for samples spread evenly over the split.
+    """Show predictions for samples spread evenly over the split.
 
     Landmarks are drawn onto the image, with each one's error below; of classes, the predicted one
-    stands below, and the true one where it is another. Returns None for samples without images,
-    and for streams, in which samples cannot be picked.
+    stands below, and the true one where it is another.
+
+    Args:
+        path: a .png; what is no picture goes beside it, as .md.
+
+    Returns:
+        What was written; None for streams, in which samples cannot be picked.
     """
     if isinstance(parts.plan(split), StreamPlan):
         return None
     device = next(model.parameters()).device
     batch = _spread(parts, split, count).to(device)
-    images = batch.get(objective.inputs[0])
-    if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] not in (1, 3):
-        return None
     with torch.no_grad():
         _, outputs = objective.to(device)(model.eval(), batch)
-    shown = denormalized(images, parts.transform(split), parts.batch_transform(split))
+    shown = batch.get(objective.inputs[0])
+    if isinstance(shown, Tensor) and shown.ndim == 4 and shown.shape[1] in (1, 3):
+        return _sheet(parts, objective, outputs, batch, path, split)
+    found = _outcomes(objective, outputs, batch)
+    lengths = batch.get(f"{objective.inputs[0]}_lengths")
+    if isinstance(shown, Tensor) and shown.is_floating_point() and shown.ndim == 3:
+        captions = [_caption(true, guess) for true, guess in found]
+        return signals(_unpadded(shown, lengths), path, captions)
+    return _listed(batch, objective, found, path.with_suffix(".md"))
+
+
+def _sheet(
+    parts: Parts, objective: Objective, outputs: Tensor, batch: Batch, path: Path, split: str
+) -> Path:
+    images = batch[objective.inputs[0]]
+    shown: Any = denormalized(images, parts.transform(split), parts.batch_transform(split))
+    large = _large(parts, objective.inputs[0], batch, split)
+    shown = shown if large is None else large
     if isinstance(objective, LandmarkRegression):
-        return contact_sheet(
-            shown, path, objective.targets(batch), objective.predictions(outputs, batch),
-            _errors(objective, outputs, batch),
-        )  # fmt: skip
+        true = _scaled(objective.targets(batch), images, shown)
+        predicted = _scaled(objective.predictions(outputs, batch), images, shown)
+        captions = _errors(objective, outputs, batch)
+        return contact_sheet(shown, path, true, predicted, captions)
+    found = _outcomes(objective, outputs, batch)
+    captions = [_caption(true, guess, between="\n") for true, guess in found]
+    return contact_sheet(shown, path, captions=captions)
+
+
+def _scaled(points: Tensor, seen: Tensor, shown: Sequence[Tensor]) -> list[Tensor]:
+    """Points in the pixels that the model saw, in those of what is shown: [L, 2] each."""
+    height, width = seen.shape[-2:]
+    sizes = [points.new_tensor([one.shape[-1] / width, one.shape[-2] / height]) for one in shown]
+    return [one * size for one, size in zip(points, sizes, strict=True)]
+
+
+def _large(parts: Parts, field: str, batch: Batch, split: str) -> list[Tensor] | None:
+    """The batch's pictures as they were before they were resized; None where that differs.
+
+    That is known by resizing them, and no more: it has to give what the model saw.
+    """
+    steps = parts.transform(split).steps
+    resize = next((name for name, step in steps.items() if type(step).__name__ == "Resize"), None)
+    if resize is None or parts.batch_transform(split):
+        return None
+    names = list(steps)
+    before = Compose({name: steps[name] for name in names[: names.index(resize)]})
+    behind = [name for name in names[names.index(resize) :] if isinstance(steps[name], Normalize)]
+    rest = Compose({name: steps[name] for name in (resize, *behind)})
+    found = []
+    with scope():
+        for row, index in enumerate(batch.indices.tolist()):
+            sample = before(parts.dataset(split)[index])
+            again = rest(dict(sample)).get(field)
+            seen = batch[field][row].cpu()
+            if again is None or again.shape != seen.shape or not torch.equal(plain(again), seen):
+                return None
+            found.append(_at_most(plain(sample[field])))
+    return found
+
+
+def _at_most(image: Tensor) -> Tensor:
+    """A picture [C, H, W] of at most `MOST_PIXELS` on its longer side."""
+    factor = MOST_PIXELS / max(image.shape[-2:])
+    if factor >= 1:
+        return image
+    from torchvision.transforms.v2.functional import resize
+
+    size = [max(1, round(side * factor)) for side in image.shape[-2:]]
+    return resize(image, size, antialias=True)
+
+
+def _outcomes(objective: Objective, outputs: Tensor, batch: Batch) -> list[tuple[str, str]]:
+    """What was true and what was predicted of each sample, in words."""
     if isinstance(objective, Classification):
-        return contact_sheet(shown, path, captions=_classes(objective, outputs, batch))
-    return None
+        names = objective.names
+        shares, chosen = outputs.softmax(-1).max(-1)
+        true = objective.targets(batch).tolist()
+        guesses = zip(chosen.tolist(), shares.tolist(), strict=True)
+        return [(names[one], f"{names[guess]} {share:.0%}")
+                for one, (guess, share) in zip(true, guesses, strict=True)]  # fmt: skip
+    target, predicted = objective.targets(batch), objective.predictions(outputs, batch)
+    if target[0].numel() <= _FEW and target.shape == predicted.shape:
+        return [(_numbers(one), _numbers(other))
+                for one, other in zip(target, predicted, strict=True)]  # fmt: skip
+    return [("", error) for error in _errors(objective, outputs, batch)]
+
+
+def _numbers(value: Tensor) -> str:
+    return ", ".join(f"{number:.4g}" for number in value.flatten().tolist())
+
+
+def _caption(true: str, guess: str, between: str = ", ") -> str:
+    """A prediction, and what was true where that is another."""
+    if not true:
+        return guess
+    name, _, share = guess.rpartition(" ")
+    if share.endswith("%"):
+        return guess if name == true else f"{guess}{between}not {true}"
+    return f"{guess}{between}true {true}"
+
+
+def _unpadded(values: Tensor, lengths: Any) -> list[Tensor]:
+    """Each sample without its padding; time is the dimension that the longest fills."""
+    if not isinstance(lengths, Tensor):
+        return list(values)
+    time = 1 if values.shape[1] == int(lengths.max()) else 2
+    return [one.narrow(time - 1, 0, max(int(length), 1))
+            for one, length in zip(values, lengths, strict=True)]  # fmt: skip
+
+
+def _listed(
+    batch: Batch, objective: Objective, found: Sequence[tuple[str, str]], path: Path
+) -> Path:
+    """Write a table in Markdown: row, what the sample is, what was true, what was predicted."""
+    lines = ["| row | sample | true | predicted |", "|---|---|---|---|"]
+    for place, (true, guess) in enumerate(found):
+        row = [str(int(batch.indices[place])), _words_of(batch, objective, place), true, guess]
+        lines.append(f"| {' | '.join(shortened(one, 100).replace('|', '/') for one in row)} |")
+    write_atomically(path, ("\n".join(lines) + "\n").encode())
+    return path
+
+
+def _words_of(batch: Batch, objective: Objective, place: int) -> str:
+    """A sample in words: its texts, or else the beginning of what the model was given."""
+    lists = [value for value in batch.values() if isinstance(value, list) and len(value) > place]
+    texts = [value[place] for value in lists if isinstance(value[place], str)]
+    if texts:
+        return " / ".join(texts)
+    value = batch[objective.inputs[0]][place].flatten()
+    return _numbers(value[:8]) + (" ..." if value.numel() > 8 else "")
 
 
 def denormalized(images: Tensor, *transforms: Compose | BatchCompose) -> Tensor:
@@ -79,14 +216,3 @@ def _errors(objective: Objective, outputs: Tensor, batch: Batch) -> list[str]:
         captions.append(f"{name} {float(metric.compute()):.3f}")
     metric.reset()
     return captions
-
-
-def _classes(objective: Classification, outputs: Tensor, batch: Batch) -> list[str]:
-    names = objective.classes or [str(number) for number in range(objective.num_classes)]
-    shares, chosen = outputs.softmax(-1).max(-1)
-    return [
-        f"{names[guess]} {share:.0%}" + ("" if guess == true else f"\nnot {names[true]}")
-        for guess, true, share in zip(
-            chosen.tolist(), objective.targets(batch).tolist(), shares.tolist(), strict=True
-        )
-    ]

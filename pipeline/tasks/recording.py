@@ -7,10 +7,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from pipeline.bad_samples import LeftOut
 from pipeline.budget import Budget
 from pipeline.fetch import Batch
 from pipeline.meter import Step
+from pipeline.objective import Objective
 from pipeline.observer import Observer, Record
 from pipeline.quarantine import QuarantineFile, entries, notes
 from pipeline.saving.disk import append
@@ -39,6 +42,30 @@ class Metrics(Observer):
         if event == "epoch":  # so that its mean is no second curve's point at the same step
             metrics["epoch/train/loss"] = metrics.pop("train/loss")
         self.tracker.log(metrics, int(record["step"]))
+
+
+class Confusions(Observer):
+    """Keeps which classes were taken for which in each validation.
+
+    Attributes:
+        by_epoch: int64[C, C] as `Classification.confusion` has it; empty for other objectives.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+        self.by_epoch: dict[int, Tensor] = {}
+
+    def on_epoch_end(self, record: Record) -> None:
+        found = getattr(self.objective, "confusion", None)
+        if found is not None and "val/loss" in record:
+            self.by_epoch[int(record["epoch"])] = found
+
+    def best(self, epoch: int | None) -> tuple[int, Tensor] | None:
+        """An epoch and its counts: the wanted one, or the last that this process validated."""
+        if not self.by_epoch:
+            return None
+        epoch = epoch if epoch in self.by_epoch else max(self.by_epoch)
+        return epoch, self.by_epoch[epoch]
 
 
 class Digests(Observer):
