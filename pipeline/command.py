@@ -17,7 +17,7 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -33,7 +33,7 @@ from omegaconf import DictConfig
 import pipeline
 from pipeline import endpoints, familiar_names, hydra_output, preemption, tasks, terminal, world
 from pipeline.checks import allowances, hydra_loader, preflight
-from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain
+from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain, with_run_dir
 from pipeline.config import Config
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
 from pipeline.preemption import Preempted, Preemption, Stop
@@ -43,7 +43,7 @@ from pipeline.tasks import sweep
 from pipeline.terminal import put, say
 
 INTERRUPTED = 130
-OF_MANY_RANKS = ("fit", "validate")  # tasks that ranks share; the others are done by one process
+OF_MANY_RANKS = ("fit", "validate", "digest")  # tasks that ranks share; one process does others
 _script: str | None = None  # the file that this program was started from
 # What gloo says when a process at the other end of a connection is gone.
 _LOST = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "onnection refused")
@@ -71,12 +71,15 @@ def main(argv: Sequence[str], entry: Callable[[], Any] | None = None) -> int:
             _own_options(argv) as (options, overrides),
             terminal.harmless_libraries(),
         ):
-            return _main(options, with_overrides_of_run(overrides), entry or _entry())
+            given = with_overrides_of_run(with_run_dir(overrides))
+            return _main(options, given, entry or _entry(), argv)
     except BaseException as error:
         return report(error)
 
 
-def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) -> int:
+def _main(
+    options: list[str], overrides: list[str], entry: Callable[[], Any], typed: Sequence[str]
+) -> int:
     with terminal.held_back():
         args = get_args_parser().parse_args([*options, *overrides])
     if args.experimental_rerun is not None:
@@ -89,16 +92,30 @@ def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) ->
     composer, single = _checked(args)
     options = [*options, "--config-path", composer.path]
     looks = hydra_output.shown() if _only_looks(args) else hydra_output.saved()
+    kept = composer.kept if single or _only_looks(args) else None
+    loads = hydra_loader.checked(single, hydra_output.JobLoader, kept)
     try:
-        kept = composer.kept if single or _only_looks(args) else None
-        with _argv([*options, *overrides]), looks, hydra_loader.checked(single, kept):
-            entry()
+        with _argv([*options, *overrides]), looks, loads:
+            if single:
+                entry()
+            else:
+                with _environment(_for_jobs()), preemption.job():
+                    entry()
     except Stop as stop:
+        sweep.say_how_far([_program(), *typed])
         if args.multirun:
-            text = "stopped between two jobs of the sweep, where nothing is lost; the same command"
-            raise Preempted(f"{stop.name}: {text} with resume=auto goes on") from None
+            text = "stopped in the sweep, where nothing is lost"
+            raise Preempted(f"{stop.name}: {text}") from None
+        raise
+    except BaseException:
+        sweep.say_how_far([_program(), *typed])
         raise
     return 0
+
+
+def _program() -> str:
+    """What stands after `python` in a command line for this program."""
+    return _script if _script is not None else "run.py"
 
 
 def _checked(args: argparse.Namespace) -> tuple[Composer, bool]:
@@ -148,9 +165,10 @@ def execute(composed: DictConfig) -> float | None:
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
         folder = Path(job.runtime.output_dir)
-        return sweep.run_job(
-            folder, hydra_output.overrides(), lambda: _accepted(composed, folder), _run, report
-        )
+        with preemption.job():
+            return sweep.run_job(
+                folder, hydra_output.overrides(), lambda: _accepted(composed, folder), _run, report
+            )
     try:
         return _run(_accepted(composed))
     except BaseException as error:
@@ -286,7 +304,6 @@ def _own_options(argv: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
     if "--version" in rest:
         put(_versions())
         raise SystemExit(0)
-    kept = {name: os.environ.get(name) for name in (*named, endpoints.SAID)}
     with terminal.held_back():
         args, unknown = get_args_parser().parse_known_intermixed_args(rest)
     preflight.raise_if([_no_option(word, rest) for word in unknown if word.startswith("-")])
@@ -294,16 +311,36 @@ def _own_options(argv: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
     left = list(overrides)
     options = [word for word in rest if not (left and word == left[0] and left.pop(0))]
     # In the environment, processes that launchers start see it too.
-    for variable, names in named.items():
-        before = allowances.names([kept[variable] or ""])
-        os.environ[variable] = ",".join(dict.fromkeys([*before, *names]))
-    try:
+    allowed = {
+        variable: ",".join(
+            dict.fromkeys([*allowances.names([os.environ.get(variable, "")]), *names])
+        )
+        for variable, names in named.items()
+    }
+    with _environment({**allowed, endpoints.SAID: os.environ.get(endpoints.SAID)}):
         yield options, overrides
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables for a time; None leaves one as it is, and puts it back, too."""
+    kept = {name: os.environ.get(name) for name in variables}
+    os.environ.update({name: value for name, value in variables.items() if value is not None})
+    try:
+        yield
     finally:
-        for variable, value in kept.items():
-            os.environ.pop(variable, None)
+        for name, value in kept.items():
+            os.environ.pop(name, None)
             if value is not None:
-                os.environ[variable] = value
+                os.environ[name] = value
+
+
+def _for_jobs() -> dict[str, str]:
+    """Variables by which programs of a launcher (`python -m ...`) import what this one does: our
+    code first, and nothing from the folder that they start in.
+    """
+    path = [str(CONF.parent), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, path)), "PYTHONSAFEPATH": "1"}
 
 
 def _versions() -> str:

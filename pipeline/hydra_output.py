@@ -2,6 +2,7 @@
 
     shown      `--cfg`, `--info`, `--help`: hydra composes and prints
     saved      multirun.yaml of a sweep, and .hydra/ where `hydra.output_subdir` asks for it
+    JobLoader  the same in the processes that a launcher starts, which know nothing of `saved`
     overrides  of the job that runs
 
 Functions of hydra's are replaced for as long as it runs, and no longer.
@@ -22,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline import disclosure, reference, terminal
 from pipeline.checks import environment
+from pipeline.checks.hydra_loader import CheckedLoader
 
 
 @contextmanager
@@ -62,19 +64,37 @@ def _comments(section: DictConfig) -> dict[str, str]:
 def saved() -> Iterator[None]:
     """Let hydra save configurations without secrets."""
     sweeps, jobs = OmegaConf.save, utils._save_config
-
-    def save(config: Any, f: Any, resolve: bool = False) -> None:
-        Path(f).write_text(_text(config), encoding="utf-8")
-
-    def save_job(cfg: DictConfig, filename: str, output_dir: Path) -> None:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        (output_dir / filename).write_text(_text(cfg), encoding="utf-8")
-
-    OmegaConf.save, utils._save_config = staticmethod(save), save_job  # type: ignore[method-assign]
+    _save_without_secrets()
     try:
         yield
     finally:
         OmegaConf.save, utils._save_config = staticmethod(sweeps), jobs  # type: ignore[method-assign]
+
+
+class JobLoader(CheckedLoader):
+    """Composes the jobs of a sweep.
+
+    Launchers send it to their processes, where it is called before hydra saves anything of a job.
+    """
+
+    def load_sweep_config(
+        self, master_config: DictConfig, sweep_overrides: list[str]
+    ) -> DictConfig:
+        _save_without_secrets()
+        return super().load_sweep_config(master_config, sweep_overrides)
+
+
+def _save_without_secrets() -> None:
+    OmegaConf.save, utils._save_config = staticmethod(_save), _save_job  # type: ignore[method-assign]
+
+
+def _save(config: Any, f: Any, resolve: bool = False) -> None:
+    Path(f).write_text(_text(config), encoding="utf-8")
+
+
+def _save_job(cfg: DictConfig, filename: str, output_dir: Path) -> None:
+    output_dir.mkdir(parents=True, exist_ok=True)
+    (output_dir / filename).write_text(_text(cfg), encoding="utf-8")
 
 
 def overrides() -> list[str]:

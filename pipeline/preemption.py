@@ -244,6 +244,30 @@ def others() -> Iterator[None]:
         signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
 
 
+def keep_from_children() -> None:
+    """From here on, processes are started that take a Ctrl-C only when their `job` begins.
+
+    A terminal sends it to all processes; one that still imports would print where it was, in sixty
+    lines. This process hears it by the thread of its `Preemption`, as soon as its main thread runs
+    any line of Python; so this is for launchers that wait in small steps, as joblib does.
+    """
+    if _active and _in_main_thread() and hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def job() -> Iterator[None]:
+    """Take Ctrl-C as usual, in whatever process a launcher has started this."""
+    if not hasattr(signal, "pthread_sigmask") or not _in_main_thread():
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def leave_early() -> None:
     """Let a signal end this program as long as it only imports what it is made of."""
     for number in SIGNALS:

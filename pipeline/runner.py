@@ -198,9 +198,9 @@ class _Fit(Observer):
 
     def _validate(self, record: Record) -> None:
         assert self.val is not None
-        same_buffers(self.learner.model, self.group)
+        same_buffers(self.learner.measured, self.group)
         measured = validate(
-            self.learner.model, self.learner.objective, self.val, self.options.precision,
+            self.learner.measured, self.learner.objective, self.val, self.options.precision,
             self.group, self._val_turn, self.observers,
         )  # fmt: skip
         self.metrics = measured
@@ -248,6 +248,7 @@ class _Fit(Observer):
             return
         self._read()
         same_buffers(self.learner.model, self.group)
+        same_buffers(self.learner.measured, self.group)
         self.checkpoints.save(self._state(), self.learner.updates, improved)
 
     def _read(self) -> None:

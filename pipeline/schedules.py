@@ -1,8 +1,9 @@
-"""Learning rate schedules: a linear warm-up before any of torch's schedulers."""
+"""Learning rate schedules: a linear warm-up before any of torch's, and new ones later."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR
@@ -40,3 +41,23 @@ def with_warmup(
         return main(optimizer)
     rise = LinearLR(optimizer, start_factor=_START, total_iters=steps)
     return SequentialLR(optimizer, [rise, main(optimizer)], milestones=[steps])
+
+
+def renewed(
+    state: Mapping[str, Any], optimizer: Optimizer, scheduler: LRScheduler
+) -> dict[str, Any]:
+    """A checkpoint's state with a new schedule, and the learning rates that it begins with.
+
+    Args:
+        optimizer: new; its groups are those of the state.
+        scheduler: of `optimizer`.
+    """
+    groups = zip(
+        optimizer.state_dict()["param_groups"], state["optimizer"]["param_groups"], strict=True
+    )
+    now = [{**new, "params": old["params"]} for new, old in groups]
+    return {
+        **state,
+        "optimizer": {**state["optimizer"], "param_groups": now},
+        "scheduler": scheduler.state_dict(),
+    }

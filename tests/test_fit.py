@@ -13,8 +13,9 @@ from pipeline.errors import ConfigError
 from pipeline.learner import Options
 from pipeline.runner import Result
 from pipeline.saving import checkpoint
-from pipeline.tasks import fit
-from pipeline.tasks.fit import print_report, scheduler_moves, spare_cores
+from pipeline.tasks import fit, outcome
+from pipeline.tasks.fit import scheduler_moves, spare_cores
+from pipeline.tasks.outcome import print_report
 from pipeline.world import World
 from tests.program import run
 
@@ -223,10 +224,11 @@ def test_trust_and_folders_are_part_of_the_command_to_paste(monkeypatch):
 
 
 def test_classes_that_are_confused_are_drawn_for_the_best_epoch(tmp_path, capsys, monkeypatch):
-    from pipeline.tasks import fit
 
-    drawn, draw = [], fit.confusion_matrix
-    monkeypatch.setattr(fit, "confusion_matrix", lambda *given: drawn.append(given) or draw(*given))
+    drawn, draw = [], outcome.confusion_matrix
+    monkeypatch.setattr(
+        outcome, "confusion_matrix", lambda *given: drawn.append(given) or draw(*given)
+    )
     monkeypatch.chdir(tmp_path)
     done = run(capsys, "dataset=sequences", "dataset.root=seq", "dataset.count=60", "batch.size=16",
                "loader=debug", "trainer.max_epochs=3", "run_dir=run")  # fmt: skip

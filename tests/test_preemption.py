@@ -11,7 +11,7 @@ import pytest
 
 from pipeline import preemption
 from pipeline.errors import PREEMPTED
-from pipeline.preemption import SIGNALS, Preemption
+from pipeline.preemption import SIGNALS, Preemption, Stop
 from tests.program import ROOT
 
 
@@ -132,3 +132,32 @@ def test_leaving_under_a_profiler_gives_it_its_turn(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         preemption.leave(3)
     assert ended.value.code == 3
+
+
+def blocked_in_a_child():
+    """Whether a program that is started now begins with SIGINT blocked."""
+    code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout == "True\n"
+
+
+def waits_in_small_steps():
+    os.kill(os.getpid(), signal.SIGINT)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        time.sleep(0.005)
+
+
+def test_a_launchers_process_hears_of_ctrl_c_when_its_job_begins():
+    with Preemption(at_once=True) as outer, preemption.job():
+        preemption.keep_from_children()
+        assert blocked_in_a_child()
+        with preemption.job():
+            assert not blocked_in_a_child()
+        assert blocked_in_a_child()
+        with pytest.raises(Stop):  # this one hears it all the same
+            waits_in_small_steps()
+        assert outer.asked == "SIGINT"
+    assert not blocked_in_a_child()

@@ -167,15 +167,17 @@ def _record_problems(config: DictConfig) -> list[Problem]:
 
 
 @contextmanager
-def checked(single: bool, kept: Kept | None = None) -> Iterator[None]:
-    """Let hydra's entry load its configurations with `CheckedLoader`.
+def checked(
+    single: bool, loads: type[CheckedLoader] = CheckedLoader, kept: Kept | None = None
+) -> Iterator[None]:
+    """Let hydra's entry load its configurations with `loads`.
 
     Args:
         single: spare hydra a composition (0.1 s) from which it would learn that this is one run.
         kept: what was composed already.
     """
     loader, asks = ConfigLoaderImpl, Hydra.get_mode
-    hydras_own.ConfigLoaderImpl = partial(CheckedLoader, kept=kept)  # type: ignore[attr-defined, assignment]
+    hydras_own.ConfigLoaderImpl = partial(loads, kept=kept)  # type: ignore[attr-defined, assignment]
     if single:
         Hydra.get_mode = lambda *_, **__: RunMode.RUN  # type: ignore[method-assign]
     try:

@@ -13,10 +13,9 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline import announcement, endpoints
-from pipeline import config as schema
+from pipeline import announcement, endpoints, parsing
 from pipeline.checks import environment, hydra_section, nodes
-from pipeline.checks.composition import Composed, Composer
+from pipeline.checks.composition import Composed, Composer, with_run_dir
 from pipeline.config import Config
 from pipeline.disclosure import Plain
 from pipeline.errors import ConfigError, Problem
@@ -36,7 +35,7 @@ def examine(
     Args:
         begin: told of a configuration of the right types before torch is imported for the rest.
     """
-    config, problems = schema.check(container)
+    config, problems = parsing.check(container)
     if isinstance(container, Plain):
         problems += environment.check(container)
     problems += endpoints.check(container)
@@ -62,7 +61,7 @@ def compose(*overrides: str, config_dir: str | None = None) -> Config:
     Raises:
         ConfigError: with everything that is wrong.
     """
-    config = run(Composer(config_dir=config_dir), overrides)
+    config = run(Composer(config_dir=config_dir), with_run_dir(overrides))
     if config is None:
         raise ConfigError(Problem("hydra.mode", "a sweep is several configurations, not one"))
     return config
@@ -135,7 +134,7 @@ def _sweep(
     hydras = [one for one in overrides if one.is_hydra_override()]
     # The command line comes last and wins, as in the sweeper itself.
     swept = [*more, *(one for one in overrides if not one.is_hydra_override())]
-    axes = {one.get_key_element(): _values(one) for one in swept}
+    axes = {one.get_key_element(): values(one) for one in swept}
     if not problems:
         over = [str(one.input_line) for one in swept if one.is_sweep_override()]
         announce(announcement.of_sweep(over, list(map(len, axes.values()))))
@@ -174,7 +173,7 @@ def raise_if(problems: Sequence[Problem]) -> None:
         raise ConfigError(_distinct(problems))
 
 
-def _values(override: Override) -> list[str]:
+def values(override: Override) -> list[str]:
     """The override lines that a sweep over one key is made of."""
     if not override.is_sweep_override():
         return [str(override.input_line)]

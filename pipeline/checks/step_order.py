@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.config import nearest
 from pipeline.errors import Problem
+from pipeline.words import nearest
 
 AFTER, BEFORE = "_after_", "_before_"
 SPLITS = ("train", "val", "train_batch", "val_batch")

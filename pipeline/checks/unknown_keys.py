@@ -16,8 +16,9 @@ from pipeline import familiar_names
 from pipeline.checks import signatures, trust
 from pipeline.checks.hydra_loader import Loader
 from pipeline.checks.nodes import OF_THE_BUILD
-from pipeline.config import TASK_KEYS, nearest
+from pipeline.config import TASK_KEYS
 from pipeline.errors import ConfigError, Problem
+from pipeline.words import nearest
 
 _PLUGINS = {"hydra/launcher": "hydra-joblib-launcher or hydra-submitit-launcher",
             "hydra/sweeper": "hydra-optuna-sweeper or hydra-ax-sweeper"}  # fmt: skip

@@ -11,14 +11,17 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from pipeline import disclosure, hydra_output, quarantine
 from pipeline.build import Parts
@@ -30,23 +33,23 @@ from pipeline.identity.sources import code_of
 from pipeline.learner import Options
 from pipeline.loader import Loader
 from pipeline.meter import NonFiniteLossError
-from pipeline.objective import Classification, Objective
+from pipeline.objective import Objective
 from pipeline.observer import Observer, Record
-from pipeline.pictures import confusion_matrix, learning_curves
 from pipeline.plan import Plan
 from pipeline.preemption import Preempted, Preemption, Stop
 from pipeline.ranks.group import Group, join
 from pipeline.ranks.parallel import Parallel, prepare
-from pipeline.resumption import fingerprint
+from pipeline.resumption import fingerprint, spans
 from pipeline.runner import Result, fit
 from pipeline.saving import run_state
 from pipeline.saving.run_folder import RunFolder, Status
+from pipeline.schedules import renewed
 from pipeline.streams import StreamPlan
-from pipeline.tasks import predictions, progress, summary
+from pipeline.tasks import outcome, progress, summary
 from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.recording import Confusions, Digests, Ledger, Metrics, Quarantine
-from pipeline.tasks.validate import baseline, load_weights, monitored, print_table
-from pipeline.terminal import put, say
+from pipeline.tasks.validate import baseline, load_weights, monitored
+from pipeline.terminal import say
 from pipeline.tracker import Nothing, Tracker
 from pipeline.world import World, usable_cpus
 
@@ -57,6 +60,25 @@ _REPEATS_AFTER = 2.0
 
 def run(config: Config) -> float | None:
     """Train; returns the best value of the monitored metric, None if it never was finite."""
+    if config.trainer.fast_dev_run:
+        with TemporaryDirectory() as folder:
+            return _fit(_tried(config, folder))
+    return _fit(config)
+
+
+def _tried(config: Config, folder: str) -> Config:
+    """A configuration of one step and one batch of validation, whose files are thrown away."""
+    trainer = config.trainer.model_copy(
+        update={"max_epochs": 1, "max_steps": None, "checkpoint": None, "pictures": False}
+    )
+    scheduler = {**config.scheduler, "warmup": 0} if config.scheduler else None
+    return config.model_copy(update={
+        "trainer": trainer, "scheduler": scheduler, "run_dir": f"{folder}/run", "resume": None,
+        "tracker": {"_target_": "pipeline.tracker.Nothing"},
+    })  # fmt: skip
+
+
+def _fit(config: Config) -> float | None:
     parts = Parts(config)
     spare_cores(parts.world)
     wanted = config.distributed
@@ -74,18 +96,23 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
         options = make_options(config, objective)
         parallel = make_parallel(config)
         model = prepare(parts.model(), parallel, group)
-        optimizer = parts.optimizer(model)
         moves = scheduler_moves(options, train.plan) if config.scheduler else 0
-        scheduler = parts.scheduler(optimizer, moves)
-        own = fingerprint(config, train.fingerprint, moves)
+        scheduled = partial(_scheduled, parts, model)
+        optimizer, scheduler = scheduled(moves)
         opened = open_run(
-            config, group, own, overrides(), partial(parts.data, "train"),
-            lambda state: run_state.check_fit(state, model, optimizer), seed=config.seed,
-            device=train.world.device, monitor=options.monitor, data=_told(config, parts),
-            code=code_of(config),
+            config, group, fingerprint(config, train.fingerprint, moves), overrides(),
+            partial(parts.data, "train"),
+            lambda state: run_state.check_fit(state, model, optimizer), scheduled,
+            seed=config.seed, device=train.world.device, monitor=options.monitor,
+            data=_told(config, parts), code=code_of(config),
         )  # fmt: skip
         if opened.folder and config.trainer.progress != "none":
             say(summary.of_fit(config, parts, model, train, group, opened.folder.path))
+        state, last = opened.state, spans(opened.fingerprint)[-1:]
+        if last and last != [moves]:
+            optimizer, scheduler = scheduled(*last)
+        if opened.renewed is not None and state is not None and scheduler is not None:
+            state = renewed(state, optimizer, scheduler)
         with watched(config, parts, group, opened, train) as (tracker, observers):
             confusions = Confusions(objective)
             observers.append(confusions)
@@ -98,8 +125,8 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
                 result = fit(
                     model, objective, optimizer, train, val, options, scheduler=scheduler,
                     checkpoints=opened.checkpoints, observers=observers, seed=config.seed,
-                    group=group, parallel=parallel, preemption=preemption, resume=opened.state,
-                    fingerprint=own,
+                    group=group, parallel=parallel, preemption=preemption, resume=state,
+                    fingerprint=opened.fingerprint,
                 )  # fmt: skip
             if opened.checkpoints:
                 opened.checkpoints.close()
@@ -109,6 +136,12 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
                            confusions)  # fmt: skip
         group.meet()
     return result.best[f"val/{options.monitor}"] if result.best else None
+
+
+def _scheduled(parts: Parts, model: nn.Module, steps: int) -> tuple[Optimizer, LRScheduler | None]:
+    """A new optimizer, and its schedule for that many steps (or epochs)."""
+    optimizer = parts.optimizer(model)
+    return optimizer, parts.scheduler(optimizer, steps)
 
 
 def _told(config: Config, parts: Parts) -> dict[str, str]:
@@ -133,16 +166,16 @@ def report(
     """Say how it went, with the best weights, and where to look."""
     assert opened.folder is not None
     folder, last = opened.folder, result.history[-1]
-    print_report(result, constant, folder.manifest["monitor"], objective.baseline_name)
+    outcome.print_report(result, constant, folder.manifest["monitor"], objective.baseline_name)
     best = opened.checkpoints.best() if opened.checkpoints else None
     files = {"run": folder.path, "checkpoint": best}
     if config.trainer.pictures:
         if best:  # into a model of its own, as the trained one may be spread over ranks
             model = parts.model().to(parts.world.device)
             load_weights(model, best)
-        files |= draw_pictures(parts, model, objective, result, constant, folder.path)
-        files["confusion"] = draw_confusion(objective, confusions, result, folder.path)
-    show_files(files, tracker, int(last["step"]))
+        files |= outcome.draw_pictures(parts, model, objective, result, constant, folder.path)
+        files["confusion"] = outcome.draw_confusion(objective, confusions, result, folder.path)
+    outcome.show_files(files, tracker, int(last["step"]))
     folder.manifest |= {"reason": result.reason, "best": result.best, "order": result.order,
                         "last": last, "baseline": constant,
                         "worker_deaths": sum(one["worker_deaths"] for one in result.history),
@@ -188,6 +221,7 @@ def make_options(config: Config, objective: Objective) -> Options:
         save_every=kept.every_epochs if kept else 1,
         save_every_steps=kept.every_steps if kept else None,
         save_every_minutes=kept.every_minutes if kept else None,
+        ema=trainer.ema,
     )
 
 
@@ -251,6 +285,8 @@ def watched(
         status = "preempted"
         if opened.checkpoints is None:
             raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error
+        if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise Preempted(str(error)) from error  # the sweep says how it goes on
         again = shlex.join(["python", "run.py", f"resume={folder.path}"])
         raise Preempted(f"{error}. To go on:\n  {again}") from error
     except KeyboardInterrupt:
@@ -258,7 +294,11 @@ def watched(
         say(f"stopped; what there is of the run is in {folder.path}")
         raise
     finally:
-        folder.finish(status)
+        if status != "done" and folder.was_done and not opened.came_further():
+            opened.put_back()
+            folder.finish_unchanged(status)
+        else:
+            folder.finish(status)
 
 
 def recorders(config: Config, parts: Parts, folder: RunFolder) -> list[Observer]:
@@ -292,73 +332,3 @@ def command_line(*given: str) -> str:
 def overrides() -> list[str]:
     """The overrides of this job as they may be written down, also where a launcher started it."""
     return disclosure.words(hydra_output.overrides())
-
-
-def print_report(result: Result, constant: Record, monitor: str, baseline_name: str) -> None:
-    """Print to stdout the metrics of the best and the last epoch beside the baseline's; speed."""
-    last = result.history[-1]
-    columns: dict[str, Record] = {}
-    if result.best is not None and result.best is not last:
-        columns[f"best, epoch {result.best['epoch']}"] = _measured(result.best)
-    title = "best and last" if result.best is last else "last"
-    columns[f"{title}, epoch {last['epoch']}"] = _measured(last)
-    if constant:
-        columns[baseline_name] = constant
-    print_table(columns, monitor)
-    own = next(iter(columns.values())).get(monitor, math.nan)
-    if constant.get(monitor):
-        put(f"{monitor} {own:.4f} | {baseline_name} {constant[monitor]:.4f} | "
-              f"ratio {own / constant[monitor]:.2f}")  # fmt: skip
-    seconds = sum(record["seconds"] for record in result.history)
-    speed = _over_time(result, "samples_per_second")
-    waiting = _over_time(result, "wait_share")
-    put(f"epochs {len(result.history)}, steps {last['step']}, {seconds:.1f} s of training: "
-          f"{speed:,.0f} samples/s, {waiting:.0%} of the time waiting for data; "
-          f"ended by {result.reason}")  # fmt: skip
-
-
-def _measured(record: Record) -> Record:
-    """What validation gave; and the training loss for comparison."""
-    values = {name[4:]: value for name, value in record.items() if name.startswith("val/")}
-    return {**values, "training loss": record["train/loss"]}
-
-
-def _over_time(result: Result, name: str) -> float:
-    """The mean of a record's value, each epoch weighing as long as it took."""
-    seconds = sum(record["seconds"] for record in result.history)
-    return sum(record[name] * record["seconds"] for record in result.history) / seconds
-
-
-def draw_pictures(
-    parts: Parts, model: nn.Module, objective: Objective, result: Result, constant: Record,
-    folder: Path,
-) -> dict[str, Path | None]:  # fmt: skip
-    """Draw the learning curves, and predictions of validation samples."""
-    return {
-        "curves": learning_curves(
-            result.history, folder / "curves.png", constant, objective.baseline_name
-        ),
-        "predictions": predictions.draw(parts, model, objective, folder / "predictions.png"),
-    }
-
-
-def draw_confusion(
-    objective: Objective, confusions: Confusions, result: Result, folder: Path
-) -> Path | None:
-    """Draw which classes are taken for which, in the epoch of the best weights."""
-    found = confusions.best(int(result.best["epoch"]) if result.best else None)
-    if found is None or not isinstance(objective, Classification):
-        return None
-    epoch, counts = found
-    return confusion_matrix(
-        counts, objective.names, folder / "confusion.png", f"validation, epoch {epoch}"
-    )
-
-
-def show_files(files: Mapping[str, Path | None], tracker: Tracker, step: int) -> None:
-    """Say on stdout where to look; pictures go to the tracker, too."""
-    for name, path in files.items():
-        if path is not None:
-            put(f"{name:<12} {path}")
-            if path.suffix == ".png":
-                tracker.picture(name, path, step)

@@ -74,13 +74,14 @@ def _run(config: Config, parts: Parts, group: Group, path: Path) -> float:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Put a checkpoint's weights into `model`.
+    """Put a checkpoint's weights into `model`: their running mean, where the run had one.
 
     Raises:
         PenstockError: they are those of another model.
     """
     try:
-        model.load_state_dict(checkpoint.load(path)["model"])
+        state = checkpoint.load(path)
+        model.load_state_dict(state["averaged" if "averaged" in state else "model"])
     except (KeyError, RuntimeError, TypeError, AttributeError) as error:
         raise PenstockError(f"{path} does not fit the model of this configuration; give the "
                             f"overrides of its run. {error}") from error  # fmt: skip

@@ -186,8 +186,10 @@ def _unchanged(value: Any) -> Any:
 def start_method(options: LoaderOptions) -> str:
     """How worker processes are started."""
     # The platform's default comes first; asking for it by name would fix it for good.
+    known = multiprocessing.get_all_start_methods()
     chosen = options.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
-    return chosen or multiprocessing.get_all_start_methods()[0]
+    # In a process of joblib's the default is "loky", which is joblib's own and pickles everything.
+    return chosen if chosen in known else known[0]
 
 
 def _preload() -> None:
