@@ -83,6 +83,7 @@ class Preemption:
         self._first: tuple[str, float] | None = None
         self._raised: str | None = None
         self._waits = self._is_over = False
+        self._holds, self._held = 0, ""
         self._kept: dict[int, Any] = {}
         self._kept_fd = -1
         self._ends: tuple[socket.socket, socket.socket] | None = None
@@ -160,6 +161,9 @@ class Preemption:
 
     def _interrupt(self, name: str) -> None:
         """Raise `Stop`, once, if the main thread is where it may be."""
+        if self._holds:
+            self._held = name
+            return
         if self._raised is None and (self._at_once or self._waits) and not self._is_over:
             self._raised, self._waits = name, False
             raise Stop(name)
@@ -188,6 +192,27 @@ def forget() -> None:
     """Take no account of what was asked so far: another job begins."""
     for one in _active:
         one._first, one._raised = None, None
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Here a signal raises nothing; a `Stop` comes at the end, if one is to come.
+
+    For short work of libraries. Broken off anywhere, their own `finally` may raise another error
+    over what is half made, which would come out in the place of `Stop`.
+    """
+    taker = _active[-1] if _active and _in_main_thread() else None
+    if taker is None:
+        yield
+        return
+    taker._holds += 1
+    try:
+        yield
+    finally:
+        taker._holds -= 1
+    if taker._held and not taker._holds:
+        name, taker._held = taker._held, ""
+        taker._interrupt(name)
 
 
 class waiting:

@@ -23,6 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline import preemption
 from pipeline.checks import hydra_section
 from pipeline.errors import ConfigError, Problem
 
@@ -59,6 +60,7 @@ class CheckedLoader(Loader):
         SystemExit: caused by a ConfigError; hydra catches exceptions of other kinds.
     """
 
+    @preemption.held()
     def load_configuration(
         self,
         config_name: str | None,
