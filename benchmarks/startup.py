@@ -1,50 +1,111 @@
-"""How long until the first batch's hash, against importing the libraries alone.
+"""How long until the first line of output and the first step, against the imports alone.
 
-    python benchmarks/startup.py [--rounds 5]
+    python benchmarks/startup.py [--rounds 5] [overrides ...]
 
-Runs `python run.py task=digest steps=1 loader.num_workers=0` and a bare interpreter that imports
-torch, torchvision and hydra, in turns, and prints the medians of their wall and CPU seconds and
-the ratio. The embedded data is drawn beforehand, by one run that is not counted.
+Runs in turns
+
+    run         the program up to the end of its first training step
+    imports     a bare interpreter that imports the very modules of others that the run had by then,
+                in the same order
+    look        `--cfg job`
+
+and prints the medians of their wall and CPU seconds; for a run, when its first line came, and the
+ratio to the imports. What is drawn on first use is drawn beforehand, by a run that is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-DIGEST = [sys.executable, "run.py", "task=digest", "steps=1", "loader.num_workers=0"]
-IMPORTS = [sys.executable, "-c", "import torch, torchvision, hydra"]
+# The first step ends the process, after the names of the modules were written down.
+STEP = """
+import json, os, sys
+sys.path.insert(0, {root!r})
+from pipeline import command, tasks
+load = tasks.load
+
+def watched(name):
+    task = load(name)
+    from pipeline.learner import Learner
+    update = Learner.update
+
+    def once(self):
+        update(self)
+        ours = ("pipeline", "datasets", "__main__")
+        names = [one for one in sys.modules if one.split(".")[0] not in ours]
+        json.dump(names, open({names!r}, "w"))
+        os._exit(0)
+
+    Learner.update = once
+    return task
+
+tasks.load = watched
+sys.exit(command.main(sys.argv[1:]))
+"""
+IMPORTS = """
+import contextlib, importlib, json, os
+for name in json.load(open({names!r})):
+    with contextlib.suppress(Exception):  # made by its package, or a stand-in for another
+        importlib.import_module(name)
+os._exit(0)  # as the run does: to take the modules to pieces takes a second, too
+"""
 
 
-def timed(command: list[str]) -> tuple[float, float]:
-    """Wall and CPU seconds of a command."""
+def timed(command: list[str]) -> dict[str, float]:
+    """Wall and CPU seconds of a command, and wall seconds until its first line."""
     before, start = os.times(), time.perf_counter()
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        line = time.perf_counter() - start
+        output = child.stdout.read()
     wall, after = time.perf_counter() - start, os.times()
+    if child.returncode:
+        sys.exit(f"{command} ended with {child.returncode}:\n{output.decode()}")
     cpu = after.children_user + after.children_system
-    return wall, cpu - before.children_user - before.children_system
+    return {"line": line, "wall": wall, "cpu": cpu - before.children_user - before.children_system}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
-    timed(DIGEST)
-    runs = [(timed(IMPORTS), timed(DIGEST)) for _ in range(rounds)]
+    parser.add_argument("overrides", nargs="*")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        names = str(Path(folder) / "names.json")
+        step = STEP.format(root=str(ROOT), names=names)
+        own = [f"run_dir={folder}/run-${{now:%H%M%S%f}}", *given.overrides]
+        commands = {
+            "run": [sys.executable, "-c", step, *own],
+            "imports": [sys.executable, "-c", IMPORTS.format(names=names)],
+            "look": [sys.executable, "run.py", "--cfg", "job"],
+        }
+        timed(commands["run"])
+        print(f"{len(json.loads(Path(names).read_text()))} modules of others until the first step")
+        rounds = [{name: timed(words) for name, words in commands.items()}
+                  for _ in range(given.rounds)]  # fmt: skip
+
+    def median(name: str, kind: str) -> float:
+        return statistics.median(one[name][kind] for one in rounds)
+
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
-    for number, kind in enumerate(("wall", "cpu")):
-        imports = statistics.median(run[0][number] for run in runs)
-        digest = statistics.median(run[1][number] for run in runs)
-        print(
-            f"{kind}: imports {imports:.2f} s, digest {digest:.2f} s, ratio {digest / imports:.2f}"
-        )
+    print(f"first line after {median('run', 'line'):.2f} s (wall)")
+    for kind in ("wall", "cpu"):
+        run, imports, look = (median(name, kind) for name in commands)
+        print(f"{kind}: first step {run:.2f} s, imports {imports:.2f} s, ratio {run / imports:.2f};"
+              f" --cfg job {look:.2f} s")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     root/index.json, shard.00000.mds ...        divided by `val_fraction`
     root/train/index.json, root/val/index.json  divided already
 
-`pip install 'penstock[mds]'` brings the library (`streaming`), which wants numpy below 2.2 and
+`pip install mosaicml-streaming` brings the library (`streaming`), which wants numpy below 2.2 and
 transformers; importing it takes 5 s. Of the library only the shards' reader is used: orders,
 workers and ranks are Penstock's, so its `StreamingDataset` and its caches are not needed. Cost: a
 file is opened and 2 reads are made for each sample, about 30 us.
@@ -119,7 +119,7 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
             from streaming.base import format as library
         except ImportError as error:
             reason = (
-                "MDS is read by MosaicML's library: pip install 'penstock[mds]' (it wants "
+                "MDS is read by MosaicML's library: pip install mosaicml-streaming (it wants "
                 f"numpy below 2.2; now: {error})"
             )
             raise ConfigError(Problem("dataset", reason)) from error

@@ -1,9 +1,9 @@
 """The embedded default: drawn faces with 68 landmarks, made on this machine, without a network.
 
 The first use writes JPEGs and `face_landmarks.csv` in the layout of `datasets.face_landmarks`, into
-a folder of `root` that is named by what they depend on; later uses read it. Face `i` is a function
-of (seed, i, size), so equal arguments give equal bytes and a larger `count` begins with the same
-faces. Cost: 8 ms and 5 kB a face of 128 px, once.
+a folder of `root` that is named by what they depend on; later uses, of any run of this user, read
+it. Face `i` is a function of (seed, i, size), so equal arguments give equal bytes and a larger
+`count` begins with the same faces. Cost: 8 ms and 5 kB a face of 128 px, once.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ from pathlib import Path
 import numpy as np
 
 from datasets.face_landmarks import FaceLandmarks
-from datasets.reading.generated_folder import generated_folder, reading_generated
+from datasets.reading.generated_folder import (
+    generated_folder,
+    generated_root,
+    reading_generated,
+)
 from datasets.reading.image import Reader
 from datasets.reading.split import Split
 from pipeline.errors import ConfigError, Problem
 from pipeline.randomness import hash64
+from pipeline.terminal import watched
 
 VERSION = 1  # raise it when the drawings change
 _CSV = "face_landmarks.csv"
@@ -31,7 +36,8 @@ class SyntheticFaces(FaceLandmarks):
     """Drawn faces; samples as in `FaceLandmarks`: `image` [3, size, size] and `landmarks` [68, 2].
 
     Args:
-        root: folder that the data is written to, in one subfolder for each set of arguments.
+        root: folder that the data is written to, in one subfolder for each set of arguments; None:
+            in the user's cache (see `datasets.reading.generated_folder`).
         split: "train" or "val".
         count: number of faces of both splits.
         size: height and width in pixels, 32 to 1024.
@@ -45,7 +51,7 @@ class SyntheticFaces(FaceLandmarks):
 
     def __init__(
         self,
-        root: str = "data/synthetic_faces",
+        root: str | None = None,
         split: Split = "train",
         count: int = 1000,
         size: int = 128,
@@ -59,10 +65,8 @@ class SyntheticFaces(FaceLandmarks):
         if not 32 <= size <= 1024:
             raise ConfigError(Problem("dataset.size", f"{size} pixels; allowed: 32 to 1024"))
         name = f"{count}x{size}-seed{seed}-v{VERSION}"
-        folder = generated_folder(
-            Path(root).expanduser() / name,
-            lambda beside: _write(beside, count, size, seed, Path(root) / name),
-        )
+        place = generated_root(root, "synthetic_faces") / name
+        folder = generated_folder(place, lambda beside: _write(beside, count, size, seed, place))
         with reading_generated(folder):
             super().__init__(
                 str(folder),
@@ -81,12 +85,12 @@ def _write(folder: Path, count: int, size: int, seed: int, place: Path) -> None:
     from datasets.drawn_faces.look import Look
     from datasets.drawn_faces.shape import FaceShape, Pose
 
-    _log.info("drawing %d synthetic faces into %s", count, place)
+    _log.info("drawing %d synthetic faces into %s, once; later runs read them", count, place)
     with (folder / _CSV).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         parts = [f"part_{part}_{axis}" for part in range(68) for axis in "xy"]
         writer.writerow(["image_name", *parts])
-        for number in range(count):
+        for number in watched(range(count), count, "drawing faces"):
             random = np.random.default_rng(hash64(seed, "face", number))
             shape, look = FaceShape.drawn(random), Look.drawn(random)
             pose = Pose.drawn(random, shape, size)

@@ -14,7 +14,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from datasets.reading.generated_folder import generated_folder, reading_generated
+from datasets.reading.generated_folder import (
+    generated_folder,
+    generated_root,
+    reading_generated,
+)
 from datasets.reading.split import Split
 from datasets.sequences import Sequences
 from pipeline.errors import ConfigError, Problem
@@ -31,7 +35,8 @@ class SyntheticSequences(Sequences):
     """Strokes; samples as in `Sequences`: `sequence` (float32 [T, 2]) and `label` (0 to 3).
 
     Args:
-        root: folder that the data is written to, in one subfolder for each set of arguments.
+        root: folder that the data is written to, in one subfolder for each set of arguments; None:
+            in the user's cache (see `datasets.reading.generated_folder`).
         split: "train" or "val".
         count: number of strokes of both splits, 8 or more.
         shortest, longest: bounds of the lengths, in steps; 3 or more.
@@ -45,7 +50,7 @@ class SyntheticSequences(Sequences):
 
     def __init__(
         self,
-        root: str = "data/synthetic_sequences",
+        root: str | None = None,
         split: Split = "train",
         count: int = 2000,
         shortest: int = 5,
@@ -65,7 +70,7 @@ class SyntheticSequences(Sequences):
             )
         name = f"{count}x{shortest}-{longest}-seed{seed}-v{VERSION}"
         folder = generated_folder(
-            Path(root).expanduser() / name,
+            generated_root(root, "synthetic_sequences") / name,
             lambda beside: _write(beside, count, (shortest, longest), seed),
         )
         with reading_generated(folder):

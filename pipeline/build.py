@@ -34,7 +34,7 @@ from pipeline.making import Lazy, make
 from pipeline.packs.packing import backend_for, pack
 from pipeline.packs.recipe import Recipe
 from pipeline.packs.squares import fits
-from pipeline.plan import Plan
+from pipeline.plan import Plan, not_empty
 from pipeline.randomness import hash64, scope, seed_global
 from pipeline.samplers import BatchStrategy, Order, Sequential, Tail
 from pipeline.schedules import warmup_steps, with_warmup
@@ -185,14 +185,14 @@ class Parts:
         """The addresses of a split. Validation goes through everything in order."""
         if split not in self._plans:
             dataset, size, tail = self.dataset(split), self._batch_size(split), self._tail(split)
-            together = self.batch_transform(split).together
+            train, short = split == "train", self.config.trainer.short(split)
             if is_stream(dataset):
                 order, length = self._stream_order(split), length_of(dataset)
-                self._plans[split] = StreamPlan(order, size, tail, length)
+                self._plans[split] = StreamPlan(order, size, tail, length, *short)
             else:
-                train = split == "train"
                 sampler = self._sampler() if train else Sequential(len(dataset))
-                self._plans[split] = Plan(sampler, size, tail, together)
+                together = self.batch_transform(split).together
+                self._plans[split] = not_empty(Plan(sampler, size, tail, together, *short))
         return self._plans[split]
 
     def _batch_size(self, split: str) -> int:

@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import platform
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipeline import endpoints, hydra_output, preemption, tasks, terminal, world
+import pipeline
+from pipeline import endpoints, familiar_names, hydra_output, preemption, tasks, terminal, world
 from pipeline.checks import allowances, hydra_loader, preflight
 from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain
 from pipeline.config import Config
@@ -37,7 +40,7 @@ from pipeline.preemption import Preempted, Preemption, Stop
 from pipeline.ranks import launch
 from pipeline.resumption import with_overrides_of_run
 from pipeline.tasks import sweep
-from pipeline.terminal import say
+from pipeline.terminal import put, say
 
 INTERRUPTED = 130
 OF_MANY_RANKS = ("fit", "validate")  # tasks that ranks share; the others are done by one process
@@ -68,12 +71,14 @@ def main(argv: Sequence[str], entry: Callable[[], Any] | None = None) -> int:
             _own_options(argv) as (options, overrides),
             terminal.harmless_libraries(),
         ):
-            return _main(options, with_overrides_of_run(overrides), entry or _entry())
+            return _main(options, with_overrides_of_run(overrides), entry or _entry(), argv)
     except BaseException as error:
         return report(error)
 
 
-def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) -> int:
+def _main(
+    options: list[str], overrides: list[str], entry: Callable[[], Any], typed: Sequence[str]
+) -> int:
     with terminal.held_back():
         args = get_args_parser().parse_args([*options, *overrides])
     if args.experimental_rerun is not None:
@@ -81,20 +86,35 @@ def _main(options: list[str], overrides: list[str], entry: Callable[[], Any]) ->
         raise ConfigError(Problem("--experimental-rerun", reason))
     if args.multirun and world.is_launched():
         raise ConfigError("a sweep starts the ranks of each of its jobs itself; run it with python "
-                          "run.py -m, and not under torchrun")  # fmt: skip
+                          "run.py -m, and not under torchrun or srun")  # fmt: skip
     # What was checked is what runs, wherever hydra would think the folder lies.
     composer, single = _checked(args)
     options = [*options, "--config-path", composer.path]
     looks = hydra_output.shown() if _only_looks(args) else hydra_output.saved()
+    kept = composer.kept if single or _only_looks(args) else None
+    loads = hydra_loader.checked(single, hydra_output.JobLoader, kept)
     try:
-        with _argv([*options, *overrides]), looks, hydra_loader.checked(single):
-            entry()
+        with _argv([*options, *overrides]), looks, loads:
+            if single:
+                entry()
+            else:
+                with _environment(_for_jobs()), preemption.job():
+                    entry()
     except Stop as stop:
+        sweep.say_how_far([_program(), *typed])
         if args.multirun:
-            text = "stopped between two jobs of the sweep, where nothing is lost; the same command"
-            raise Preempted(f"{stop.name}: {text} with resume=auto goes on") from None
+            text = "stopped in the sweep, where nothing is lost"
+            raise Preempted(f"{stop.name}: {text}") from None
+        raise
+    except BaseException:
+        sweep.say_how_far([_program(), *typed])
         raise
     return 0
+
+
+def _program() -> str:
+    """What stands after `python` in a command line for this program."""
+    return _script if _script is not None else "run.py"
 
 
 def _checked(args: argparse.Namespace) -> tuple[Composer, bool]:
@@ -114,7 +134,14 @@ def _preflight(args: argparse.Namespace) -> tuple[Composer, bool]:
     if _only_looks(args):
         preflight.look(composer, args.overrides)
         return composer, False
-    return composer, preflight.run(composer, args.overrides, args.multirun) is not None
+    single = preflight.run(composer, args.overrides, args.multirun, _announce) is not None
+    return composer, single
+
+
+def _announce(text: str) -> None:
+    """Tell a person at the start, once for all ranks."""
+    if world.launched_rank()[0] == 0 and not launch.is_of_ours():
+        say(text)
 
 
 def _only_looks(args: argparse.Namespace) -> bool:
@@ -137,9 +164,10 @@ def execute(composed: DictConfig) -> float | None:
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
         folder = Path(job.runtime.output_dir)
-        return sweep.run_job(
-            folder, hydra_output.overrides(), lambda: _accepted(composed, folder), _run, report
-        )
+        with preemption.job():
+            return sweep.run_job(
+                folder, hydra_output.overrides(), lambda: _accepted(composed, folder), _run, report
+            )
     try:
         return _run(_accepted(composed))
     except BaseException as error:
@@ -154,11 +182,10 @@ def _accepted(composed: DictConfig, folder: Path | None = None) -> Config:
 
 
 def _run(config: Config) -> float | None:
-    from pipeline.checks import contradictions  # imports torch, which `--help` does without
+    from pipeline.checks import notices  # imports torch, which `--help` does without
 
-    if world.launched_rank()[0] == 0:
-        for notice in (*contradictions.notices(config), *endpoints.notices(config.plain())):
-            say(notice)
+    for notice in (*notices.find(config), *endpoints.notices(config.plain())):
+        _announce(notice)
     count = _ranks_to_start(config)
     if count:
         command = launch.this_program(_arguments(config), _script)
@@ -273,22 +300,67 @@ def _own_options(argv: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
         own, rest = parser.parse_known_args(list(argv))
     named = {variable: allowances.names(given) for variable, given in vars(own).items()}
     preflight.raise_if(allowances.check(named))
-    kept = {name: os.environ.get(name) for name in (*named, endpoints.SAID)}
+    if "--version" in rest:
+        put(_versions())
+        raise SystemExit(0)
     with terminal.held_back():
-        overrides = get_args_parser().parse_intermixed_args(rest).overrides
+        args, unknown = get_args_parser().parse_known_intermixed_args(rest)
+    preflight.raise_if([_no_option(word, rest) for word in unknown if word.startswith("-")])
+    overrides = args.overrides
     left = list(overrides)
     options = [word for word in rest if not (left and word == left[0] and left.pop(0))]
     # In the environment, processes that launchers start see it too.
-    for variable, names in named.items():
-        before = allowances.names([kept[variable] or ""])
-        os.environ[variable] = ",".join(dict.fromkeys([*before, *names]))
-    try:
+    allowed = {
+        variable: ",".join(
+            dict.fromkeys([*allowances.names([os.environ.get(variable, "")]), *names])
+        )
+        for variable, names in named.items()
+    }
+    with _environment({**allowed, endpoints.SAID: os.environ.get(endpoints.SAID)}):
         yield options, overrides
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables for a time; None leaves one as it is, and puts it back, too."""
+    kept = {name: os.environ.get(name) for name in variables}
+    os.environ.update({name: value for name, value in variables.items() if value is not None})
+    try:
+        yield
     finally:
-        for variable, value in kept.items():
-            os.environ.pop(variable, None)
+        for name, value in kept.items():
+            os.environ.pop(name, None)
             if value is not None:
-                os.environ[variable] = value
+                os.environ[name] = value
+
+
+def _for_jobs() -> dict[str, str]:
+    """Variables by which programs of a launcher (`python -m ...`) import what this one does: our
+    code first, and nothing from the folder that they start in.
+    """
+    path = [str(CONF.parent), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, path)), "PYTHONSAFEPATH": "1"}
+
+
+def _versions() -> str:
+    """What belongs into every report of a problem; read without importing any of it."""
+    said = [f"Penstock {pipeline.__version__}"]
+    for name in ("torch", "torchvision", "hydra-core"):
+        try:
+            said.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            said.append(f"{name} (not installed)")
+    return ", ".join([*said, f"Python {platform.python_version()}"])
+
+
+def _no_option(word: str, words: list[str]) -> Problem:
+    """The problem of an option that nobody knows: most are keys, as other programs take them."""
+    name, _, value = word.partition("=")
+    after = words[words.index(word) + 1 :]
+    value = value or (after[0] if after and not set("-=") & set(after[0]) else "...")
+    way = familiar_names.key(name.strip("-"), value)
+    written = familiar_names.hint(way) or "; keys stand without dashes, as in batch.size=32"
+    return Problem(name, f"there is no such option{written}. All are in --help")
 
 
 @contextmanager

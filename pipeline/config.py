@@ -1,33 +1,23 @@
 """The typed schema of everything that is ours in a configuration.
 
-A composed configuration arrives as a plain, resolved dict and leaves as a frozen `Config`, or as
-one `ConfigError` that holds every problem: the full key, what was given, what is allowed and the
-nearest valid name. What options mean together, and what the `_target_` nodes call, is checked in
-`pipeline.checks`.
-
-Cost: about 3 ms for a whole configuration; pydantic's import is 0.1 s, once.
+`pipeline/parsing.py` makes a `Config` of plain values. What options mean together, and what the
+`_target_` nodes call, `pipeline.checks` looks at. pydantic's import costs 0.1 s, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from pipeline import disclosure
-from pipeline.errors import ConfigError, Problem
 from pipeline.limits import Limits
-from pipeline.words import choices, describe, members, nearest, not_allowed, show
-
-# Where their readers look for them.
-__all__ = ["Config", "Problem", "check", "describe", "nearest", "not_allowed", "parse", "show"]
 
 Node = dict[str, Any]  # a part: `_target_` and its arguments
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 Task = Literal["fit", "validate", "digest", "replay", "verify", "check", "pack",
-               "profile", "tune"]  # fmt: skip
+               "profile", "tune", "lr_find"]  # fmt: skip
 
 
 class Section(BaseModel):
@@ -150,6 +140,13 @@ class Packing(Section):
     out: str | None = None
 
 
+class LrFind(Section):
+    """The first and the last learning rate of `task=lr_find`."""
+
+    lowest: Annotated[float, Field(gt=0)] = 1e-7
+    highest: Annotated[float, Field(gt=0)] = 1.0
+
+
 class Distributed(Section):
     """How several processes share a run.
 
@@ -173,7 +170,7 @@ class Distributed(Section):
 
 
 class Sweep(Section):
-    """What a sweep does after a job that was asked to stop."""
+    """After a job that was asked to stop."""
 
     on_preempted: Literal["stop", "continue"]
 
@@ -193,6 +190,13 @@ class Checkpoints(Section):
     every_minutes: Annotated[float, Field(gt=0)] | None
     keep_last: Count
     background: bool
+
+
+class LimitBatches(Section):
+    """Batches of an epoch at most; None: all."""
+
+    train: Count | None = None
+    val: Count | None = None
 
 
 class Trainer(Section):
@@ -217,6 +221,16 @@ class Trainer(Section):
     ledger: bool
     progress: Literal["auto", "rich", "plain", "none"]
     pictures: bool
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    limit_batches: LimitBatches = LimitBatches()
+    overfit_batches: Count | None = None
+    fast_dev_run: bool = False
+
+    def short(self, split: str) -> tuple[int | None, bool]:
+        """`most` and `again` of a split's plan."""
+        limit = getattr(self.limit_batches, split) if self.overfit_batches is None else None
+        most = 1 if self.fast_dev_run else limit or self.overfit_batches
+        return most, split == "train" and self.overfit_batches is not None
 
 
 class Config(Section):
@@ -243,6 +257,7 @@ class Config(Section):
     limits: Limits = Limits()
     pack: Packing = Packing()
     tune: Tune = Tune()
+    lr_find: LrFind = LrFind()
     distributed: Distributed
     model: Node
     objective: Node
@@ -280,97 +295,4 @@ class Config(Section):
         return shown
 
 
-TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "tune")
-
-
-def parse(container: Mapping[str, Any]) -> Config:
-    """The typed configuration; raises ConfigError with all problems of a plain, resolved dict."""
-    config, problems = check(container)
-    if problems:
-        raise ConfigError(problems)
-    return config
-
-
-def check(container: Mapping[str, Any]) -> tuple[Config, list[Problem]]:
-    """The configuration and what is wrong with it.
-
-    Where something is wrong, the Config lacks the attributes in question, so that whoever looks
-    for further problems still finds all the others.
-    """
-    origins = getattr(container, "origins", {})
-    try:
-        config = Config.model_validate(dict(container))
-        config._origins.update(origins)
-    except ValidationError as error:
-        places = {_place(container, entry): entry["type"] for entry in error.errors()}
-        problems = [_problem(container, place, kind) for place, kind in places.items()]
-        return _construct(Config, container, set(places)), problems
-    return config, []
-
-
-def _construct(model: type[Any], values: Mapping[str, Any], wrong: set[tuple[str, ...]]) -> Any:
-    """A model without validation that holds what is not wrong."""
-    held = {}
-    for name, field in model.model_fields.items():
-        if name not in values or (name,) in wrong:
-            continue
-        value = values[name]
-        section = _section(field.annotation)
-        if section is not None and isinstance(value, Mapping):
-            value = _construct(section, value, {place[1:] for place in wrong if place[0] == name})
-        held[name] = value
-    return model.model_construct(**held)
-
-
-def _place(container: Any, error: Mapping[str, Any]) -> tuple[str, ...]:
-    """The key of an error, without the names pydantic adds for the members of a union."""
-    place: list[str] = []
-    for part in error["loc"]:
-        there = isinstance(container, Mapping) and part in container
-        if not there and error["type"] != "missing":
-            break
-        place.append(str(part))
-        container = container[part] if there else None
-    return tuple(place)
-
-
-def _problem(container: Mapping[str, Any], place: tuple[str, ...], kind: str) -> Problem:
-    model: type[BaseModel] | None = Config
-    value: Any = container
-    annotation: Any = None
-    metadata: list[Any] = []
-    for name in place:
-        value = value.get(name) if isinstance(value, Mapping) else None
-        fields = model.model_fields if model else {}
-        if name not in fields:
-            return _below(place, name, value, kind, fields)
-        annotation, metadata = fields[name].annotation, fields[name].metadata
-        model = _section(annotation)
-    if kind == "missing":
-        return Problem(".".join(place), f"is missing; expected {describe(annotation, metadata)}")
-    allowed = describe(annotation, metadata)
-    return Problem(".".join(place), not_allowed(value, allowed, choices(annotation)))
-
-
-def _below(
-    place: tuple[str, ...], name: str, value: Any, kind: str, fields: Mapping[str, Any]
-) -> Problem:
-    """A problem at a key that the schema doesn't name: unknown, or an entry of an open mapping."""
-    if kind == "extra_forbidden":
-        return unknown_key(".".join(place), name, fields)
-    return Problem(".".join(place), not_allowed(value, "a mapping with _target_"))
-
-
-def unknown_key(key: str, name: str, known: Iterable[str], what: str = "key") -> Problem:
-    """The problem of a name that doesn't exist, with the nearest that does."""
-    known = list(known)
-    allowed = ", ".join(known) if known else "none"
-    return Problem(key, f"unknown {what} {name!r}{nearest(name, known)}; allowed: {allowed}")
-
-
-def _section(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds, if it holds one."""
-    for member in members(annotation):
-        if isinstance(member, type) and issubclass(member, BaseModel):
-            return member
-    return None
+TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "tune", "lr_find")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from pipeline.errors import PenstockError
 from pipeline.fetch import Batch
@@ -48,6 +49,7 @@ class Options:
         log_every: steps between two `on_log`.
         val_every: epochs between two validations; the last epoch always has one.
         schedule: what moves the scheduler, a "step" or an "epoch".
+        ema: decay of a running mean of the weights, which is what is validated; None: none.
         monitor: the validation metric that says what is best.
         mode: whether less ("min") or more ("max") of it is better.
         patience: validations without a new best after which to stop; None: never.
@@ -72,6 +74,7 @@ class Options:
     save_every: int = 1
     save_every_steps: int | None = None
     save_every_minutes: float | None = None
+    ema: float | None = None
 
 
 class Learner:
@@ -85,6 +88,7 @@ class Learner:
     Attributes:
         batches: batches learned from.
         updates: optimizer steps taken.
+        averaged: the running mean of the weights, from the first step on; None without `ema`.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class Learner:
         self._model_key = hash64_on(4, seed, "model")
         self.batches = 0
         self.updates = 0
+        self.averaged: AveragedModel | None = None
         self._resumed = False  # whether no step was taken yet with a state of a checkpoint
         self._begun = False  # whether there are gradients since the last update
         self._samples = 0  # of this rank in them
@@ -128,6 +133,11 @@ class Learner:
         """Whether `max_steps` are done."""
         limit = self.options.max_steps
         return limit is not None and self.updates >= limit
+
+    @property
+    def measured(self) -> nn.Module:
+        """The model that is validated: the running mean, or the model itself."""
+        return self.model if self.averaged is None else self.averaged.module
 
     @property
     def pending(self) -> bool:
@@ -182,7 +192,8 @@ class Learner:
         if scaler is not None:
             scaler.unscale_(self.optimizer)
         scale = scaler.get_scale() if scaler is not None else 1.0
-        if self._average():
+        stepped = self._average()
+        if stepped:
             if self.options.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self._weights(), self.options.clip_norm)
             self._step_optimizer(scaler)
@@ -195,6 +206,16 @@ class Learner:
         left_out = scaler is not None and scaler.get_scale() < scale
         if self.options.schedule == "step" and not left_out:
             self._step_scheduler(None)
+        if stepped and not left_out and self.options.ema is not None:
+            self._mean().update_parameters(self.model)
+
+    def _mean(self) -> AveragedModel:
+        """torch's running mean; made when lazy weights have their shapes. Buffers are copied."""
+        if self.averaged is None:
+            assert self.options.ema is not None
+            rule = get_ema_multi_avg_fn(self.options.ema)
+            self.averaged = AveragedModel(self.model, multi_avg_fn=rule)
+        return self.averaged
 
     def _step_optimizer(self, scaler: torch.amp.GradScaler | None) -> None:
         """Take a step; the first one after a resumption shows whether the state was one."""
@@ -259,9 +280,12 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """Everything that training goes on from but the loader's address."""
         scheduler = self.scheduler.state_dict() if self.scheduler else None
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-                "scheduler": scheduler, "scaler": self.scaler.state_dict(),
-                "batches": self.batches, "updates": self.updates}  # fmt: skip
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+                 "scheduler": scheduler, "scaler": self.scaler.state_dict(),
+                 "batches": self.batches, "updates": self.updates}  # fmt: skip
+        if self.averaged is not None:
+            state["averaged"] = self.averaged.module.state_dict()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, saved by any number of ranks; its tensors are whole.
@@ -275,6 +299,10 @@ class Learner:
             if self.scheduler is not None:
                 self.scheduler.load_state_dict(state["scheduler"])
             self.scaler.load_state_dict(state["scaler"])
+            if self.options.ema is not None and "averaged" in state:
+                mean = self._mean()
+                mean.module.load_state_dict(state["averaged"])
+                mean.n_averaged.fill_(1)  # not the first: that would begin with the weights
         except _UNFIT as error:
             raise PenstockError(
                 "the checkpoint does not fit the model, the optimizer or the scheduler of this "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -77,8 +76,6 @@ def _may_climb(given: Loader, backend: Backend) -> bool:
 
 
 def _bounds(given: Loader, ranks: int) -> Auto:
-    # torch warns of more workers than cores; here they are tried out and measured.
-    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     return Auto(max(2 * world.usable_cpus(), 16), budget(given.max_memory, ranks))
 
 
@@ -103,8 +100,9 @@ def _backend(given: Loader, transform: Callable[[], Compose], decodes: bool, say
     threads = decodes and thread_safe(made) and not any(of_processes)
     if says and given.num_workers != 0:
         what = f", {describe(step)}" if step is not None else ""
-        count = "tuned" if given.num_workers == "auto" else str(given.num_workers)
-        _log.info("loader: %s %s%s", count, "threads" if threads else "processes", what)
+        count = "as many" if given.num_workers == "auto" else str(given.num_workers)
+        help = " as help" if given.num_workers == "auto" else ""
+        _log.info("loader: %s %s%s%s", count, "threads" if threads else "processes", help, what)
     return "thread" if threads else "process"
 
 

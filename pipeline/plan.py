@@ -62,6 +62,24 @@ def deal(batch: Request, size: int, rank: int, world: int, together: int = 1) ->
     return Request(*batch.address, batch.positions[mine], batch.indices[mine], valid, size)
 
 
+def not_empty(plan: Plan) -> Plan:
+    """`plan`, if its first epoch has a batch.
+
+    Raises:
+        ConfigError: its tail would be dropped, and is all that there is.
+    """
+    size, rows = plan.batch_size, 0
+    if not isinstance(plan.sampler, BatchStrategy):
+        rows = plan.sampler.size(0)
+    if rows and not plan.steps(0):
+        raise ConfigError(
+            Problem("batch.size", f"{size} is more than the {rows} samples of an epoch, and "
+                    "batch.tail=drop leaves out what is less than a batch, so nothing is left; set "
+                    f"batch.size={rows} or less, or batch.tail=keep")
+        )  # fmt: skip
+    return plan
+
+
 class Plan:
     """Addresses to requests.
 
@@ -72,6 +90,8 @@ class Plan:
             to full size with copies of its own rows, marked as such.
         together: rows of a global batch, counted from its first, that one rank gets together; 2
             keeps the pairs that mixing needs.
+        most: batches of an epoch; those after them have no address. None: all.
+        again: every epoch has the samples of epoch 0, in its order; augmentation stays its own.
     """
 
     def __init__(
@@ -80,6 +100,8 @@ class Plan:
         batch_size: int,
         tail: Tail = "keep",
         together: int = 1,
+        most: int | None = None,
+        again: bool = False,
     ) -> None:
         if batch_size < 1:
             raise ConfigError(Problem("batch.size", f"{batch_size} is below 1"))
@@ -87,9 +109,15 @@ class Plan:
         self.batch_size = batch_size
         self.tail = tail
         self.together = together
+        self.most = most
+        self.again = again
 
     def steps(self, epoch: int) -> int:
         """Number of global batches in `epoch`, the same on every rank."""
+        steps = self._all_steps(0 if self.again else epoch)
+        return steps if self.most is None else min(steps, self.most)
+
+    def _all_steps(self, epoch: int) -> int:
         size = self.sampler.size(epoch)
         if isinstance(self.sampler, BatchStrategy):
             return size
@@ -110,7 +138,7 @@ class Plan:
         """
         if not 0 <= step < self.steps(epoch):
             raise IndexError(f"epoch {epoch} has steps 0 to {self.steps(epoch) - 1}, not {step}")
-        positions, indices = self._global_batch(epoch, step)
+        positions, indices = self._global_batch(0 if self.again else epoch, step)
         batch = Request(epoch, step, positions, indices, len(indices))
         padded = self.tail == "pad" and len(batch) < self.batch_size
         size = self.batch_size if padded else len(batch)

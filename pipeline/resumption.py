@@ -4,6 +4,7 @@
     source                 the folder or file that is meant, and where the run goes on writing
     fingerprint            everything that weights depend on, by key
     differences            what keeps a checkpoint from being gone on with
+    with_schedules         a run that is made longer or shorter: a new schedule for what is left
 
 Who loads the data, on which machine, in how many processes, is no part of a fingerprint.
 """
@@ -16,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch.optim.lr_scheduler import ConstantLR
+
+from pipeline.checks import signatures, trust
 from pipeline.checks.composition import CONF
 from pipeline.config import Config
 from pipeline.disclosure import is_redacted
@@ -28,6 +32,10 @@ _KEY = re.compile(
     r"(\+\+|\+|~)?(?P<key>[A-Za-z_]\w*([./][\w-]+)*)(@(?P<package>[\w.]+))?", re.ASCII
 )
 _NOT_KEPT = ("resume", "resume_despite", "run_dir", "task", "hydra")
+LENGTH = ("trainer.max_epochs", "trainer.max_steps")  # what may be another one without more ado
+SCHEDULES = "scheduler.steps"  # of a fingerprint: for how many steps each schedule was made
+_SPANS = re.compile(r"\d{1,16}(\+\d{1,16}){0,999}", re.ASCII)
+_COUNTS = {"total_steps", "T_max", "total_iters"}  # of steps, which the build supplies
 _TIMED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # a folder no command meets twice
 
 
@@ -173,11 +181,16 @@ def fingerprint(config: Config, data: Mapping[str, str], moves: int) -> dict[str
     parts: dict[str, Any] = {name: whole[name] for name in _OF_THE_RUN}
     parts |= {"batch.size": config.batch.size, "batch.tail": config.batch.tail}
     parts |= {f"trainer.{name}": whole["trainer"][name] for name in _OF_THE_TRAINER}
+    # Keys that came later: a run without them is the same as one that was begun before.
+    parts |= {f"trainer.{name}": whole["trainer"][name] for name in ("ema", "overfit_batches")
+              if whole["trainer"][name] is not None}  # fmt: skip
+    if config.trainer.limit_batches.train is not None:
+        parts["trainer.limit_batches.train"] = config.trainer.limit_batches.train
     parts |= {f"transform.{name}": steps for name, steps in whole["transform"].items()
               if name.startswith("train")}  # fmt: skip
     parts |= {name: value for name, value in data.items() if name not in parts}
     if config.scheduler is not None:
-        parts["scheduler.steps"] = moves
+        parts[SCHEDULES] = moves
     return {key: str(value) for key, value in _flat(parts, "")}
 
 
@@ -205,3 +218,61 @@ def differences(
         if saved.get(key) != own.get(key)
         and not any(key == name or key.startswith(name + ".") for name in despite)
     ]  # fmt: skip
+
+
+def spans(facts: Mapping[str, str]) -> list[int]:
+    """For how many steps each schedule of a run was made, by its fingerprint; empty: unknown."""
+    text = facts.get(SCHEDULES, "")
+    return list(map(int, text.split("+"))) if _SPANS.fullmatch(text) else []
+
+
+def with_schedules(
+    saved: Mapping[str, str], own: Mapping[str, str], done: int, scheduler: Mapping[str, Any] | None
+) -> tuple[dict[str, str], int | None]:
+    """The fingerprint `own` as that of a run that goes on from a checkpoint.
+
+    Where its length is another one now, what is left gets a schedule of its own: "500+300" were
+    500 steps of one and are 300 of the next. A schedule that asks for no number of steps goes on.
+
+    Args:
+        saved: the checkpoint's fingerprint.
+        done: how often its scheduler had moved.
+        scheduler: this run's node.
+
+    Returns:
+        The fingerprint, and the steps of a new schedule if one begins here.
+    """
+    before, now = spans(saved), spans(own)
+    if not now or scheduler is None:
+        return dict(own), None
+    (moves,) = now
+    other = _schedule(saved) != _schedule(own)
+    if (sum(before) == moves and not other) or moves <= done:
+        return {**own, SCHEDULES: saved.get(SCHEDULES, str(moves))}, None
+    if not other and _is_endless(scheduler):
+        return dict(own), None
+    kept, left = [], done
+    for span in before or [done]:
+        kept.append(min(span, left))
+        left -= kept[-1]
+    parts = [*filter(None, kept), moves - done]
+    return {**own, SCHEDULES: "+".join(map(str, parts))}, parts[-1]
+
+
+def same_but_for_length(saved: Mapping[str, str], own: Mapping[str, str]) -> Mapping[str, str]:
+    """`saved` with the schedules of `own`, where both have any."""
+    if spans(saved) and spans(own):
+        return {**saved, SCHEDULES: own[SCHEDULES]}
+    return saved
+
+
+def _schedule(facts: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in facts.items()
+            if key.partition(".")[0] == "scheduler" and key != SCHEDULES}  # fmt: skip
+
+
+def _is_endless(node: Mapping[str, Any]) -> bool:
+    """Whether a schedule is the same one however long the run is, up to its warm-up."""
+    function = trust.resolve(node["_target_"], "scheduler._target_")
+    asked = _COUNTS.intersection(signatures.arguments(function).names) - node.keys()
+    return not asked or (function is ConstantLR and node.get("factor") == 1)

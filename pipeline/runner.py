@@ -33,43 +33,14 @@ from pipeline.learner import Learner, Options
 from pipeline.loader import Loader
 from pipeline.meter import Meter, NonFiniteLossError, Step, order_hash
 from pipeline.objective import Objective
+from pipeline.observer import Observer, Record
 from pipeline.preemption import Preempted, Preemption, in_turns
 from pipeline.ranks.group import Group
 from pipeline.ranks.parallel import Parallel, same_buffers
 from pipeline.saving.checkpoint import Checkpoints, State
 from pipeline.validation import validate
 
-__all__ = ["NonFiniteLossError", "Observer", "Result", "fit", "train_epoch", "validate"]
-
-Record = dict[str, float]
-
-
-class Observer:
-    """Is told what happens; subclasses override what they care for.
-
-    Records have "epoch" and "step" (optimizer steps so far), and numbers such as "train/loss".
-    """
-
-    def on_epoch_start(self, epoch: int, steps: int | None, done: int) -> None:
-        """Training on the `steps` batches of `epoch` begins; a stream may not know how many.
-
-        `done` of them were trained on before the run was resumed.
-        """
-
-    def on_batch(self, batch: Batch) -> None:
-        """This rank's share was trained on; a GPU may not have come to it yet."""
-
-    def on_steps(self, steps: Sequence[Step]) -> None:
-        """What became of the global batches since the last time, before anything is saved."""
-
-    def on_validated(self, left_out: Sequence[Any]) -> None:
-        """The validation split was measured, without what could not be read."""
-
-    def on_log(self, record: Record) -> None:
-        """Numbers since the last log: train/loss, lr, samples_per_second, wait_share."""
-
-    def on_epoch_end(self, record: Record) -> None:
-        """Numbers of the whole epoch, with val/<metric> where it was validated."""
+__all__ = ["NonFiniteLossError", "Observer", "Record", "Result", "fit", "train_epoch", "validate"]
 
 
 @dataclass
@@ -227,10 +198,10 @@ class _Fit(Observer):
 
     def _validate(self, record: Record) -> None:
         assert self.val is not None
-        same_buffers(self.learner.model, self.group)
+        same_buffers(self.learner.measured, self.group)
         measured = validate(
-            self.learner.model, self.learner.objective, self.val, self.options.precision,
-            self.group, self._val_turn, self._on_left_out,
+            self.learner.measured, self.learner.objective, self.val, self.options.precision,
+            self.group, self._val_turn, self.observers,
         )  # fmt: skip
         self.metrics = measured
         record |= {f"val/{name}": value for name, value in measured.items()}
@@ -259,10 +230,6 @@ class _Fit(Observer):
         if self.agreement.ask(broken_off or self._asked(), False)[0]:
             self._stop()  # before this validation, which the next run has all of
 
-    def _on_left_out(self, left_out: list[Any]) -> None:
-        for observer in self.observers:
-            observer.on_validated(left_out)
-
     def _asked(self) -> bool:
         return self.preemption is not None and self.preemption.asked is not None
 
@@ -281,6 +248,7 @@ class _Fit(Observer):
             return
         self._read()
         same_buffers(self.learner.model, self.group)
+        same_buffers(self.learner.measured, self.group)
         self.checkpoints.save(self._state(), self.learner.updates, improved)
 
     def _read(self) -> None:
@@ -330,8 +298,10 @@ def train_epoch(
     with closing(loader.epoch(epoch, start)) as batches:
         # Nothing is left to do where a run was stopped in the validation after its last step.
         for batch in () if learner.finished else in_turns(batches, turn):
-            meter.add(batch, learner.learn(batch))
+            losses = learner.learn(batch)
+            meter.add(batch, losses)
             for observer in observers:
+                observer.on_losses(losses)
                 observer.on_batch(batch)
             if (batch.request.step + 1) % learner.options.accumulate == 0:
                 _step(learner, loader, epoch, observers, meter)

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
+from pipeline.errors import ConfigError, Problem
 from pipeline.randomness import IntArray, Permutation, hash64
 from pipeline.samplers import Tail
 
@@ -117,11 +118,24 @@ class StreamPlan:
         batch_size: records in a global batch.
         tail: what becomes of the last, smaller batch.
         length: records in an epoch where the dataset says so.
+        most: batches of an epoch; those after them have no address. None: all.
+        again: every epoch should have the samples of the first, which a stream cannot do.
+
+    Raises:
+        ConfigError: `again` is set.
     """
 
     def __init__(
-        self, order: StreamOrder, batch_size: int, tail: Tail = "keep", length: int | None = None
-    ) -> None:
+        self, order: StreamOrder, batch_size: int, tail: Tail = "keep", length: int | None = None,
+        most: int | None = None, again: bool = False,
+    ) -> None:  # fmt: skip
+        if again:
+            reason = (
+                "needs samples by index, and a stream has none; set trainer.limit_batches.train"
+            )
+            raise ConfigError(Problem("trainer.overfit_batches", reason))
+        limits = [one for one in (order.steps, most) if one is not None]
+        self._most = min(limits, default=None)
         self.sampler = order
         self.batch_size = batch_size
         self.tail = tail
@@ -130,17 +144,17 @@ class StreamPlan:
     def steps(self, epoch: int) -> int | None:
         """Batches in `epoch`, or None if only reading will tell."""
         if self.length is None:
-            return self.sampler.steps
+            return self._most
         size = self.batch_size
         count = self.length // size if self.tail == "drop" else -(-self.length // size)
-        return count if self.sampler.steps is None else min(count, self.sampler.steps)
+        return count if self._most is None else min(count, self._most)
 
     def limit(self, epoch: int) -> int | None:
         """The step at which to stop asking; None: the end shows itself, as `End`.
 
         What `__len__` says is not trusted: nothing may be lost where it says too little.
         """
-        return self.sampler.steps
+        return self._most
 
     def __len__(self) -> int:
         steps = self.steps(0)

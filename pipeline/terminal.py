@@ -8,6 +8,7 @@ of reading around. Whatever is printed goes through this module, which shows suc
     say        a message to stderr
     put        a result to stdout
     console    tables and bars of rich
+    bar        how far something is, on a terminal; `watched` for what is simply gone through
     Handler    what is logged
 
 A byte of a file name that is not UTF-8 is shown as `\xff`, and a character that the terminal's
@@ -19,14 +20,20 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
+
+Item = TypeVar("Item")
+
+REFRESH_SECONDS = 0.1  # between two drawings of a bar
 
 # C0 but tab and newline, DEL, C1, marks of direction, separators of lines, tags, surrogates.
 _HARMFUL = re.compile(
@@ -102,6 +109,51 @@ def console(stream: TextIO, **options: Any) -> Console:
                 yield part if safe else Segment(printable(part.text), part.style)
 
     return Harmless(file=stream, markup=False, **options)
+
+
+def bar() -> Progress:
+    """A bar of rich's on stderr, with a field `numbers`; whoever has it draws it.
+
+    It has no thread of its own: worker processes are forked from this one, and a lock that a thread
+    holds would stay locked in them.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        console=console(sys.stderr), transient=True, auto_refresh=False,
+    )  # fmt: skip
+
+
+def watched(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
+    """`items`, with a bar while they are gone through if stderr is a terminal."""
+    if not (sys.stderr and sys.stderr.isatty()):
+        yield from items
+        return
+    began = shown = time.perf_counter()
+    with bar() as drawn:
+        task = drawn.add_task(what, total=total, numbers="")
+        for done, item in enumerate(items):
+            now = time.perf_counter()
+            if now - shown >= REFRESH_SECONDS:
+                drawn.update(task, completed=done, numbers=left(done, total, now - began))
+                drawn.refresh()
+                shown = now
+            yield item
+
+
+def left(done: int, total: int | None, seconds: float) -> str:
+    """How long the rest takes if `done` of `total` took that long; "" where nobody knows."""
+    if not done or total is None:
+        return ""
+    rest = round(seconds * max(total - done, 0) / done)
+    if rest < 60:
+        return f"{rest} s left"
+    minutes = round(rest / 60)
+    return (
+        f"{minutes} min left" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min left"
+    )
 
 
 class Handler(logging.Handler):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import chain
 from typing import Any
@@ -14,6 +14,7 @@ from torch import nn
 from pipeline.learner import Precision, autocast
 from pipeline.loader import Loader
 from pipeline.objective import Objective
+from pipeline.observer import Observer
 from pipeline.preemption import in_turns
 from pipeline.ranks.group import Group
 
@@ -26,7 +27,7 @@ def validate(
     precision: Precision = "fp32",
     group: Group | None = None,
     turn: Callable[[bool], None] | None = None,
-    on_left_out: Callable[[list[Any]], None] | None = None,
+    observers: Sequence[Observer] = (),
 ) -> dict[str, float]:
     """The mean "loss" and every metric of the objective over one pass of `loader`.
 
@@ -36,7 +37,7 @@ def validate(
     Args:
         group: the ranks that measure a share each; all get the same numbers.
         turn: called before each batch and at their end; see `preemption.in_turns`.
-        on_left_out: called with what was left out as unreadable, by any rank.
+        observers: told how far this is, and what was left out as unreadable, by any rank.
     """
     group = group or Group()
     was_training = model.training
@@ -47,18 +48,27 @@ def validate(
     objective.to(device).reset()
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     left_out: list[Any] = []
+    steps = loader.plan.steps(0)
+    _tell(observers, 0, steps)
     try:
         with closing(loader.epoch(0)) as batches:
-            for batch in in_turns(batches, turn):
+            for done, batch in enumerate(in_turns(batches, turn), start=1):
                 with autocast(device, precision):
                     losses, outputs = objective(model, batch)
                 objective.update(outputs, batch)
                 sums[0] += losses.double().sum()
                 sums[1] += len(losses)
                 left_out += batch.left_out
+                _tell(observers, done, steps)
     finally:
         model.train(was_training)
     total, count = group.sum(sums).tolist()
-    if on_left_out is not None:
-        on_left_out(list(chain.from_iterable(group.gather(left_out))))
+    lost = list(chain.from_iterable(group.gather(left_out)))  # of all ranks, which all ask alike
+    for observer in observers:
+        observer.on_validated(lost)
     return {"loss": total / count if count else math.nan, **objective.compute(group)}
+
+
+def _tell(observers: Sequence[Observer], done: int, steps: int | None) -> None:
+    for observer in observers:
+        observer.on_validation(done, steps)

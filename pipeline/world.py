@@ -1,6 +1,7 @@
 """Where this process stands among the others: rank, world size, device.
 
-The only file that reads the launcher's environment variables and asks torch for accelerators. What
+The only file that reads the launcher's environment variables (torchrun's, or those of Slurm's srun)
+and asks torch for accelerators. What
 the processes say to each other goes through `pipeline.ranks.group`. torch is imported when it is
 asked: that takes 2 s, and `--help` does without.
 """
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline import slurm
 from pipeline.errors import ConfigError, Problem
 
 MEETING = "PENSTOCK_MEETING"  # names that folder for the ranks
@@ -41,13 +43,32 @@ class World:
             raise ConfigError(f"rank {self.rank} is not in a world of {self.size} processes")
 
 
+def launcher(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
+    """What a launcher says of this process, in torchrun's variables (RANK, WORLD_SIZE ...).
+
+    srun's own count where there are none of torchrun's: torchrun may run under srun.
+    """
+    return environment if environment.get("WORLD_SIZE") else slurm.ranks(environment)
+
+
+def launcher_name(environment: Mapping[str, str] = os.environ) -> str:
+    """Who started this process, for messages."""
+    return "WORLD_SIZE" if environment.get("WORLD_SIZE") else "Slurm's tasks"
+
+
+def outside_of_srun(environment: Mapping[str, str] = os.environ) -> str:
+    """What a Slurm job has that this process, started without srun, does not use; in words."""
+    return "" if environment.get("WORLD_SIZE") else slurm.outside_of_srun(environment)
+
+
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a launcher such as torchrun started this process."""
-    return bool(environment.get("WORLD_SIZE"))
+    """Whether a launcher such as torchrun or srun started this process among others."""
+    return bool(launcher(environment).get("WORLD_SIZE"))
 
 
 def launched_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """Rank among all processes, and on this machine, as the launcher says; 0 without one."""
+    environment = launcher(environment)
     return _number(environment, "RANK", 0), _number(environment, "LOCAL_RANK", 0)
 
 
@@ -65,17 +86,19 @@ def store_address(environment: Mapping[str, str] = os.environ) -> tuple[str, int
     """Address and port at which rank 0 is to serve the store itself; None if the launcher does."""
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return None
+    environment = launcher(environment)
     address, port = environment.get("MASTER_ADDR"), _number(environment, "MASTER_PORT", 0)
     return (address, port) if address and port else None
 
 
 def launched_size(environment: Mapping[str, str] = os.environ) -> int:
     """Number of processes a launcher such as torchrun says it has started; 1 without one."""
-    return _number(environment, "WORLD_SIZE", 1)
+    return _number(launcher(environment), "WORLD_SIZE", 1)
 
 
 def from_environment(device: str = "auto", environment: Mapping[str, str] = os.environ) -> World:
-    """The world as torchrun describes it (RANK, WORLD_SIZE, LOCAL_RANK), alone without it."""
+    """The world as torchrun describes it (RANK, WORLD_SIZE, LOCAL_RANK), or srun; else alone."""
+    environment = launcher(environment)
     local_rank = _number(environment, "LOCAL_RANK", 0)
     return World(
         rank=_number(environment, "RANK", 0),
@@ -91,7 +114,10 @@ def resolve_device(device: str, local_rank: int = 0) -> str:
     if device == "cpu":
         return device
     if has_accelerator():
-        return f"cuda:{local_rank}"
+        from torch import cuda
+
+        # Slurm may show each task the one GPU that is its own (--gpus-per-task=1).
+        return "cuda:0" if cuda.device_count() == 1 else f"cuda:{local_rank}"
     if device == "cuda":
         raise ConfigError(
             Problem("trainer.device", "'cuda' was asked for, but torch finds no CUDA device here; "

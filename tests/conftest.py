@@ -20,6 +20,14 @@ def faces(faces_root, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """Drawn data goes to a cache of this session, and not to that of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_CACHE", str(tmp_path_factory.mktemp("cache") / "penstock"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_thread():
     """Tests run side by side; torch's threads would only wait for each other's cores."""
     torch.set_num_threads(1)

@@ -35,9 +35,10 @@ ALL_CASES = {
     **{f"stream {name}": Case(stream=name, plain=True) for name in STREAMS},
     "stream shuffled": Case(stream="sharded", buffer=7, plain=True),
     "gradients added up": Case(options={"accumulate": 3}, plain=True),
+    "a mean of the weights": Case(options={"ema": 0.8}, plain=True),
 }
 FEW = ("sampler random", "sampler weighted", "sampler bucket", "sampler torch's weighted",
-       "stream sharded", "gradients added up")  # fmt: skip
+       "stream sharded", "gradients added up", "a mean of the weights")  # fmt: skip
 CASES = {name: case for name, case in ALL_CASES.items() if ALL or name in FEW}
 # Resumed by worlds of other sizes; validated at its end only, where nobody is asked to stop.
 LEGS = Case(optimizer="adamw", scheduler="one cycle", plain=True, options={"val_every": 3})

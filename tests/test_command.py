@@ -41,7 +41,9 @@ def test_a_task_runs_with_the_checked_configuration(here, task, capsys):
     assert command.main(["seed=3", "task=digest", "loader=debug"]) == 0
     assert command.main(["seed=4"]) == 0
     assert [(one.seed, one.task) for one in seen] == [(3, "digest"), (4, "fit")]
-    assert capsys.readouterr() == ("", "")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.split(":")[0] for line in err.splitlines()] == ["digest", "fit"]
     assert list(here.iterdir()) == [], "a single run leaves nothing of hydra's"
 
 
@@ -120,13 +122,15 @@ def raising(error):
 def test_exit_codes(here, task, capsys, error, code, message):
     task(raising(error))
     assert command.main([]) == code
-    assert capsys.readouterr() == ("", message)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.partition("\n")[2] == message, "the first line says what was to be done"
 
 
 def test_bugs_keep_their_traceback(here, task, capsys):
     task(raising(ZeroDivisionError("a bug")))
     assert command.main([]) == 1
-    err = capsys.readouterr().err
+    err = capsys.readouterr().err.partition("\n")[2]
     assert err.startswith("Traceback")
     assert "in run\n" in err
     assert err.endswith("ZeroDivisionError: a bug\n")
@@ -138,7 +142,7 @@ def test_the_traceback_of_an_error_can_be_asked_for(here, task, capsys, monkeypa
     monkeypatch.setenv(name, "1")
     task(raising(DataError("no file")))
     assert command.main([]) == 3
-    err = capsys.readouterr().err
+    err = capsys.readouterr().err.partition("\n")[2]
     assert err.startswith("Traceback")
     assert err.endswith("\nerror: no file\n")
 
@@ -165,6 +169,7 @@ def test_looking_does_not_wait_for_torch(here):
     script = """
         import runpy, sys
         sys.argv[1:] = ["--cfg", "job"]
+        sys.setprofile(lambda *_: None)  # with which the program ends by SystemExit
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")
         finally:
@@ -192,7 +197,7 @@ def test_a_pickle_is_not_run_again(here, capsys):
 
 def test_unknown_options_are_refused(here, capsys):
     assert command.main(["--bogus"]) == 2
-    assert "unrecognized arguments: --bogus" in capsys.readouterr().err
+    assert "--bogus: there is no such option; keys stand without dashes" in capsys.readouterr().err
 
 
 def test_notices_go_to_stderr(here, task, capsys, monkeypatch):
@@ -203,13 +208,14 @@ def test_notices_go_to_stderr(here, task, capsys, monkeypatch):
     assert command.main(["loader.pin_memory=true"]) == 0
     out, err = capsys.readouterr()
     assert out == "result\n"
-    assert err.startswith("loader.pin_memory: there is no accelerator")
+    assert "\nloader.pin_memory: there is no accelerator" in err
 
 
 def test_what_modules_log_goes_to_stderr(here, task, capsys):
     task(lambda config: logging.getLogger("pipeline.statistics").info("computing"))
     assert command.main([]) == 0
-    assert capsys.readouterr() == ("", "computing\n")
+    out, err = capsys.readouterr()
+    assert (out, err.partition("\n")[2]) == ("", "computing\n")
 
 
 def test_a_real_task(here, capsys):

@@ -2,9 +2,10 @@
 
 import pytest
 
-from pipeline import config as schema
+from pipeline import parsing
 from pipeline.config import Config
 from pipeline.errors import ConfigError
+from pipeline.words import describe
 
 PART = {"_target_": "a.b"}
 del_ = object()
@@ -45,7 +46,9 @@ GOOD = {
         },
         "baseline": True,
         "digest": False, "ledger": False,
-        "progress": "auto", "pictures": True,
+        "progress": "auto", "pictures": True, "ema": None,
+        "limit_batches": {"train": None, "val": None}, "overfit_batches": None,
+        "fast_dev_run": False,
     },
     "tracker": PART,
     "resume": None,
@@ -70,7 +73,7 @@ def changed(key, value):
 
 
 def test_a_good_configuration_becomes_typed_and_comes_back_plain():
-    config = schema.parse(GOOD)
+    config = parsing.parse(GOOD)
     assert config.batch.size == 8
     assert config.trainer.checkpoint.keep_last == 1
     assert config.loader.timeout == 0.0
@@ -81,7 +84,7 @@ def test_a_good_configuration_becomes_typed_and_comes_back_plain():
 
 def test_a_configuration_is_frozen():
     with pytest.raises(ValueError, match="frozen"):
-        schema.parse(GOOD).seed = 1
+        parsing.parse(GOOD).seed = 1
 
 
 WRONG = [
@@ -122,19 +125,19 @@ WRONG = [
 @pytest.mark.parametrize(("key", "value", "message"), WRONG, ids=[key for key, _, _ in WRONG])
 def test_what_is_wrong_is_named_with_what_is_allowed(key, value, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        schema.parse(changed(key, value))
+        parsing.parse(changed(key, value))
     assert len(caught.value.problems) == 1
 
 
 def test_all_problems_come_at_once():
     tree = changed("batch.size", 0) | {"seed": "x", "unknown": 1}
     with pytest.raises(ConfigError) as caught:
-        schema.parse(tree)
+        parsing.parse(tree)
     assert sorted(p.key for p in caught.value.problems) == ["batch.size", "seed", "unknown"]
 
 
 def test_the_rest_of_a_wrong_configuration_can_still_be_looked_at():
-    config, problems = schema.check(changed("loader.num_workers", 1.5))
+    config, problems = parsing.check(changed("loader.num_workers", 1.5))
     assert [p.key for p in problems] == ["loader.num_workers"]
     assert config.loader.backend == "process"
     assert config.trainer.checkpoint.keep_last == 1
@@ -143,10 +146,10 @@ def test_the_rest_of_a_wrong_configuration_can_still_be_looked_at():
 
 def test_long_values_are_shortened():
     with pytest.raises(ConfigError) as caught:
-        schema.parse(changed("batch.tail", "x" * 500))
+        parsing.parse(changed("batch.tail", "x" * 500))
     assert len(str(caught.value)) < 200
 
 
 def test_every_key_of_the_schema_is_described():
     for name, field in Config.model_fields.items():
-        assert schema.describe(field.annotation, field.metadata), name
+        assert describe(field.annotation, field.metadata), name

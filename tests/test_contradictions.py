@@ -7,7 +7,7 @@ import torch
 
 import pipeline
 from pipeline import world
-from pipeline.checks import contradictions
+from pipeline.checks import contradictions, notices
 from pipeline.errors import ConfigError
 
 OWN = [
@@ -102,11 +102,11 @@ def test_pinning_a_device_without_pinning():
 
 def test_pinning_without_an_accelerator_is_a_notice(monkeypatch):
     monkeypatch.setattr(world, "has_accelerator", lambda: False)
-    (notice,) = contradictions.notices(pipeline.compose(*OWN, "loader.pin_memory=true"))
+    (notice,) = notices.find(pipeline.compose(*OWN, "loader.pin_memory=true"))
     assert notice.startswith("loader.pin_memory: there is no accelerator")
-    assert contradictions.notices(pipeline.compose(*OWN)) == []
+    assert list(notices.find(pipeline.compose(*OWN))) == []
     monkeypatch.setattr(world, "has_accelerator", lambda: True)
-    assert contradictions.notices(pipeline.compose(*OWN, "loader.pin_memory=true")) == []
+    assert list(notices.find(pipeline.compose(*OWN, "loader.pin_memory=true"))) == []
 
 
 def test_several_processes_that_would_each_train_alone(monkeypatch):

@@ -140,7 +140,7 @@ def test_lengths_are_0_where_a_header_cannot_be_read(tmp_path):
 
 def test_without_soundfile(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(ConfigError, match=r"pip install 'penstock\[audio\]'"):
+    with pytest.raises(ConfigError, match=r"pip install soundfile"):
         SpokenDigits(str(tmp_path))
 
 

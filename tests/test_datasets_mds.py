@@ -22,7 +22,7 @@ COLUMNS = {
 def test_without_the_library(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "streaming", None)
     monkeypatch.setitem(sys.modules, "streaming.base", None)
-    with pytest.raises(ConfigError, match=r"pip install 'penstock\[mds\]'"):
+    with pytest.raises(ConfigError, match=r"pip install mosaicml-streaming"):
         MDS(str(tmp_path))
 
 

@@ -469,7 +469,7 @@ def test_a_compressed_stream(tmp_path):
 
 def test_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"pip install 'penstock\[tables\]'"):
+    with pytest.raises(ConfigError, match=r"pip install pyarrow"):
         Parquet(str(tmp_path))
 
 

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from datasets import synthetic_faces
 from datasets.drawn_faces.canvas import Canvas, disc
 from datasets.drawn_faces.shape import FaceShape, Pose
 from datasets.reading.generated_folder import generated_folder
 from datasets.synthetic_faces import SyntheticFaces
+from datasets.synthetic_sequences import SyntheticSequences
 from pipeline.errors import ConfigError, DataError
+from pipeline.own_files import NotOwnError
 
 
 def hashes(folder):
@@ -55,7 +58,7 @@ def test_it_is_drawn_once(tmp_path, caplog):
         SyntheticFaces(str(tmp_path), count=2, size=32)
         SyntheticFaces(str(tmp_path), "val", count=2, size=32)
     assert [record.getMessage() for record in caplog.records] == [
-        f"drawing 2 synthetic faces into {tmp_path / '2x32-seed0-v1'}"
+        f"drawing 2 synthetic faces into {tmp_path / '2x32-seed0-v1'}, once; later runs read them"
     ]
 
 
@@ -104,16 +107,52 @@ def test_shapes_are_drawn_where_they_are_said():
 
 
 def test_two_processes_at_once(tmp_path):
+    """One draws, as the ranks of a run have it; the others wait for it."""
     context = multiprocessing.get_context("fork")
-    arguments = [(str(tmp_path), "train", 8, 48)] * 3
-    with context.Pool(3) as pool:
-        prints = pool.starmap(_fingerprint, arguments)
-    assert len(set(prints)) == 1
+    began = context.Barrier(3)
+    results = context.SimpleQueue()
+    children = [context.Process(target=_made, args=(tmp_path, began, results)) for _ in range(3)]
+    for child in children:
+        child.start()
+    found = [results.get() for _ in children]
+    for child in children:
+        child.join()
+    assert sorted(drew for drew, _ in found) == [0, 0, 1]
+    assert len({fingerprint for _, fingerprint in found}) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["8x48-seed0-v1"]
 
 
-def _fingerprint(*arguments):
-    return SyntheticFaces(*arguments).fingerprint
+def _made(root, began, results):
+    draws = []
+    write = synthetic_faces._write
+    synthetic_faces._write = lambda *arguments: draws.append(1) or write(*arguments)
+    began.wait()
+    fingerprint = SyntheticFaces(str(root), "train", 8, 48).fingerprint
+    results.put((len(draws), fingerprint))
+
+
+def test_drawn_data_goes_to_the_cache_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "named"))
+    SyntheticFaces(count=2, size=32)
+    monkeypatch.delenv("PENSTOCK_CACHE")
+    SyntheticSequences(count=8)
+    made = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("*.[cn][sp][vy]")}
+    assert made == {"named/synthetic_faces/2x32-seed0-v1",
+                    "xdg/penstock/synthetic_sequences/8x5-120-seed0-v1"}  # fmt: skip
+    assert (tmp_path / "named").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "named").chmod(0o777)
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "named"))
+    with pytest.raises(NotOwnError, match="everybody can write"):
+        SyntheticFaces(count=2, size=32)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(DataError, match=r"file.* Set dataset\.root \(or PENSTOCK_CACHE\) to"):
+        SyntheticFaces(count=2, size=32)
 
 
 def test_a_crash_leaves_nothing(tmp_path):
@@ -123,7 +162,9 @@ def test_a_crash_leaves_nothing(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         generated_folder(tmp_path / "made", write)
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == [".made.lock"]
+    assert generated_folder(tmp_path / "made", lambda folder: None).is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
 def test_a_root_that_cannot_be_written(tmp_path):

@@ -37,6 +37,16 @@ def test_a_run_from_end_to_end(faces, tmp_path, capsys):
     assert [line.split()[:4] for line in done.err.splitlines() if line.startswith("epoch")] == [
         ["epoch", "0", "of", "2"], ["epoch", "1", "of", "2"],
     ]  # fmt: skip
+    first, *rest = done.err.splitlines()
+    assert first.startswith(
+        "fit: training landmark_net on synthetic_faces for 2 epochs; run folder"
+    )
+    assert [line for line in rest if line.split()[0] in ("data", "model", "loader", "folder")] == [
+        "data      SyntheticFaces: 48 samples to train on, 12 to validate; 6 batches of 8 an epoch",
+        "model     LandmarkNet: 157,724 parameters, fp32, on cpu",
+        "loader    in this process, between the steps (loader.num_workers=0)",
+        "folder    run",
+    ]
     assert "mean face" in done.out
     assert "| ratio " in done.out
     assert "samples/s" in done.out.splitlines()[-5]

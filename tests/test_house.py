@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 HYDRA_FILES = {"composition", "environment", "hydra_loader", "hydra_output", "hydra_section",
-               "making", "command"}  # fmt: skip
+               "making", "command", "unknown_keys"}  # fmt: skip
 
 
 def tracked(*patterns):

@@ -9,8 +9,9 @@ import time
 
 import pytest
 
+from pipeline import preemption
 from pipeline.errors import PREEMPTED
-from pipeline.preemption import SIGNALS, Preemption
+from pipeline.preemption import SIGNALS, Preemption, Stop
 from tests.program import ROOT
 
 
@@ -98,3 +99,65 @@ def test_forked_children_have_the_usual_signals():
     child = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, text=True,
                            capture_output=True, timeout=60)  # fmt: skip
     assert child.stdout.split() == ["15", "None"], child.stderr
+
+
+@pytest.mark.parametrize("code", [0, 2, PREEMPTED])
+def test_leaving_does_what_python_does_at_the_end(code):
+    """Output is flushed, exit functions run and threads are waited for, but those of a stop."""
+    script = f"""
+        import atexit, sys, threading, time
+        from pipeline import preemption
+
+        class Slow:
+            def __del__(self):
+                print("taken to pieces")
+
+        kept = Slow()
+        kept.itself = kept
+        atexit.register(print, "at exit")
+        threading.Thread(target=lambda: (time.sleep(0.3), print("thread"))).start()
+        print("main")
+        preemption.leave({code})
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True,
+                          text=True, check=False, cwd=ROOT)  # fmt: skip
+    assert done.returncode == code, done.stderr
+    thread = [] if code == PREEMPTED else ["thread"]
+    assert done.stdout.splitlines() == ["main", *thread, "at exit"]
+    assert done.stderr == ""
+
+
+def test_leaving_under_a_profiler_gives_it_its_turn(monkeypatch):
+    monkeypatch.setattr(sys, "getprofile", lambda: print)
+    with pytest.raises(SystemExit) as ended:
+        preemption.leave(3)
+    assert ended.value.code == 3
+
+
+def blocked_in_a_child():
+    """Whether a program that is started now begins with SIGINT blocked."""
+    code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout == "True\n"
+
+
+def waits_in_small_steps():
+    os.kill(os.getpid(), signal.SIGINT)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        time.sleep(0.005)
+
+
+def test_a_launchers_process_hears_of_ctrl_c_when_its_job_begins():
+    with Preemption(at_once=True) as outer, preemption.job():
+        preemption.keep_from_children()
+        assert blocked_in_a_child()
+        with preemption.job():
+            assert not blocked_in_a_child()
+        assert blocked_in_a_child()
+        with pytest.raises(Stop):  # this one hears it all the same
+            waits_in_small_steps()
+        assert outer.asked == "SIGINT"
+    assert not blocked_in_a_child()

@@ -379,7 +379,7 @@ def test_an_extra_that_is_missing_is_a_matter_of_configuration(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     outcome = run(capsys, *DIGEST, "dataset.root=gs://bucket/folder")
     assert outcome.code == 2
-    assert "gs:// needs gcsfs: pip install 'penstock[gcs]'" in outcome.err
+    assert "gs:// needs gcsfs: pip install gcsfs" in outcome.err
 
 
 def test_a_name_that_leads_out_of_the_root_is_refused(server, tmp_path):

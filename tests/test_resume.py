@@ -15,6 +15,7 @@ CASES = {
     "gradients added up": Case(options={"accumulate": 3, "clip_norm": 0.1}),
     "scheduled by epochs": Case(scheduler="cosine", options={"schedule": "epoch"}),
     "validated now and then": Case(options={"val_every": 2}),
+    "a mean of the weights": Case(options={"ema": 0.7, "accumulate": 2}),
     "by steps": Case(options={"max_steps": 8}),
 }
 LOADINGS = [

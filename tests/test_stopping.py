@@ -109,7 +109,7 @@ def test_set_up_ends_before_anything_is_begun(number, tmp_path):
     assert codes == [75], runs.log.read_text()
     assert seconds < SOON
     text = f"{number.name}: stopped before the first step; nothing was begun\n"
-    assert runs.log.read_text() == text
+    assert runs.log.read_text().endswith(text)
     assert not runs.run.exists()
 
 
@@ -242,3 +242,19 @@ def test_batches_since_the_last_step_can_be_dropped():
     for name, value in straight.model.state_dict().items():
         assert torch.equal(value, turned.model.state_dict()[name]), name
     assert straight.batches == turned.batches
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_check_that_is_interrupted_does_not_say_that_it_is_done(number, code, tmp_path):
+    runs = Runs(tmp_path / "runs", more=("task=check", "trainer.progress=plain", "resume=null"))
+    runs.stall("train", row=10)
+    pids = runs.begin()
+    runs.wait_for_stall()
+    codes, seconds = stop(pids, number)
+    said = runs.log.read_text()
+    assert codes == [code], said
+    assert seconds < SOON
+    assert "checking train was interrupted: 8 of 64 samples in" in said
+    assert "checked train" not in said
+    assert "nothing wrong" not in said
+    assert "Traceback" not in said

@@ -3,8 +3,7 @@
 import csv
 import json
 import math
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,6 @@ import pytest
 from pipeline import command, tasks
 from pipeline.errors import DataError
 from pipeline.tasks.sweep import Result, best_of, read_results, table
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -154,20 +151,51 @@ def test_a_value_that_is_no_number_is_written_as_none(sweep):
     assert read_results(folder)[0][1].value is None
 
 
-def test_joblib_runs_jobs_in_processes(tmp_path):
-    """As a process of its own; results come back through the files."""
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    (tmp_path / "dataset").mkdir()
-    (tmp_path / "dataset" / "mine.yaml").write_text("{_target_: tests.own_parts.Numbers, size: 6}")
-    words = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "--trust", "tests",
-             "--config-dir", str(tmp_path), "dataset=mine", "transform=none", "loader=debug",
-             "task=digest", "seed=1,2", "hydra.sweep.dir=sweep"]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), *words],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "2 jobs in sweep" in done.stdout
-    found = read_results(tmp_path / "sweep")
-    assert [one.overrides[-1] for _, one in found] == ["seed=1", "seed=2"]
-    assert (tmp_path / "sweep" / "sweep.csv").exists()
+def test_a_sweep_that_is_left_says_how_far_it_came_and_goes_on(sweep, capsys):
+    """Ctrl-C in the second of three jobs; the command that is offered does the rest."""
+    begun = []
+
+    def task(config, stops=True):
+        begun.append(config.seed)
+        Path(config.run_dir).mkdir(parents=True, exist_ok=True)
+        if config.seed == 2 and stops:
+            raise KeyboardInterrupt
+        return config.seed / 10
+
+    code, _ = sweep(task, "seed=1,2,3", "batch.size=8", "model=landmark_net")
+    out, err = capsys.readouterr()
+    assert code == 130
+    assert "1 of 3 jobs in sweep are done" in out
+    rows = [line.split() for line in out.splitlines() if line.strip()[:1].isdigit()]
+    assert [row[:3] for row in rows[1:]] == [
+        ["0", "1", "done"],
+        ["1", "2", "interrupted"],
+        ["2", "3", "not"],
+    ]
+    assert "Traceback" not in err
+    line = err.splitlines()[err.splitlines().index("to go on with the sweep:") + 1]
+    words = shlex.split(line)
+    assert words[0] == "python"
+    assert words[2:] == ["-m", "seed=1,2,3", "batch.size=8", "model=landmark_net",
+                         "hydra.sweep.dir=sweep", "resume=auto"]  # fmt: skip
+    begun.clear()
+    code, _ = sweep(lambda config: task(config, stops=False), *words[3:])
+    assert (code, begun) == (0, [2, 3])
+    out, err = capsys.readouterr()
+    assert "job 0: done before, nme 0.1" in err
+    assert "3 jobs in sweep" in out
+    assert "best: nme 0.1 by job 0" in out
+
+
+def test_other_values_are_another_job(sweep):
+    begun = []
+
+    def task(config):
+        begun.append(config.seed)
+        return 0.5
+
+    for words in (["seed=1,2"], ["seed=2,1", "resume=auto"], ["seed=2,1", "resume=auto"]):
+        assert sweep(task, *words)[0] == 0
+    assert begun == [1, 2, 2, 1]
+    assert sweep(task, "seed=2,1")[0] == 0
+    assert begun == [1, 2, 2, 1, 2, 1], "without resume=auto, each job is done"

@@ -47,7 +47,7 @@ def require_pyarrow() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
-        reason = "Parquet and Arrow need pyarrow: pip install 'penstock[tables]'"
+        reason = "Parquet and Arrow need pyarrow: pip install pyarrow"
         raise ConfigError(Problem("dataset", reason)) from error
 
 

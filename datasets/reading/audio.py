@@ -145,7 +145,7 @@ def _soundfile() -> Any:
         import soundfile  # type: ignore[import-untyped, unused-ignore]
     except (ImportError, OSError) as error:  # OSError: the package is there, libsndfile is not
         raise ConfigError(
-            f"reading audio needs soundfile ({error}): pip install 'penstock[audio]'"
+            f"reading audio needs soundfile ({error}): pip install soundfile"
         ) from error
     return soundfile
 

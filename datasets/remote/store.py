@@ -1,8 +1,8 @@
 """Stores of files that are reached by an address: which there are, and how they are spoken to.
 
-    s3://bucket/folder/file      Amazon S3 and what speaks like it    pip install 'penstock[s3]'
-    gs://bucket/folder/file      Google Cloud Storage                 pip install 'penstock[gcs]'
-    https://host/folder/file     a web server (http too)              pip install 'penstock[http]'
+    s3://bucket/folder/file      Amazon S3 and what speaks like it    pip install s3fs
+    gs://bucket/folder/file      Google Cloud Storage                 pip install gcsfs
+    https://host/folder/file     a web server (http too)              pip install aiohttp
     memory://folder/file         this process's memory, for tests
 
 The speaking is done by fsspec and its kin, which are imported with the first address. Their file
@@ -92,14 +92,13 @@ class _Kind:
 
     Attributes:
         system: the file system's class and the module that it is in.
-        module, extra: what has to be installed, and the extra of Penstock that does.
+        module: what has to be installed.
         defaults: seconds of patience with a silent connection -> options of the file system.
         lists: whether a listing tells sizes and versions.
     """
 
     system: tuple[str, str]
     module: str
-    extra: str
     defaults: Callable[[float], dict[str, Any]]
     lists: bool = True
 
@@ -128,13 +127,11 @@ def _http(timeout: float) -> dict[str, Any]:
                               "response_class": web.bounded_pages()}}  # fmt: skip
 
 
-_S3 = _Kind(("s3fs.core", "S3FileSystem"), "s3fs", "s3", _s3)
+_S3 = _Kind(("s3fs.core", "S3FileSystem"), "s3fs", _s3)
 # Not `gcsfs.GCSFileSystem`: that asks by gRPC what kind of bucket it is, and gRPC dies in a fork.
-_GS = _Kind(("gcsfs.core", "GCSFileSystem"), "gcsfs", "gcs", _gs)
-_HTTP = _Kind(
-    ("fsspec.implementations.http", "HTTPFileSystem"), "aiohttp", "http", _http, lists=False
-)
-_MEMORY = _Kind(("fsspec.implementations.memory", "MemoryFileSystem"), "fsspec", "", lambda _: {})
+_GS = _Kind(("gcsfs.core", "GCSFileSystem"), "gcsfs", _gs)
+_HTTP = _Kind(("fsspec.implementations.http", "HTTPFileSystem"), "aiohttp", _http, lists=False)
+_MEMORY = _Kind(("fsspec.implementations.memory", "MemoryFileSystem"), "fsspec", lambda _: {})
 _KINDS = {
     "s3": _S3, "s3a": _S3, "gs": _GS, "gcs": _GS, "http": _HTTP, "https": _HTTP,
     "memory": _MEMORY,
@@ -346,7 +343,7 @@ def require(scheme: str) -> None:
         importlib.import_module(kind.module)
     except ImportError as error:
         raise ConfigError(
-            Problem("", f"{scheme}:// needs {kind.module}: pip install 'penstock[{kind.extra}]'")
+            Problem("", f"{scheme}:// needs {kind.module}: pip install {kind.module}")
         ) from error
 
 

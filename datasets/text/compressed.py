@@ -1,7 +1,7 @@
 """Compressed files, read forwards as what they hold.
 
     .gz     Python's own
-    .zst    Python's own from 3.14 on, before that the package zstandard (penstock[zstd])
+    .zst    Python's own from 3.14 on, before that the package zstandard
 
 Told by their first bytes and not by their names. Concatenated files are read as one, as gzip and
 zstd themselves do. What comes out is counted against what went in (`limits.expansion`), and no call
@@ -148,7 +148,7 @@ def _zstd(name: str) -> tuple[Any, Any]:
     except ImportError as error:
         raise DataError(
             f"{name} is compressed by zstd, and nothing here reads that before Python 3.14: "
-            "pip install 'penstock[zstd]'"
+            "pip install zstandard"
         ) from error
     decompressor = zstandard.ZstdDecompressor(max_window_size=1 << _WINDOW)
     return decompressor.decompressobj, zstandard.ZstdError

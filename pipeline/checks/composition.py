@@ -1,10 +1,12 @@
 """From a command line's overrides to one plain, resolved dict, with everything wrong on the way.
 
-hydra composes; what it would stop at one by one is collected here: overrides that cannot be parsed,
-group choices and keys that don't exist (with the nearest that do), values without a value (`???`),
-interpolations that lead nowhere. Overrides are applied by hydra's own code, one at a time.
+hydra composes. Where it stops, the overrides are applied again one at a time, by hydra's own code,
+to collect all that it would stop at one by one: group choices and keys that don't exist (with the
+nearest that do), values of a wrong kind. Besides there may be overrides that cannot be parsed,
+values without a value (`???`) and interpolations that lead nowhere.
 
-Cost: about 0.11 s a composition, most of it reading some twenty YAML files.
+Cost: about 0.1 s a composition, most of it reading some twenty YAML files; if it is wrong, twice
+that.
 """
 
 from __future__ import annotations
@@ -30,12 +32,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline import preemption
-from pipeline.checks import environment, hydra_section, signatures, trust
-from pipeline.checks.hydra_loader import Loader, not_set
-from pipeline.checks.nodes import OF_THE_BUILD
-from pipeline.config import TASK_KEYS, nearest, show
+from pipeline.checks import environment, hydra_section, unknown_keys
+from pipeline.checks.hydra_loader import JOB_NAME, Kept, Loader, not_set
 from pipeline.disclosure import Plain
 from pipeline.errors import ConfigError, Problem
+from pipeline.words import show
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
 VERSION_BASE = "1.3"
@@ -84,6 +85,7 @@ class Composer:
 
     Attributes:
         path: the folder of the primary configuration.
+        kept: the last configuration that nothing was wrong with for hydra, as hydra would have it.
 
     Raises:
         ConfigError: a folder is missing, or a search path would import an untrusted package.
@@ -104,7 +106,8 @@ class Composer:
             search_path.prepend("command-line", found, SearchPathQuery(provider="schema"))
         self.name = config_name or "config"
         self.loader = Loader(search_path)
-        self._hydra = Hydra(task_name="run", config_loader=self.loader)
+        self.kept: Kept | None = None
+        self._hydra = Hydra(task_name=JOB_NAME, config_loader=self.loader)
         self._parser = OverridesParser.create(config_loader=self.loader)
 
     def parse(self, lines: Iterable[str]) -> tuple[list[Override], list[Problem]]:
@@ -112,9 +115,11 @@ class Composer:
         overrides, problems = [], []
         for line in lines:
             try:
+                if line.startswith("="):  # hydra takes it for an override of nothing
+                    raise HydraException
                 overrides += self._parser.parse_overrides([line])
             except (HydraException, RecursionError) as error:
-                reason = str(error).split("\nSee https")[0]
+                reason = _unparsable(line) or str(error).split("\nSee https")[0]
                 problems.append(Problem(line, f"cannot be parsed as key=value: {reason}"))
         return overrides, problems
 
@@ -124,10 +129,12 @@ class Composer:
         composed = Composed()
         first = [one for one in overrides if self._is_choice(one) or _is_search_path(one)]
         composed.problems = [problem for one in first for problem in self._choice_problems(one)]
+        mode = RunMode.MULTIRUN if multirun else RunMode.RUN
+        if not composed.problems and self._at_once(overrides, mode, composed):
+            return composed
         wrong = {problem.key for problem in composed.problems}
         first = [one for one in first if one.key_or_group not in wrong]
         lines = [str(one.input_line) for one in first]
-        mode = RunMode.MULTIRUN if multirun else RunMode.RUN
         try:
             config = self._hydra.compose_config(self.name, lines, mode)
         except ConfigError as error:
@@ -144,10 +151,19 @@ class Composer:
                 lines.append(str(one.input_line))
                 config.hydra.overrides.task.append(lines[-1])  # as hydra would have
                 composed.problems += self._apply(one, config)
-        composed.lines, composed.node = lines, config._get_node("hydra")
-        _resolve(config, composed)
-        composed.complete = True
+        _finish(composed, config, lines)
         return composed
+
+    def _at_once(self, overrides: Sequence[Override], mode: RunMode, composed: Composed) -> bool:
+        """Let hydra compose everything in one go; False where it finds something wrong."""
+        lines = [str(one.input_line) for one in overrides]
+        try:
+            config = self._hydra.compose_config(self.name, lines, mode)
+        except Exception:  # of whatever kind; it is looked at more closely then
+            return False
+        _finish(composed, config, lines)
+        self.kept = Kept(self.name, tuple(lines), mode, config)
+        return True
 
     def _is_choice(self, override: Override) -> bool:
         """Whether an override chooses (or removes) the option of a group."""
@@ -172,8 +188,7 @@ class Composer:
             elif choice not in options and not self.loader.repository.config_exists(
                 f"{group}/{choice}"
             ):
-                yield Problem(group, f"has no {choice!r}{nearest(choice, options)}; "
-                              f"choose one of {', '.join(options)}")  # fmt: skip
+                yield unknown_keys.option(group, choice, options)
 
     def options(self, group: str) -> list[str]:
         """The choices of a group."""
@@ -184,54 +199,15 @@ class Composer:
         try:
             ConfigLoaderImpl._apply_overrides_to_config([override], config)
         except Exception as error:  # OmegaConf has a few that are none of its own
-            key = override.key_or_group
+            key, value = override.key_or_group, _written(override)
             if override.package is not None:
-                return [self._unknown(key, config)]
+                return [unknown_keys.key(key, value, config, self.loader)]
             if "Could not override" in str(error) or "does not exist" in str(error):
-                return _not_mergeable(override, config) or [self._unknown(key, config)]
+                return _not_mergeable(override, config) or [
+                    unknown_keys.key(key, value, config, self.loader)
+                ]
             return [Problem(key, _reason(error))]
         return []
-
-    def _unknown(self, key: str, config: DictConfig) -> Problem:
-        """The problem of a key that isn't in the configuration."""
-        node: Any = config
-        where, (name, *rest) = "", key.split(".")
-        while rest and (below := _child(node, name)) is not None:
-            node, where = below, f"{where}.{name}".lstrip(".")
-            name, *rest = rest
-        known = [str(one) for one in node] if isinstance(node, DictConfig) else []
-        if not where:
-            known = [one for one in known if one != "hydra"]
-            return Problem(key, self._unknown_at_the_top(name, known, config))
-        function = _callable(node)
-        if function is not None:
-            if where == "dataset" and name == "limits":
-                return Problem(key, "is a section of its own: set limits.pixels, "
-                               "limits.record_bytes ... (see conf/limits)")  # fmt: skip
-            taken = [one for one in signatures.arguments(function).names if one not in known]
-            if name in taken:
-                return Problem(key, f"is not in the YAML, but {function.__name__} takes it: "
-                               f"add it with +{key}=...")  # fmt: skip
-            if where == "dataset" and name in OF_THE_BUILD:
-                return Problem(key, f"is not in the YAML; add it with +{key}=...")
-            known = [one for one in known if not one.startswith("_")] + taken
-        allowed = f"; {where} has {', '.join(known)}" if known else f"; {where} has no keys"
-        return Problem(key, f"unknown key {name!r}{nearest(name, known)}{allowed}")
-
-    def _unknown_at_the_top(self, name: str, known: list[str], config: DictConfig) -> str:
-        if name in TASK_KEYS:
-            tasks = [one for one in self.options("task") if self._has_key(f"task/{one}", name)]
-            return f"is a key of task={' | '.join(tasks)}, and not of task={config.task}"
-        groups = [str(one) for one in self.loader.list_groups("") if one != "hydra"]
-        inside = [key for key in _leaves(config) if key.rpartition(".")[2] == name]
-        hint = nearest(name, {*known, *groups})
-        if inside and not hint:
-            hint = f" (did you mean {' or '.join(inside[:3])}?)"
-        return f"unknown key{hint}; there are {', '.join(sorted({*known, *groups}))}"
-
-    def _has_key(self, path: str, name: str) -> bool:
-        loaded = self.loader.repository.load_config(path)
-        return loaded is not None and name in loaded.config
 
 
 def _not_mergeable(override: Override, config: DictConfig) -> list[Problem]:
@@ -273,27 +249,26 @@ def _reason(error: BaseException) -> str:
     return "; ".join(line.rstrip(".:") for line in lines) or type(error).__name__
 
 
-def _child(node: Any, part: str) -> Any:
-    """A node's value, or None where there is none to go on from."""
-    try:
-        return node[part] if isinstance(node, DictConfig) else None
-    except OmegaConfBaseException:
-        return None
+def _unparsable(line: str) -> str | None:
+    """Why a line is no override, where that is plain to see."""
+    if line.startswith("-"):
+        return "there is no such option, and keys have no dashes before them"
+    if "=" not in line and not line.startswith("~"):
+        return "it has no '='; write key and value as one word, without spaces"
+    if line.startswith("="):
+        return "it has no key; write key and value as one word, without spaces"
+    return None
 
 
-def _callable(node: Any) -> Any:
-    """What a node calls, if it is one and may."""
-    try:
-        return trust.resolve(node["_target_"], "") if "_target_" in node else None
-    except (ConfigError, TypeError, OmegaConfBaseException):
-        return None
+def _written(override: Override) -> str:
+    """The value as it was given."""
+    return "..." if override.is_delete() else override.get_value_element_as_str()
 
 
-def _leaves(config: DictConfig) -> Iterator[str]:
-    for section in map(str, config):
-        node = _child(config, section) if section != "hydra" else None
-        if isinstance(node, DictConfig):
-            yield from (f"{section}.{name}" for name in map(str, node))
+def _finish(composed: Composed, config: DictConfig, lines: list[str]) -> None:
+    composed.lines, composed.node = lines, config._get_node("hydra")
+    _resolve(config, composed)
+    composed.complete = True
 
 
 def _resolve(config: DictConfig, composed: Composed) -> None:
@@ -308,16 +283,28 @@ def _resolve(config: DictConfig, composed: Composed) -> None:
 
 @contextmanager
 def _hydra_config(config: DictConfig) -> Iterator[None]:
-    """Let ${hydra:...} resolve, with stand-ins for what only a running job knows."""
-    with read_write(config), open_dict(config):
-        config.hydra.runtime.output_dir = "."
-        config.hydra.job.num, config.hydra.job.id = 0, "0"
-    kept = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(config)
+    """Let ${hydra:...} resolve, with stand-ins for what only a running job knows.
+
+    Afterwards the section is what it was before.
+    """
+    runtime, job = config.hydra.runtime, config.hydra.job
+    places = ((runtime, "output_dir", "."), (job, "num", 0), (job, "id", "0"))
+    before = [(node, name, node._get_node(name)._value()) for node, name, _ in places]
+    _fill(config, places)
+    kept, locked = HydraConfig.instance().cfg, config.hydra._metadata.flags.get("readonly")
+    HydraConfig.instance().set_config(config)  # which makes the section read-only
     try:
         yield
     finally:
         HydraConfig.instance().cfg = kept
+        OmegaConf.set_readonly(config.hydra, locked)
+        _fill(config, before)
+
+
+def _fill(config: DictConfig, places: Iterable[tuple[DictConfig, str, Any]]) -> None:
+    with read_write(config), open_dict(config):
+        for node, name, value in places:
+            node[name] = value
 
 
 def plain(config: DictConfig) -> Plain:

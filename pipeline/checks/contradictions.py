@@ -17,10 +17,11 @@ from pipeline import world
 from pipeline.checks import batch_rules, data_rules, pack_rules, trust
 from pipeline.checks.nodes import datasets, direction
 from pipeline.checks.signatures import arguments
-from pipeline.config import Config, nearest, show
+from pipeline.config import Config
 from pipeline.errors import ConfigError, Problem
 from pipeline.samplers import BatchStrategy, Sequential
 from pipeline.streams import StreamOrder, is_stream
+from pipeline.words import nearest, show
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,6 @@ def find(config: Config, found: Mapping[str, Any], partly: bool = False) -> list
             if not partly:
                 raise
     return problems
-
-
-def notices(config: Config) -> list[str]:
-    """What is as the person wrote it but will not be done; for stderr."""
-    if config.loader.pin_memory and not world.has_accelerator():
-        return ["loader.pin_memory: there is no accelerator here to copy to, so nothing is pinned"]
-    return []
 
 
 def loader_without_workers(case: Case) -> Iterator[Problem]:
@@ -161,8 +155,8 @@ def ranks(case: Case) -> Iterator[Problem]:
         if size > 1:
             yield Problem(
                 "distributed.strategy",
-                f"none, but {size} processes were started (WORLD_SIZE={size}): each would train "
-                "alone on all of the data; set distributed=ddp, or start one process",
+                f"none, but {size} processes were started ({world.launcher_name()}={size}): each "
+                "would train alone on all of the data; set distributed=ddp, or start one process",
             )
         return
     if config.batch.size is None:
@@ -176,6 +170,9 @@ def ranks(case: Case) -> Iterator[Problem]:
             "trainer.precision",
             "fp16 scales the loss, which distributed=fsdp cannot; set trainer.precision=bf16",
         )
+    if strategy == "fsdp" and config.trainer.ema is not None:
+        reason = "averages whole weights, and distributed=fsdp has parts; set it to null"
+        yield Problem("trainer.ema", reason)
     if not config.loader.in_order and case.workers:
         yield Problem(
             "loader.in_order",
@@ -270,6 +267,14 @@ def tail_of_strategies(case: Case) -> Iterator[Problem]:
     elif "tail" not in arguments(case.sampler).names:
         yield Problem("batch.tail", f"drop has nothing to drop: {name} forms its batches itself; "
                       "set batch.tail=keep")  # fmt: skip
+
+
+def tail_of_single_samples(case: Case) -> Iterator[Problem]:
+    """As torch refuses `batch_size=None` with `drop_last=True`."""
+    batch = case.config.batch
+    if batch.size is None and batch.tail != "keep":
+        yield Problem("batch.tail", f"{batch.tail} is for batches, but batch.size=null hands "
+                      "samples through one by one; set batch.tail=keep, or batch.size")  # fmt: skip
 
 
 def distributed_sampler(case: Case) -> Iterator[Problem]:
@@ -380,6 +385,7 @@ def bad_samples(case: Case) -> Iterator[Problem]:
 RULES: tuple[Rule, ...] = (
     loader_without_workers, loader_of_threads, start_method, worker_function, unordered,
     pinned_device, ranks, columns, streams, same_data_twice, tail_of_strategies,
+    tail_of_single_samples,
     both_splits, bad_samples, distributed_sampler, device, monitor, schedule, batch_steps,
     packing, data_told,
 )  # fmt: skip

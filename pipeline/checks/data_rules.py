@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.checks.nodes import datasets
-from pipeline.config import Config, not_allowed
+from pipeline.config import Config
 from pipeline.errors import Problem
+from pipeline.words import not_allowed
 
 KEY = "dataset.fingerprint"
 MODES = ("names", "sizes", "content")

@@ -4,6 +4,9 @@ Every configuration that hydra uses comes out of its config loader: for a run, a
 a sweep (in whatever process a launcher starts it), `--help`, `--cfg`, `--info` and tab completion.
 So the loader is where the section `hydra:` is checked, however often a command line was before.
 
+The configuration that a single run, or a look at one, was checked with is handed out as it is
+(`Kept`): composing it again would cost 0.1 s, and `${now:...}` would have moved on.
+
 With `composition.py`, this is where private names of hydra's are used.
 """
 
@@ -11,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +24,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobRuntime
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -26,6 +32,34 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline import preemption
 from pipeline.checks import hydra_section
 from pipeline.errors import ConfigError, Problem
+
+JOB_NAME = "run"  # of a composition that no program has a name for yet
+
+
+@dataclass
+class Kept:
+    """A configuration that hydra's loader has composed, to be handed out once.
+
+    Attributes:
+        name: of the primary configuration.
+        lines: all overrides that it was composed from.
+        mode: what for.
+        config: as hydra's loader gave it.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    mode: RunMode
+    config: DictConfig | None
+
+    def take(self, name: str | None, lines: list[str], mode: RunMode) -> DictConfig | None:
+        """The configuration, if it is the one that would be composed from this."""
+        if (name, tuple(lines), mode) != (self.name, self.lines, self.mode):
+            return None
+        config, self.config = self.config, None
+        if config is not None and config.hydra.job.name == JOB_NAME:
+            config.hydra.job.name = JobRuntime.instance().get("name")
+        return config
 
 
 class Loader(ConfigLoaderImpl):
@@ -56,9 +90,17 @@ class Loader(ConfigLoaderImpl):
 class CheckedLoader(Loader):
     """Hands out only configurations whose section `hydra:` may be acted on.
 
+    Args:
+        config_search_path: hydra's.
+        kept: a configuration that need not be composed again; it is checked like any other.
+
     Raises:
         SystemExit: caused by a ConfigError; hydra catches exceptions of other kinds.
     """
+
+    def __init__(self, config_search_path: Any, kept: Kept | None = None) -> None:
+        super().__init__(config_search_path)
+        self._kept = kept
 
     @preemption.held()
     def load_configuration(
@@ -71,8 +113,9 @@ class CheckedLoader(Loader):
     ) -> DictConfig:
         """As hydra's, and checked."""
         given = list(overrides)
+        config = self._kept.take(config_name, given, run_mode) if self._kept else None
         try:
-            config = super().load_configuration(
+            config = config or super().load_configuration(
                 config_name, overrides, run_mode, from_shell, validate_sweep_overrides
             )
         except KeyError as error:
@@ -103,16 +146,19 @@ def _record_problems(config: DictConfig) -> list[Problem]:
 
 
 @contextmanager
-def checked(single: bool) -> Iterator[None]:
-    """Let hydra's entry load its configurations with `CheckedLoader`.
+def checked(
+    single: bool, loads: type[CheckedLoader] = CheckedLoader, kept: Kept | None = None
+) -> Iterator[None]:
+    """Let hydra's entry load its configurations with `loads`.
 
     Args:
         single: spare hydra a composition (0.1 s) from which it would learn that this is one run.
+        kept: what was composed already.
     """
     loader, asks = ConfigLoaderImpl, Hydra.get_mode
-    hydras_own.ConfigLoaderImpl = CheckedLoader  # type: ignore[attr-defined]
+    hydras_own.ConfigLoaderImpl = partial(loads, kept=kept)  # type: ignore[attr-defined, assignment]
     if single:
-        Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
+        Hydra.get_mode = lambda *_, **__: RunMode.RUN  # type: ignore[method-assign]
     try:
         yield
     finally:

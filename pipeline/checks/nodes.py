@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.checks import signatures, trust
-from pipeline.config import Config, not_allowed, show, unknown_key
+from pipeline.config import Config
 from pipeline.errors import ConfigError, Problem
+from pipeline.parsing import unknown_key
+from pipeline.words import not_allowed, show
 
 # What a dataset may tell a model, an objective and its metrics; and torch's own names for it.
 SAME_FACTS = {"in_features": "num_features", "out_features": "num_outputs"}

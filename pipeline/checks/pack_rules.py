@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.checks.nodes import datasets
-from pipeline.config import Config, not_allowed
+from pipeline.config import Config
 from pipeline.errors import Problem
 from pipeline.streams import is_stream
+from pipeline.words import not_allowed
 
 
 def find(config: Config, found: Mapping[str, Any]) -> Iterator[Problem]:

@@ -17,8 +17,9 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pipeline.config import not_allowed, unknown_key
 from pipeline.errors import Problem
+from pipeline.parsing import unknown_key
+from pipeline.words import not_allowed
 
 # Keys of a node that are no arguments of its callable.
 SPECIAL = frozenset({"_target_", "_args_", "_partial_", "_convert_", "_recursive_"})

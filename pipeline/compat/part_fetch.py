@@ -65,6 +65,7 @@ class TurnFetch:
         every: batches of a part between two states that are sent along.
         worker_init_fn: run for parts that are read from a copy.
         keyed: whether each batch's draws come from a key of its own.
+        tried: no sample is made twice here to compare the two.
     """
 
     dataset: Any
@@ -78,6 +79,7 @@ class TurnFetch:
     seed: int = 0
     transform: None = None
     batch_transform: None = None
+    tried: bool = True
     _parts: dict[int, StreamPart] = field(default_factory=dict, repr=False)
     _process: int = -1
 

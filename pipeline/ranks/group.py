@@ -24,7 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from pipeline.errors import ConfigError, Problem
 from pipeline.ranks import meeting
 from pipeline.ranks.presence import Presence
-from pipeline.world import World, is_launched, restarts
+from pipeline.world import World, is_launched, restarts, store_address
 
 
 class Group:
@@ -148,7 +148,7 @@ def join(
     except (ValueError, RuntimeError, dist.DistError) as error:
         raise ConfigError(
             Problem("distributed", f"rank {world.rank} of {world.size} cannot join the others: "
-                    f"{error}. Start with python run.py, or with torchrun on every machine")
+                    f"{error}. Start with python run.py, srun, or torchrun on every machine")
         ) from error  # fmt: skip
     presence = Presence(meeting.notes() or store, world, timeout)
     try:
@@ -175,5 +175,7 @@ def _store(world: World, limit: timedelta) -> Store:
         return own
     store: Store | None = meeting.served(world, limit)
     if store is None:
-        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
+        place = store_address()
+        url = "env://" if place is None else f"tcp://{place[0]}:{place[1]}"
+        store, _, _ = next(rendezvous(url, world.rank, world.size, timeout=limit))
     return PrefixStore(f"start-{restarts()}", store)

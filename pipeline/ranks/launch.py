@@ -20,6 +20,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from pipeline import world
 from pipeline.errors import PREEMPTED, ConfigError, DataError, PenstockError
 
 # What ranks have for a checkpoint once they were asked to stop; then they are killed.
@@ -78,6 +79,11 @@ def _own_signals() -> Iterator[None]:
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+
+
+def is_of_ours() -> bool:
+    """Whether this process is a rank that our launcher started, which has said what will happen."""
+    return world.is_launched() and bool(os.environ.get(_RESULT))
 
 
 def leave_result(value: Any) -> None:

@@ -30,7 +30,7 @@ from pipeline.ranks.group import Group
 from pipeline.saving import checkpoint_file, sharded_checkpoint
 from pipeline.saving.checkpoint_file import save
 from pipeline.saving.disk import Hold, beside, discard, prepare, refuse, sync_folder
-from pipeline.saving.state_tree import CheckpointError, State, encode, is_sharded
+from pipeline.saving.state_tree import CheckpointError, NoCheckpointError, State, encode, is_sharded
 
 __all__ = ["CheckpointError", "Checkpoints", "Newest", "State", "find", "find_newest",
            "has_checkpoint", "load", "load_checked", "save"]  # fmt: skip
@@ -314,8 +314,8 @@ def _folder_of(path: Path) -> Path:
 
 
 def _none(path: Path) -> CheckpointError:
-    return CheckpointError(f"{path}: there is no checkpoint in it; give the folder of a run, or a "
-                           "checkpoint of its checkpoints folder")  # fmt: skip
+    return NoCheckpointError(f"{path}: there is no checkpoint in it; give the folder of a run, or "
+                             "a checkpoint of its checkpoints folder")  # fmt: skip
 
 
 def _numbered(folder: Path) -> Iterator[Path]:

@@ -26,7 +26,14 @@ from torch import Tensor
 
 from pipeline.regular_file import open_regular
 from pipeline.saving.disk import replacing, write
-from pipeline.saving.state_tree import CheckpointError, State, decode, encode, is_sharded
+from pipeline.saving.state_tree import (
+    CheckpointError,
+    NoCheckpointError,
+    State,
+    decode,
+    encode,
+    is_sharded,
+)
 
 FORMAT = 1
 
@@ -107,7 +114,7 @@ def load(path: Path) -> State:
             _check_format(path, metadata)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: there is no such checkpoint") from error
+        raise NoCheckpointError(f"{path}: there is no such checkpoint") from error
     except PermissionError as error:
         raise CheckpointError(f"{path}: no permission to read it. Give yourself that") from error
     except (SafetensorError, OSError) as error:

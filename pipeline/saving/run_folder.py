@@ -23,7 +23,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
 from itertools import count
@@ -44,12 +44,16 @@ from pipeline.world import usable_cpus
 Status = Literal["running", "done", "failed", "interrupted", "preempted"]
 
 HOLDER = "holder.json"
+_OF_OTHERS = (HOLDER, ".hydra")  # what may lie in a folder that no run has yet
 BY_ADDRESS = ("ledger.jsonl", "digests.jsonl")
 BEST_FOLDER = "best"  # the one link in a run's folder: to a sharded checkpoint beside it
 
 _LARGEST_HOLDER = 1 << 20  # bytes
 
-PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "torchmetrics", "safetensors")
+PACKAGES = (
+    "torch", "torchvision", "numpy", "hydra-core", "omegaconf", "pandas", "pillow", "scikit-image",
+    "torchmetrics", "safetensors", "albumentations",
+)  # fmt: skip
 CODE = Path(__file__).parent.parent
 
 
@@ -65,6 +69,7 @@ class RunFolder:
         self.path = path
         self.manifest = manifest
         self._hold = hold
+        self._before: dict[str, Any] = {}  # the manifest, where this goes on with a run
 
     @classmethod
     def claim(
@@ -92,11 +97,14 @@ class RunFolder:
         return run
 
     @classmethod
-    def reopen(cls, path: Path, *, world: int = 1, **facts: Any) -> RunFolder:
+    def reopen(
+        cls, path: Path, *, world: int = 1, longer: Sequence[str] = (), **facts: Any
+    ) -> RunFolder:
         """Go on in the folder of a run that has ended, or was killed.
 
         Args:
             world: number of ranks.
+            longer: overrides that take the place of those of the same keys.
             facts: for the manifest's entry of this session.
 
         Raises:
@@ -114,8 +122,12 @@ class RunFolder:
             prepare(path)
             manifest = read_manifest(path)
             run = cls(path, {**manifest, "status": "running"}, hold)
+            run._before = manifest
             run.manifest.pop("ended", None)
-            run.manifest.setdefault("sessions", [])
+            run.manifest["sessions"] = list(manifest.get("sessions", []))
+            keys = {_key(word) for word in longer}
+            kept = [one for one in manifest.get("overrides", []) if _key(one) not in keys]
+            run.manifest["overrides"] = [*kept, *longer]
             run._begin_session(world, **facts)
         except BaseException:
             hold.release()
@@ -169,6 +181,20 @@ class RunFolder:
         finally:
             self.release()
 
+    def finish_unchanged(self, status: Status) -> None:
+        """Where nothing came of this session: the run has ended as it had before, and release."""
+        self.manifest = {**self._before, "sessions": self.manifest["sessions"]}
+        self.manifest["sessions"][-1] |= {"status": status, "ended": _now()}
+        try:
+            self._write_manifest()
+        finally:
+            self.release()
+
+    @property
+    def was_done(self) -> bool:
+        """Whether this goes on with a run that had come to its end."""
+        return self._before.get("status") == "done"
+
     def release(self) -> None:
         """Let other processes have the folder; a second time does nothing."""
         self._hold.release()
@@ -178,6 +204,10 @@ class RunFolder:
         write_atomically(
             self.path / "manifest.json", (text + "\n").encode(errors="backslashreplace")
         )
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
 
 
 def last_code(folder: Path) -> Any:
@@ -275,7 +305,7 @@ def _take(folder: Path) -> Hold | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         refuse(folder, error)
-    if any(path.name != HOLDER for path in folder.iterdir()):
+    if any(path.name not in _OF_OTHERS for path in folder.iterdir()):
         return None
     hold = _hold(folder)
     if hold is None:

@@ -128,9 +128,15 @@ def check_fit(state: State, model: nn.Module, optimizer: Optimizer) -> None:
     odd = sorted(map(str, own.keys() ^ saved.keys()))
     if odd:
         raise JsonError(f"its model has too much or too little: {', '.join(odd[:5])[:200]}")
-    for key, tensor in own.items():
-        if isinstance(tensor, Tensor) and not is_lazy(tensor):  # which gets its shape by that
-            _check_like(f"model/{key}", saved[key], tensor)
+    parts = {"model": saved}
+    if "averaged" in state:
+        parts["averaged"] = _part(state, "averaged")
+        if parts["averaged"].keys() != saved.keys():
+            raise JsonError("its averaged weights are those of another model")
+    for part, tensors in parts.items():
+        for key, tensor in own.items():
+            if isinstance(tensor, Tensor) and not is_lazy(tensor):  # which gets its shape by that
+                _check_like(f"{part}/{key}", tensors[key], tensor)
     kept = _part(state, "optimizer")
     groups, state_of = kept.get("param_groups"), _part(kept, "state")
     _check_groups(groups, optimizer)

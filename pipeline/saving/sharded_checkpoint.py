@@ -52,7 +52,7 @@ from pipeline.saving.disk import (
     sync_folder,
     write_atomically,
 )  # fmt: skip
-from pipeline.saving.state_tree import CheckpointError, State, decode
+from pipeline.saving.state_tree import CheckpointError, NoCheckpointError, State, decode
 
 STATE = "state.json"
 
@@ -239,7 +239,7 @@ def _described(path: Path) -> dict[str, Any]:
         if content.pop("sha256") != _digest(content):
             raise ValueError("state.json does not have the checksum that was saved with it")
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: there is no checkpoint in this folder") from error
+        raise NoCheckpointError(f"{path}: there is no checkpoint in this folder") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, str(error)) from error
     return dict(content)

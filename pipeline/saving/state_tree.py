@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pipeline import plain_json
+from pipeline.errors import ConfigError
 from pipeline.plain_json import mapping, shown
 from pipeline.saving.disk import DiskError
 
@@ -27,6 +28,12 @@ _LONGEST_TEXT = 128 << 20  # bytes; safetensors takes a header of 100 MB
 
 class CheckpointError(DiskError):
     """A checkpoint that cannot be used or written; the message names it and says what to do."""
+
+
+class NoCheckpointError(CheckpointError):
+    """There is no checkpoint where a configuration names one."""
+
+    exit_code = ConfigError.exit_code
 
 
 def encode(state: State) -> tuple[str, dict[str, Tensor]]:

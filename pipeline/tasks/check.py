@@ -7,7 +7,8 @@
 3. What is wrong is listed on stdout (split, index, path, cause), and written to a quarantine.csv
    in a run folder, which a run can be given as bad_samples.quarantine.
 
-Exit code 3 if anything is wrong. Cost: about that of an epoch of loading; for JPEG and FLAC twice.
+Exit code 3 if anything is wrong; 130 or 75 where it is interrupted, with what was found so far.
+Cost: about that of an epoch of loading; for JPEG and FLAC twice.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pipeline.errors import DataError
 from pipeline.fetch import Batch, Fetch
 from pipeline.loader import Loader
 from pipeline.plan import Plan, Request
+from pipeline.preemption import Preempted, Stop
 from pipeline.quarantine import NAME, Entry, QuarantineFile, entries
 from pipeline.randomness import Draws, sample_keys
 from pipeline.samplers import Sequential
@@ -57,8 +59,12 @@ def run(config: Config) -> None:
     found: list[Entry] = []
     count = 0
     for split in splits:
-        samples, wrong = check(parts, split)
-        count += samples
+        wrong: list[LeftOut] = []
+        try:
+            count += check(parts, split, wrong)
+        except Stop as stop:
+            found += entries(wrong, split, parts.fingerprint(split)["dataset"])
+            raise _interrupted(stop, found) from None
         found += entries(wrong, split, parts.fingerprint(split)["dataset"])
     if not found:
         put(f"{count} samples, nothing wrong with them")
@@ -73,9 +79,17 @@ def run(config: Config) -> None:
     )
 
 
-def check(parts: Parts, split: str) -> tuple[int, list[LeftOut]]:
-    """How many samples a split has, and what is wrong with which of them."""
-    wrong: list[LeftOut] = []
+def _interrupted(stop: Stop, found: Sequence[Entry]) -> BaseException:
+    """Show what was found so far; the error to end with, which says that it is not all."""
+    if found:
+        print_table(found)
+    if stop.name == "SIGINT":
+        return stop
+    return Preempted(f"{stop.name}: the check was interrupted; the same command begins it again")
+
+
+def check(parts: Parts, split: str, wrong: list[LeftOut]) -> int:
+    """Read a split and add what is wrong with its samples to `wrong`; returns how many it has."""
     count = 0
     with (
         make_loader(parts, split) as loader,
@@ -86,7 +100,7 @@ def check(parts: Parts, split: str) -> tuple[int, list[LeftOut]]:
             count += batch.request.valid
             wrong += batch.left_out
             show(count, len(wrong))
-    return count, wrong
+    return count
 
 
 def make_loader(parts: Parts, split: str) -> Loader:
@@ -209,14 +223,16 @@ def _progress(parts: Parts, split: str, loader: Loader) -> Iterator[Any]:
 
     if bar:
         bar.start()
+    said = f"checking {split} was interrupted: {{}}{f' of {length}' if length else ''} samples"
     try:
         yield show
+        said = f"checked {split}: {{}} samples"
     finally:
         if bar:
             bar.stop()
         if kind != "none":
             seconds = time.perf_counter() - began
-            say(f"checked {split}: {numbers[0]} samples in {seconds:.1f} s, {numbers[1]} wrong")
+            say(f"{said.format(numbers[0])} in {seconds:.1f} s, {numbers[1]} wrong")
 
 
 def _bar() -> Progress:

@@ -15,10 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from pipeline import disclosure, hydra_output, quarantine
 from pipeline.build import Parts
@@ -31,17 +35,19 @@ from pipeline.learner import Options
 from pipeline.loader import Loader
 from pipeline.meter import NonFiniteLossError
 from pipeline.objective import Objective
+from pipeline.observer import Observer, Record
 from pipeline.pictures import learning_curves
 from pipeline.plan import Plan
 from pipeline.preemption import Preempted, Preemption, Stop
 from pipeline.ranks.group import Group, join
 from pipeline.ranks.parallel import Parallel, prepare
-from pipeline.resumption import fingerprint
-from pipeline.runner import Observer, Record, Result, fit
+from pipeline.resumption import fingerprint, spans
+from pipeline.runner import Result, fit
 from pipeline.saving import run_state
 from pipeline.saving.run_folder import RunFolder, Status
+from pipeline.schedules import renewed
 from pipeline.streams import StreamPlan
-from pipeline.tasks import predictions, progress
+from pipeline.tasks import predictions, progress, summary
 from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.recording import Digests, Ledger, Metrics, Quarantine
 from pipeline.tasks.validate import baseline, load_weights, monitored, print_table
@@ -56,6 +62,25 @@ _REPEATS_AFTER = 2.0
 
 def run(config: Config) -> float | None:
     """Train; returns the best value of the monitored metric, None if it never was finite."""
+    if config.trainer.fast_dev_run:
+        with TemporaryDirectory() as folder:
+            return _fit(_tried(config, folder))
+    return _fit(config)
+
+
+def _tried(config: Config, folder: str) -> Config:
+    """A configuration of one step and one batch of validation, whose files are thrown away."""
+    trainer = config.trainer.model_copy(
+        update={"max_epochs": 1, "max_steps": None, "checkpoint": None, "pictures": False}
+    )
+    scheduler = {**config.scheduler, "warmup": 0} if config.scheduler else None
+    return config.model_copy(update={
+        "trainer": trainer, "scheduler": scheduler, "run_dir": f"{folder}/run", "resume": None,
+        "tracker": {"_target_": "pipeline.tracker.Nothing"},
+    })  # fmt: skip
+
+
+def _fit(config: Config) -> float | None:
     parts = Parts(config)
     spare_cores(parts.world)
     wanted = config.distributed
@@ -73,27 +98,35 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
         options = make_options(config, objective)
         parallel = make_parallel(config)
         model = prepare(parts.model(), parallel, group)
-        optimizer = parts.optimizer(model)
         moves = scheduler_moves(options, train.plan) if config.scheduler else 0
-        scheduler = parts.scheduler(optimizer, moves)
-        own = fingerprint(config, train.fingerprint, moves)
+        scheduled = partial(_scheduled, parts, model)
+        optimizer, scheduler = scheduled(moves)
         opened = open_run(
-            config, group, own, overrides(), partial(parts.data, "train"),
-            lambda state: run_state.check_fit(state, model, optimizer), seed=config.seed,
-            device=train.world.device, monitor=options.monitor, data=_told(config, parts),
-            code=code_of(config),
+            config, group, fingerprint(config, train.fingerprint, moves), overrides(),
+            partial(parts.data, "train"),
+            lambda state: run_state.check_fit(state, model, optimizer), scheduled,
+            seed=config.seed, device=train.world.device, monitor=options.monitor,
+            data=_told(config, parts), code=code_of(config),
         )  # fmt: skip
+        if opened.folder and config.trainer.progress != "none":
+            say(summary.of_fit(config, parts, model, train, group, opened.folder.path))
+        state, last = opened.state, spans(opened.fingerprint)[-1:]
+        if last and last != [moves]:
+            optimizer, scheduler = scheduled(*last)
+        if opened.renewed is not None and state is not None and scheduler is not None:
+            state = renewed(state, optimizer, scheduler)
         with watched(config, parts, group, opened, train) as (tracker, observers):
             with _placed("before the first step"):
+                shown = [one for one in observers if isinstance(one, progress.Display)]
                 given = config.trainer.baseline
-                constant = baseline(parts, objective, val, group) if given else {}
+                constant = baseline(parts, objective, val, group, shown) if given else {}
             echo = 0.0 if group.alone else _REPEATS_AFTER
             with Preemption(echo, _say(group), tell=group.tell) as preemption:
                 result = fit(
                     model, objective, optimizer, train, val, options, scheduler=scheduler,
                     checkpoints=opened.checkpoints, observers=observers, seed=config.seed,
-                    group=group, parallel=parallel, preemption=preemption, resume=opened.state,
-                    fingerprint=own,
+                    group=group, parallel=parallel, preemption=preemption, resume=state,
+                    fingerprint=opened.fingerprint,
                 )  # fmt: skip
             if opened.checkpoints:
                 opened.checkpoints.close()
@@ -102,6 +135,12 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
                     report(config, parts, model, objective, result, constant, opened, tracker)
         group.meet()
     return result.best[f"val/{options.monitor}"] if result.best else None
+
+
+def _scheduled(parts: Parts, model: nn.Module, steps: int) -> tuple[Optimizer, LRScheduler | None]:
+    """A new optimizer, and its schedule for that many steps (or epochs)."""
+    optimizer = parts.optimizer(model)
+    return optimizer, parts.scheduler(optimizer, steps)
 
 
 def _told(config: Config, parts: Parts) -> dict[str, str]:
@@ -180,6 +219,7 @@ def make_options(config: Config, objective: Objective) -> Options:
         save_every=kept.every_epochs if kept else 1,
         save_every_steps=kept.every_steps if kept else None,
         save_every_minutes=kept.every_minutes if kept else None,
+        ema=trainer.ema,
     )
 
 
@@ -227,7 +267,8 @@ def watched(
         yield Nothing(), []
         return
     tracker: Tracker = parts.tracker(folder.path / "tracker")
-    display = progress.make(config.trainer.progress, train, config.trainer.max_epochs)
+    trainer = config.trainer
+    display = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
     observers: list[Observer] = [Metrics(folder, tracker), display]
     observers += recorders(config, parts, folder)
     status: Status = "failed"
@@ -242,6 +283,8 @@ def watched(
         status = "preempted"
         if opened.checkpoints is None:
             raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error
+        if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise Preempted(str(error)) from error  # the sweep says how it goes on
         again = shlex.join(["python", "run.py", f"resume={folder.path}"])
         raise Preempted(f"{error}. To go on:\n  {again}") from error
     except KeyboardInterrupt:
@@ -249,7 +292,11 @@ def watched(
         say(f"stopped; what there is of the run is in {folder.path}")
         raise
     finally:
-        folder.finish(status)
+        if status != "done" and folder.was_done and not opened.came_further():
+            opened.put_back()
+            folder.finish_unchanged(status)
+        else:
+            folder.finish(status)
 
 
 def recorders(config: Config, parts: Parts, folder: RunFolder) -> list[Observer]:

@@ -11,15 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import world
+from pipeline import resumption, world
 from pipeline.config import Config
 from pipeline.errors import ConfigError, Problem
 from pipeline.identity.fingerprints import first_difference, in_mode_of, mode_in
 from pipeline.identity.sources import Code, changes
 from pipeline.ranks.group import Group
-from pipeline.resumption import Source, differences, run_of, source
+from pipeline.resumption import (
+    LENGTH,
+    Source,
+    differences,
+    run_of,
+    same_but_for_length,
+    source,
+    spans,
+)
 from pipeline.saving import checkpoint, run_state
-from pipeline.saving.checkpoint import Checkpoints, Newest, State
+from pipeline.saving.checkpoint import Checkpoints, Newest, State, steps_of
 from pipeline.saving.manifest import read_manifest
 from pipeline.saving.run_folder import RunFolder, last_code
 from pipeline.terminal import say
@@ -35,16 +43,32 @@ class Opened:
         folder: None on all ranks but the first.
         checkpoints: where to save; None if the run is to have none.
         state: what to go on from; None begins anew.
+        fingerprint: of the run, with all schedules that it had and has.
+        renewed: the steps of a new schedule, if one begins now.
     """
 
     folder: RunFolder | None
     checkpoints: Checkpoints | None
     state: State | None
+    fingerprint: dict[str, str]
+    renewed: int | None = None
+
+    def put_back(self) -> None:
+        """Forget what was written in the folder since this began."""
+        if self.folder is not None and self.state is not None:
+            self.folder.rewind(*_address(self.state), int(self.state["updates"]))
+
+    def came_further(self) -> bool:
+        """Whether a checkpoint was saved after a later step than this began with."""
+        steps = [steps_of(path) or 0 for path in self.checkpoints.saved()
+                 ] if self.checkpoints else []  # fmt: skip
+        return max(steps, default=0) > (int(self.state["updates"]) if self.state else 0)
 
 
 def open_run(
     config: Config, group: Group, fingerprint: Mapping[str, str], overrides: Sequence[str],
-    told: Callable[[str], str], fits: Callable[[State], None] | None = None, **facts: Any,
+    told: Callable[[str], str], fits: Callable[[State], None] | None = None,
+    scheduled: Callable[[int], object] = lambda steps: None, **facts: Any,
 ) -> Opened:  # fmt: skip
     """Claim a folder, or go on in an old one; all ranks together.
 
@@ -54,6 +78,7 @@ def open_run(
         told: mode -> the fingerprint of the training data by names, sizes or content.
         fits: raises ValueError for a checkpoint whose tensors are not this run's, although its
             fingerprint is.
+        scheduled: raises ConfigError if there is no schedule for a number of steps.
         facts: for the manifest of a new run.
 
     Raises:
@@ -62,7 +87,9 @@ def open_run(
     """
     folder, newest, where = None, None, ("", "")
     if group.is_first:
-        folder, newest = _open(config, group, fingerprint, list(overrides), told, facts, fits)
+        folder, newest = _open(
+            config, group, fingerprint, list(overrides), told, facts, fits, scheduled
+        )
         where = str(folder.path), str(newest.path) if newest else ""
     path, taken = group.from_first(where)
     state = newest.state if newest else None
@@ -71,7 +98,24 @@ def open_run(
     made = _checkpoints(config, Path(path), group)
     if made and newest:
         made.set_aside_after(int(newest.state["updates"]))
-    return Opened(folder, made, state)
+    if state is None:
+        return Opened(folder, made, state, dict(fingerprint))
+    return Opened(folder, made, state, *_going_on(state, fingerprint, config))
+
+
+def _going_on(
+    state: State, fingerprint: Mapping[str, str], config: Config
+) -> tuple[dict[str, str], int | None]:
+    """See `resumption.with_schedules`."""
+    return resumption.with_schedules(
+        state["fingerprint"], fingerprint, _moves(state, config), config.scheduler
+    )
+
+
+def _moves(state: State, config: Config) -> int:
+    """How often the scheduler of a checkpoint had moved."""
+    by_epochs = (config.scheduler or {}).get("interval") == "epoch"
+    return len(state["progress"]["result"]["history"]) if by_epochs else int(state["updates"])
 
 
 def _checkpoints(config: Config, folder: Path, group: Group) -> Checkpoints | None:
@@ -85,18 +129,23 @@ def _checkpoints(config: Config, folder: Path, group: Group) -> Checkpoints | No
 def _open(
     config: Config, group: Group, fingerprint: Mapping[str, str], overrides: list[str],
     told: Callable[[str], str], facts: dict[str, Any], fits: Callable[[State], None] | None,
+    scheduled: Callable[[int], object],
 ) -> tuple[RunFolder, Newest | None]:  # fmt: skip
     wanted = _source(config)
 
     def check(state: State) -> None:
         run_state.check(state)
-        if fits is not None and state["fingerprint"] == dict(fingerprint):
+        saved = same_but_for_length(state["fingerprint"], fingerprint)
+        if fits is not None and saved == dict(fingerprint):
             fits(state)
 
-    newest = _newest(wanted, check) if wanted else None
+    newest, renewed = _newest(wanted, check) if wanted else None, None
     if newest is not None:
         _check_same(newest.state["fingerprint"], fingerprint, config, told)
         _warn_of_code(newest.path, facts["code"])
+        _, renewed = _going_on(newest.state, fingerprint, config)
+        if renewed is not None:
+            scheduled(renewed)
     size = group.world.size
     old = wanted.folder if wanted else None
     if old is None or not (old / "manifest.json").exists():
@@ -107,13 +156,26 @@ def _open(
     else:
         at = _address(newest.state) if newest else (0, 0)
         come = f"{newest.path}" if newest else None
+        longer = [word for word in overrides if word.partition("=")[0] in LENGTH]
         folder = RunFolder.reopen(
-            old, world=size, overrides=overrides, resumed=come, at=list(at), code=facts["code"]
-        )
+            old, world=size, longer=longer, overrides=overrides, resumed=come, at=list(at),
+            code=facts["code"],
+        )  # fmt: skip
         folder.rewind(*at, int(newest.state["updates"]) if newest else 0)
     if newest is not None:
         _say(folder, newest)
+        if renewed is not None:
+            _say_schedule(newest.state, renewed, config)
     return folder, newest
+
+
+def _say_schedule(state: State, steps: int, config: Config) -> None:
+    assert config.scheduler is not None
+    before = spans(state["fingerprint"])
+    unit = "epochs" if config.scheduler.get("interval") == "epoch" else "steps"
+    kind = config.scheduler["_target_"].rpartition(".")[2]
+    said = f"; the run's was made for {sum(before)}" if before else ""
+    say(f"schedule: a new {kind}, over the {steps} {unit} from here on{said}")
 
 
 def _check_same(
@@ -122,6 +184,7 @@ def _check_same(
     """Raise ConfigError unless a checkpoint is this run's; its data is told as it was then."""
     then, now = mode_in(saved), mode_in(own)
     same_way = in_mode_of(saved, own, told)
+    saved = same_but_for_length(saved, own)
     problems = differences(saved, same_way, config.resume_despite)
     for place, one in enumerate(problems):
         file = first_difference(config.cache_dir, saved.get("dataset", ""), same_way["dataset"])

@@ -1,9 +1,10 @@
 """What a fit shows while it runs, on stderr: a line an epoch, and on a terminal a bar below it.
 
     epoch  0 of 12  train/loss 0.0631  val/loss 0.0417  val/nme 0.1312  512 samples/s  7 % waiting
-    epoch  1 of 12 ━━━━━━━━━━━━━━━━━━━╸━━━━━━━━━━━ 13/25  loss 0.0389  498 samples/s  6 % waiting
+    epoch  1 of 12 ━━━━━━━━━━╸━━━━━━━━━ 13/25  loss 0.0389  498 samples/s  6 % waiting  3 s left
 
-"Waiting" is the share of the time in which training stood still for want of data.
+"Waiting" is the share of the time in which training stood still for want of data. Where stderr is
+no terminal, an epoch that takes longer than a minute has a line a minute.
 """
 
 from __future__ import annotations
@@ -12,26 +13,34 @@ import sys
 import time
 from typing import TYPE_CHECKING, Literal
 
+from torch import Tensor
+
 from pipeline.fetch import Batch
 from pipeline.loader import Loader
-from pipeline.runner import Observer, Record
-from pipeline.terminal import console, say
+from pipeline.observer import Observer, Record
+from pipeline.terminal import REFRESH_SECONDS, bar, left, say
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_REFRESH_SECONDS = 0.1
+_LINE_SECONDS = 60.0  # between two lines of an epoch, where there is no bar
+_LOSS_SECONDS = 1.0  # between two looks at the loss, each of which waits for the device
 
 
 def make(
-    kind: Literal["auto", "rich", "plain", "none"], loader: Loader, max_epochs: int
-) -> Display:
-    """The display of that kind; "auto" is a bar on a terminal and lines elsewhere."""
+    kind: Literal["auto", "rich", "plain", "none"], loader: Loader, max_epochs: int,
+    compiles: bool = False,
+) -> Display:  # fmt: skip
+    """The display of that kind; "auto" is a bar on a terminal and lines elsewhere.
+
+    Args:
+        compiles: whether the first batch waits for torch.compile, in training and in validation.
+    """
     if kind == "none":
         return Display()
     if kind == "rich" or (kind == "auto" and sys.stderr.isatty()):
-        return Bar(loader, max_epochs)
-    return Lines(max_epochs)
+        return Bar(loader, max_epochs, compiles)
+    return Lines(loader, max_epochs, compiles)
 
 
 class Display(Observer):
@@ -42,10 +51,54 @@ class Display(Observer):
 
 
 class Lines(Display):
-    """A line an epoch."""
+    """A line an epoch, and one a minute within it.
 
-    def __init__(self, max_epochs: int) -> None:
+    Args:
+        loader: of the training split.
+        compiles: say when the model is compiled, which takes minutes, and when that is done.
+    """
+
+    def __init__(self, loader: Loader, max_epochs: int, compiles: bool = False) -> None:
+        self.loader = loader
         self.max_epochs = max_epochs
+        self._compiles = {"training", "validation"} if compiles else set[str]()
+        self._compiling = ""
+        self._what = ""
+        self._steps: int | None = None
+        self._start, self._began = 0, 0.0  # of what is counted: batches done then, and when
+        self._shown = self._looked = 0.0
+        self._losses: Tensor | None = None
+        self._loss = ""
+
+    def on_epoch_start(self, epoch: int, steps: int | None, done: int) -> None:
+        self._what = self._epoch(epoch)
+        self._begin(self._what, steps, done)
+        self._announce_compiling("training")
+
+    def on_losses(self, losses: Tensor) -> None:
+        self._losses = losses
+
+    def on_batch(self, batch: Batch) -> None:
+        self._announce_compiled()
+        done = batch.request.step + 1
+        if not self._is_time():
+            return
+        if self._losses is not None and len(self._losses) and self._shown >= self._looked:
+            self._loss = f"loss {float(self._losses.mean()):.4g}  "
+            self._looked = self._shown + _LOSS_SECONDS
+        stats = self.loader.stats
+        speed = stats.samples / max(stats.total_seconds, 1e-9)
+        self._show(done, f"{self._loss}{speed:,.0f} samples/s  {stats.wait_share:.0%} waiting")
+
+    def on_validation(self, done: int, steps: int | None) -> None:
+        if not done:
+            self._begin(f"{self._what}, validation" if self._what else "measuring", steps, 0)
+            if self._what:  # what is measured before is not the model that was compiled
+                self._announce_compiling("validation")
+            return
+        self._announce_compiled()
+        if self._is_time():
+            self._show(done, "")
 
     def on_epoch_end(self, record: Record) -> None:
         self._print(f"{self._epoch(int(record['epoch']))}  {describe(record)}")
@@ -53,45 +106,56 @@ class Lines(Display):
     def _epoch(self, epoch: int) -> str:
         return f"epoch {epoch:>{len(str(self.max_epochs))}} of {self.max_epochs}"
 
+    def _begin(self, what: str, steps: int | None, done: int) -> None:
+        """Count from here."""
+        self._counted, self._steps, self._start = what, steps, done
+        self._began = self._shown = time.perf_counter()
+
+    _seconds = _LINE_SECONDS
+
+    def _is_time(self) -> bool:
+        """Whether to show something again."""
+        now = time.perf_counter()
+        if now - self._shown < self._seconds:
+            return False
+        self._shown = now
+        return True
+
+    def _left(self, done: int) -> str:
+        rest = None if self._steps is None else self._steps - self._start
+        return left(done - self._start, rest, self._shown - self._began)
+
+    def _show(self, done: int, numbers: str) -> None:
+        place = f"{done}/{self._steps or '?'}"
+        self._print("  ".join(filter(None, (self._counted, place, numbers, self._left(done)))))
+
     def _print(self, line: str) -> None:
         say(line)
 
+    def _announce_compiling(self, part: str) -> None:
+        if part in self._compiles:
+            self._compiles.discard(part)
+            self._compiling = part
+            self._print(f"compiling the model for {part}, before its first batch; this can take "
+                        "minutes (trainer.compile=true)")  # fmt: skip
+
+    def _announce_compiled(self) -> None:
+        if self._compiling:
+            seconds = time.perf_counter() - self._began
+            self._print(f"compiled for {self._compiling} in {seconds:.0f} s")
+            self._compiling = ""
+            self._begin(self._counted, self._steps, self._start)
+
 
 class Bar(Lines):
-    """A line an epoch and a bar for the one that runs.
+    """A line an epoch and a bar for the one that runs, drawn ten times a second at most."""
 
-    It is drawn from the training loop, ten times a second at most, and not by a thread of its own:
-    worker processes are forked from this one, and a lock that a thread holds would stay locked in
-    them.
-    """
+    _seconds = REFRESH_SECONDS
 
-    def __init__(self, loader: Loader, max_epochs: int) -> None:
-        super().__init__(max_epochs)
-        self.loader = loader
+    def __init__(self, loader: Loader, max_epochs: int, compiles: bool = False) -> None:
+        super().__init__(loader, max_epochs, compiles)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._loss = ""
-        self._shown = 0.0
-
-    def on_epoch_start(self, epoch: int, steps: int | None, done: int) -> None:
-        self._bar = self._make_bar()
-        self._task = self._bar.add_task(self._epoch(epoch), total=steps, completed=done, numbers="")
-        self._bar.start()
-
-    def on_batch(self, batch: Batch) -> None:
-        now = time.perf_counter()
-        done = batch.request.step + 1
-        if self._bar is None or self._task is None or now - self._shown < _REFRESH_SECONDS:
-            return
-        stats = self.loader.stats
-        speed = stats.samples / max(stats.total_seconds, 1e-9)
-        numbers = f"{self._loss}{speed:,.0f} samples/s  {stats.wait_share:.0%} waiting"
-        self._bar.update(self._task, completed=done, numbers=numbers)
-        self._bar.refresh()
-        self._shown = now
-
-    def on_log(self, record: Record) -> None:
-        self._loss = f"loss {record['train/loss']:.4g}  "
 
     def on_epoch_end(self, record: Record) -> None:
         self.close()
@@ -103,14 +167,25 @@ class Bar(Lines):
             self._bar.stop()
             self._bar = None
 
-    def _make_bar(self) -> Progress:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    def _begin(self, what: str, steps: int | None, done: int) -> None:
+        super()._begin(what, steps, done)
+        self.close()
+        self._bar = bar()
+        self._task = self._bar.add_task(what, total=steps, completed=done, numbers="")
+        self._bar.start()
 
-        return Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            console=console(sys.stderr), transient=True, auto_refresh=False,
-        )  # fmt: skip
+    def _show(self, done: int, numbers: str) -> None:
+        if self._bar is None or self._task is None:
+            return
+        numbers = "  ".join(filter(None, (numbers, self._left(done))))
+        self._bar.update(self._task, completed=done, numbers=numbers)
+        self._bar.refresh()
+
+    def _print(self, line: str) -> None:
+        if self._bar is None:
+            super()._print(line)
+        else:
+            self._bar.console.print(line, highlight=False)
 
 
 def describe(record: Record) -> str:

@@ -11,8 +11,8 @@ from pipeline.bad_samples import LeftOut
 from pipeline.budget import Budget
 from pipeline.fetch import Batch
 from pipeline.meter import Step
+from pipeline.observer import Observer, Record
 from pipeline.quarantine import QuarantineFile, entries, notes
-from pipeline.runner import Observer, Record
 from pipeline.saving.disk import append
 from pipeline.saving.run_folder import RunFolder
 from pipeline.tracker import Tracker

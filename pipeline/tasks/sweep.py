@@ -3,103 +3,38 @@
 Results travel in files, so that they arrive alike from this process, from joblib's and from other
 machines. A job that fails is recorded and the others go on; the sweep's exit code is that of the
 first job that failed. A job that is asked to stop ends the sweep, unless `sweep.on_preempted` is
-continue; the same command with resume=auto and the same hydra.sweep.dir goes on with it.
+continue; a table then says how far it came. The same command with resume=auto and the same
+hydra.sweep.dir goes on with it: jobs that are done are passed over.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
+import itertools
 import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from pipeline import disclosure, plain_json, preemption
-from pipeline.checks import environment
+from pipeline import disclosure, preemption
+from pipeline.checks import environment, preflight
 from pipeline.checks.nodes import direction
 from pipeline.config import Config
-from pipeline.errors import PREEMPTED, ConfigError, Problem
-from pipeline.plain_json import JsonError, mapping
+from pipeline.errors import PREEMPTED, ConfigError
 from pipeline.saving.disk import write_atomically
-from pipeline.saving.manifest import check_overrides, read_manifest
+from pipeline.saving.manifest import read_manifest
+from pipeline.tasks.result import FILE, Result
 from pipeline.terminal import console, one_line, put, say
 
-FILE = "result.json"
-
-_LARGEST = 4 << 20  # bytes of a result
-
-
-@dataclass(frozen=True)
-class Result:
-    """How one job of a sweep ended.
-
-    Attributes:
-        overrides: of the job, as on a command line.
-        status: "done", "failed", "preempted" or "interrupted".
-        metric: what `value` is.
-        mode: whether the metric should be "min" or "max".
-        value: what the task returned; None if it failed or measures nothing.
-        seconds: of wall time.
-        error: first line of what went wrong.
-        exit_code: that the job would have had as a run of its own.
-        started: seconds since 1970.
-        others: the other metrics of the validation that `value` is from.
-    """
-
-    overrides: list[str]
-    status: str
-    metric: str | None
-    mode: str | None
-    value: float | None
-    seconds: float
-    error: str | None
-    exit_code: int
-    started: float
-    others: dict[str, float] = field(default_factory=dict)
-
-    def write(self, folder: Path) -> None:
-        """Put the result into the job's folder."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
-
-    @classmethod
-    def read(cls, path: Path) -> Result:
-        """The result in a file that `write` made.
-
-        Raises:
-            ConfigError: it is damaged.
-        """
-        try:
-            return cls(**_checked(mapping(plain_json.read(path, _LARGEST))))
-        except (OSError, JsonError) as error:
-            reason = f"{path} is damaged: {error}. Delete it, and its job is run again"
-            raise ConfigError(Problem("hydra.sweep.dir", reason)) from error
-
-
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    """What a result has to hold; raises JsonError."""
-    known = {one.name: one for one in fields(Result)}
-    odd = sorted(map(str, known.keys() ^ (values.keys() | {"others"})))
-    if odd:
-        raise JsonError(f"it has too much or too little: {', '.join(odd[:5])[:200]}")
-    check_overrides(values["overrides"])
-    texts = [values[key] for key in ("metric", "mode", "error")]
-    if not isinstance(values["status"], str) or not all(isinstance(v, str | None) for v in texts):
-        raise JsonError("its status, metric, mode or error is no text")
-    measured = [values["value"], *mapping(values.get("others", {})).values()]
-    numbers = [values["seconds"], values["started"], values["exit_code"],
-               *(one for one in measured if one is not None)]  # fmt: skip
-    if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers):
-        raise JsonError("its value, seconds, started or exit_code is no number")
-    return values
+_MOST_PLANNED = 1000  # jobs that are listed before they begin
 
 
 def run_job(
@@ -122,6 +57,11 @@ def run_job(
         What the task returned; NaN for a job that failed, which sweepers take as a failed trial.
     """
     overrides = disclosure.words(overrides)
+    before = _done_before(folder, overrides)
+    if before is not None:
+        replace(before, overrides=list(overrides), started=time.time()).write(folder)
+        say(f"job {folder.name}: done before{_valued(before)}")
+        return before.value
     say(f"job {folder.name}: {' '.join(overrides) or '(defaults)'}")
     started, began = time.time(), time.perf_counter()
     config: Config | None = None
@@ -152,6 +92,23 @@ def run_job(
         raise SystemExit(PREEMPTED)
     preemption.forget()  # it was this job's alone
     return math.nan if failure else value
+
+
+def _done_before(folder: Path, overrides: Sequence[str]) -> Result | None:
+    """The result of a job that a sweep with resume=auto need not do again."""
+    if "resume=auto" not in overrides or not (folder / FILE).exists():
+        return None
+    before = Result.read(folder / FILE)
+    same = _asked(before.overrides) == _asked(overrides)
+    return before if same and before.status == "done" else None
+
+
+def _asked(overrides: Sequence[str]) -> list[str]:
+    return sorted(line for line in overrides if not line.startswith("resume="))
+
+
+def _valued(result: Result) -> str:
+    return "" if result.value is None else f", {result.metric or 'value'} {result.value:.6g}"
 
 
 def _status(failure: BaseException | None, code: int) -> str:
@@ -200,8 +157,12 @@ class SweepTable(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         self._began = time.time()
+        if "joblib" in str(config.hydra.launcher._target_):
+            preemption.keep_from_children()
+        _running[:] = [Running(Path(str(config.hydra.sweep.dir)), self._began, _planned(config))]
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        _running.clear()
         folder = Path(str(config.hydra.sweep.dir))
         jobs = read_results(folder, self._began)
         if not jobs:
@@ -218,6 +179,79 @@ class SweepTable(Callback):
             raise SystemExit(code)  # hydra would only warn of another exception here
 
 
+@dataclass(frozen=True)
+class Running:
+    """A sweep that has begun and not ended.
+
+    Attributes:
+        began: seconds since 1970.
+        planned: the overrides of its jobs; empty where only the sweeper will know.
+    """
+
+    folder: Path
+    began: float
+    planned: list[list[str]]
+
+    def jobs(self) -> list[tuple[str, Result]]:
+        """Name and state of each job: what it has left, or that it is not begun."""
+        known = dict(read_results(self.folder, self.began))
+        for number, overrides in enumerate(self.planned):
+            if str(number) not in known:
+                known[str(number)] = self._without_result(str(number), overrides)
+        return sorted(known.items(), key=_in_order)
+
+    def _without_result(self, name: str, overrides: list[str]) -> Result:
+        path = self.folder / name / FILE
+        if path.exists():  # of the sweep that this one goes on with
+            before = _done_before(path.parent, [*overrides, "resume=auto"])
+            if before is not None:
+                return before
+        begun = (self.folder / name / "manifest.json").exists()
+        status = "interrupted" if begun else "not begun"
+        return Result(overrides, status, None, None, None, 0.0, None, 0, self.began)
+
+
+_running: list[Running] = []  # in this process; one at most
+
+
+def _planned(config: DictConfig) -> list[list[str]]:
+    """What the basic sweeper makes of the command line: a job for each combination of values."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    hydra = OmegaConf.to_container(config.hydra, resolve=False)
+    assert isinstance(hydra, dict)
+    if hydra["sweeper"].get("_target_") != preflight.BASIC_SWEEPER:
+        return []
+    params = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
+    try:
+        words = OverridesParser.create().parse_overrides([*params, *hydra["overrides"]["task"]])
+        axes = {one.get_key_element(): preflight.values(one) for one in words}
+    except HydraException:  # glob() asks for the options of a group
+        return []
+    jobs = itertools.islice(itertools.product(*axes.values()), _MOST_PLANNED + 1)
+    found = [disclosure.words(job) for job in jobs]
+    return found if len(found) <= _MOST_PLANNED else []
+
+
+def say_how_far(words: Sequence[str]) -> None:
+    """Print how far a sweep has come that is being left, and the command that goes on with it.
+
+    Args:
+        words: of this command line, after `python`.
+    """
+    if not _running:
+        return
+    running = _running.pop()
+    jobs = running.jobs()
+    if not jobs:
+        return
+    done = sum(result.status == "done" for _, result in jobs)
+    _print(table(jobs), f"{done} of {len(jobs)} jobs in {running.folder} are done", best_of(jobs))
+    own = [word for word in words if not word.startswith(("resume=", "hydra.sweep.dir="))]
+    again = [*own, f"hydra.sweep.dir={running.folder}", "resume=auto"]
+    say(f"to go on with the sweep:\n  {disclosure.command(['python', *again])}")
+
+
 def read_results(folder: Path, since: float = 0.0) -> list[tuple[str, Result]]:
     """Name and result of each job under `folder` that started after `since`, in their order.
 
@@ -232,7 +266,12 @@ def read_results(folder: Path, since: float = 0.0) -> list[tuple[str, Result]]:
             continue
         if result.started >= since:
             jobs.append((str(path.parent.relative_to(folder)), result))
-    return sorted(jobs, key=lambda job: (int(job[0]), "") if job[0].isdigit() else (-1, job[0]))
+    return sorted(jobs, key=_in_order)
+
+
+def _in_order(job: tuple[str, Result]) -> tuple[int, str]:
+    name = job[0]
+    return (int(name), "") if name.isdigit() else (-1, name)
 
 
 def best_of(jobs: Sequence[tuple[str, Result]]) -> str | None:

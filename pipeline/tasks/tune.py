@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
 from collections.abc import Generator
 from contextlib import closing
 from datetime import datetime
@@ -40,8 +39,6 @@ _STEPS = 40  # that the training step is measured with
 
 def run(config: Config) -> None:
     """Search, print the trials, and keep the best."""
-    # torch warns of more workers than cores; here they are tried out and measured.
-    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     config = config.model_copy(
         update={"loader": config.loader.model_copy(update={"num_workers": 0, "backend": "main"})}
     ) if config.loader.num_workers == "tuned" else config  # fmt: skip

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -23,12 +24,14 @@ from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.learner import Mode
 from pipeline.loader import Loader
 from pipeline.objective import Constant, Objective
+from pipeline.observer import Observer, Record
 from pipeline.plan import Plan
 from pipeline.ranks.group import Group, join
-from pipeline.runner import Record, validate
+from pipeline.runner import validate
 from pipeline.samplers import Subset
 from pipeline.saving import checkpoint
 from pipeline.streams import StreamPlan
+from pipeline.tasks import progress
 from pipeline.terminal import console, put
 
 BASELINE_SAMPLES = 1000
@@ -51,10 +54,16 @@ def _run(config: Config, parts: Parts, group: Group, path: Path) -> float:
     model.to(parts.world.device)
     name, _ = monitored(config, objective)
     precision = config.trainer.precision
-    with parts.loader(config.split) as loader:
-        columns = {str(config.split): validate(model, objective, loader, precision, group)}
+    with (
+        parts.loader(config.split) as loader,
+        closing(progress.make(config.trainer.progress if group.is_first else "none", loader, 0))
+        as display,
+    ):  # fmt: skip
+        watching = [display]
+        measured = validate(model, objective, loader, precision, group, observers=watching)
+        columns = {str(config.split): measured}
         if config.trainer.baseline:
-            columns[objective.baseline_name] = baseline(parts, objective, loader, group)
+            columns[objective.baseline_name] = baseline(parts, objective, loader, group, watching)
     if group.is_first:
         print_table(columns, name)
         put(f"checkpoint   {path}")
@@ -65,13 +74,14 @@ def _run(config: Config, parts: Parts, group: Group, path: Path) -> float:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Put a checkpoint's weights into `model`.
+    """Put a checkpoint's weights into `model`: their running mean, where the run had one.
 
     Raises:
         PenstockError: they are those of another model.
     """
     try:
-        model.load_state_dict(checkpoint.load(path)["model"])
+        state = checkpoint.load(path)
+        model.load_state_dict(state["averaged" if "averaged" in state else "model"])
     except (KeyError, RuntimeError, TypeError, AttributeError) as error:
         raise PenstockError(f"{path} does not fit the model of this configuration; give the "
                             f"overrides of its run. {error}") from error  # fmt: skip
@@ -91,8 +101,9 @@ def monitored(config: Config, objective: Objective) -> tuple[str, Mode]:
 
 
 def baseline(
-    parts: Parts, objective: Objective, loader: Loader, group: Group | None = None
-) -> Record:
+    parts: Parts, objective: Objective, loader: Loader, group: Group | None = None,
+    observers: Sequence[Observer] = (),
+) -> Record:  # fmt: skip
     """Loss and metrics, over `loader`, of the constant that is best on the training split.
 
     All ranks of `group` find the same constant, and measure a share each.
@@ -114,7 +125,7 @@ def baseline(
         some = islice(batches.epoch(0), math.ceil(BASELINE_SAMPLES / plan.batch_size))
         constant = objective.constant(some)
     constant_model = Constant(constant).to(loader.world.device)
-    return validate(constant_model, objective, loader, group=group)
+    return validate(constant_model, objective, loader, group=group, observers=observers)
 
 
 def print_table(columns: Mapping[str, Mapping[str, float]], monitor: str) -> None:

@@ -48,7 +48,7 @@ class ProcessBackend:
         terms = Terms(options.num_workers, options.limit, options.max_deaths)
         self._context = CrewContext(method, terms, fetch.dataset)
         seed = hash64(fetch.seed, "workers") if options.generator is None else options.generator
-        self._loader: DataLoader[Any] = DataLoader(
+        self._loader = _Loader(
             _Requests(fetch),
             batch_size=None,
             sampler=self._feed,
@@ -111,6 +111,16 @@ class ProcessBackend:
     def close(self) -> None:
         iterator, self._loader._iterator = self._loader._iterator, None
         self._end(iterator)
+
+
+class _Loader(DataLoader[Any]):
+    """torch's, without its warning of more workers than cores, which it gives twice a loader.
+
+    A configured run says it once for all loaders (pipeline.checks.notices).
+    """
+
+    def check_worker_number_rationality(self) -> None:
+        """Nothing is said here."""
 
 
 class _Feed:
@@ -176,8 +186,10 @@ def _unchanged(value: Any) -> Any:
 def start_method(options: LoaderOptions) -> str:
     """How worker processes are started."""
     # The platform's default comes first; asking for it by name would fix it for good.
+    known = multiprocessing.get_all_start_methods()
     chosen = options.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
-    return chosen or multiprocessing.get_all_start_methods()[0]
+    # In a process of joblib's the default is "loky", which is joblib's own and pickles everything.
+    return chosen if chosen in known else known[0]
 
 
 def _preload() -> None:
