@@ -35,7 +35,8 @@ SIGNALS = tuple(
 )
 
 # In set-up: seconds until the process leaves where the main thread has not even run a handler, as
-# it is inside a library; and where it has, for it to put away what it had begun.
+# it is inside a library; and where it has, for it to put away what it had begun,
+# or to come to the end of what it is not broken off in (`held`).
 _UNHEARD, _UNWINDING = 0.7, 5.0
 
 Item = TypeVar("Item")
@@ -126,11 +127,14 @@ class Preemption:
     def _listen(self, ours: socket.socket) -> None:
         with ours:
             while True:
-                ours.settimeout(self._rest())
+                rest = self._rest()
+                if rest is not None and rest <= 0:
+                    self._leave(f"{self.asked}: stopped before the first step; nothing was begun")
+                ours.settimeout(rest)
                 try:
                     data = ours.recv(16)
                 except TimeoutError:
-                    self._leave(f"{self.asked}: stopped before the first step; nothing was begun")
+                    continue  # the main thread may have run its handler since
                 if not data:
                     return
                 for number in data:
@@ -141,8 +145,8 @@ class Preemption:
         """Seconds until a main thread that does not end is waited for no more."""
         if not self._at_once or self._first is None:
             return None
-        patience = _UNWINDING if self._raised else _UNHEARD
-        return max(self._first[1] + patience - time.monotonic(), 0.001)
+        patience = _UNWINDING if self._raised or self._held else _UNHEARD
+        return self._first[1] + patience - time.monotonic()
 
     def _take(self, name: str) -> None:
         now = time.monotonic()
