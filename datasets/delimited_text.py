@@ -12,12 +12,13 @@ to: `datasets.delimited_stream` reads those forwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from datasets.files import Files
@@ -146,7 +147,8 @@ class DelimitedText(Fingerprinted, Dataset[dict[str, Any]]):
 
     @property
     def metadata(self) -> pd.DataFrame:
-        """A row per sample: length (bytes of the record), label, class (its name)."""
+        """A row per sample: length (bytes of the record; the build counts tokens where a
+        transform makes them), label, class (its name)."""
         import pandas as pd
 
         scan = self._scan
@@ -157,6 +159,16 @@ class DelimitedText(Fingerprinted, Dataset[dict[str, Any]]):
             names = pd.Categorical.from_codes(labels, categories=pd.Index(self.classes))
             table["label"], table["class"] = labels, names
         return table
+
+    def text_lengths(self, length: Callable[[str], int], name: str) -> npt.NDArray[np.int32]:
+        """The length of each sample's text as `length` counts it, int32[N]; no sample is made.
+
+        It takes a pass over the file, whose result is kept.
+
+        Args:
+            name: of the way of counting.
+        """
+        return self._scan.text_lengths(length, name)[self.rows.rows(np.arange(len(self)))]
 
     @property
     def facts(self) -> dict[str, int]:

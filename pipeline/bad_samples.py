@@ -29,7 +29,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
-from pipeline.errors import DataError, PenstockError, UnreachableError
+from pipeline.errors import ConfigError, DataError, PenstockError, UnreachableError
 from pipeline.plan import Request
 from pipeline.randomness import Permutation, hash64
 from pipeline.samplers import BatchStrategy, Order
@@ -250,6 +250,8 @@ def explained(
     path = f" {path}" if path and path not in str(error) else ""
     leaves_out = on_error == "raise" and is_bad(error, stage)
     way_out = _WAY_OUT if leaves_out else ""
+    if isinstance(error, ConfigError) and stage == "transform":
+        return error
     if isinstance(error, DataError):
         return DataError(f"{where}{path}: {error}{way_out}")
     if stage != "collate" and not isinstance(error, PenstockError) and _is_content(error):

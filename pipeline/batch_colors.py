@@ -56,6 +56,7 @@ class Normalize(NormalizeSample):
             if images.is_floating_point():
                 raise DataError(f"Normalize: the pictures {name!r} are {images.dtype} already; "
                                 "normalise samples or batches, not both")  # fmt: skip
+            self.check_channels(images.shape[1])
             batch[name] = self._normalized(images)
         return batch
 

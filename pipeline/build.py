@@ -20,22 +20,24 @@ from pipeline.batch_transforms import BatchCompose
 from pipeline.budget import Budget, epoch_length
 from pipeline.checks import trust
 from pipeline.checks.data_rules import mode_of
-from pipeline.checks.nodes import FACTS, SAME_FACTS, SCHEDULE_KEYS, datasets
-from pipeline.collate import Single
+from pipeline.checks.nodes import FACTS, SAME_FACTS, SCHEDULE_KEYS, datasets, of_the_build
 from pipeline.config import Config
 from pipeline.config import Loader as LoaderSection
+from pipeline.dataset_facts import classes_of, facts_of
 from pipeline.errors import ConfigError, Problem
 from pipeline.fetch import Fetch
 from pipeline.identity.fingerprints import fingerprint_of, other_than_own, recorded
 from pipeline.image_decoding import decode_step, fused
 from pipeline.loader import Loader
 from pipeline.loader_options import Backend
-from pipeline.making import Lazy, make
+from pipeline.making import make
+from pipeline.named_fields import Fields
 from pipeline.packs.packing import backend_for, pack
 from pipeline.packs.recipe import Recipe
 from pipeline.packs.squares import fits
 from pipeline.plan import Plan, not_empty
 from pipeline.randomness import hash64, scope, seed_global
+from pipeline.sample_parts import collate_of, dataset_of, fields_of, lengths_told, sampler_of
 from pipeline.samplers import BatchStrategy, Order, Sequential, Tail
 from pipeline.schedules import warmup_steps, with_warmup
 from pipeline.statistics import statistics_of
@@ -91,7 +93,7 @@ class Parts:
             supply = self._supply(split, self._decodes(split))
             where = self.config.dataset.get("packed")
             if where is None:
-                self._datasets[split] = make(nodes[key], key, supply, nested=True)
+                self._datasets[split] = dataset_of(nodes[key], key, supply)
             else:
                 where = self.pack(split) if where == "auto" else where
                 node = {"_target_": PACKED, "folder": str(where)}
@@ -117,16 +119,17 @@ class Parts:
         return pack(
             dataset, split, recipe, self.config.cache_dir, given.out,
             self._options(split, backend), self.config.trainer.progress,
-            other_than_own(dataset, self.config),
+            other_than_own(dataset, self.config), self.fields,
         )  # fmt: skip
 
     def _unpacked(self, split: str, lazy: bool) -> Any:
         nodes = dict(datasets(self.config.dataset))
         key = "dataset" if "dataset" in nodes else f"dataset.{split}"
-        return make(nodes[key], key, self._supply(split, lazy), nested=True)
+        return dataset_of(nodes[key], key, self._supply(split, lazy))
 
     def _supply(self, split: str, lazy: bool) -> dict[str, Any]:
-        return {"split": split, "lazy": lazy, "limits": self.config.limits}
+        train = split == "train"  # as torchvision's datasets call it
+        return {"split": split, "train": train, "lazy": lazy, "limits": self.config.limits}
 
     def _decodes(self, split: str) -> bool:
         """Whether a step of a split's transform decodes; known without building any."""
@@ -139,9 +142,15 @@ class Parts:
         )
 
     @cached_property
+    def fields(self) -> Fields:
+        """Names for samples that are no dicts."""
+        return fields_of(self.config)
+
+    @cached_property
     def facts(self) -> dict[str, int]:
         """What the training split tells models and metrics: num_classes, num_outputs ..."""
-        return dict(getattr(self.dataset("train"), "facts", {}))
+        told = of_the_build(self.config.dataset, "facts") or {}
+        return facts_of(self.dataset("train"), self.fields) | told
 
     def transform(self, split: str) -> Compose:
         """The steps of a split, composed."""
@@ -179,7 +188,8 @@ class Parts:
     @cached_property
     def _statistics(self) -> dict[str, list[float]]:
         dataset, config = self.dataset("train"), self.config
-        return statistics_of(dataset, config.cache_dir, other_than_own(dataset, config))
+        own = other_than_own(dataset, config)
+        return statistics_of(dataset, config.cache_dir, own, self.fields)
 
     def plan(self, split: str) -> Plan | StreamPlan:
         """The addresses of a split. Validation goes through everything in order."""
@@ -212,30 +222,13 @@ class Parts:
         return StreamOrder(self.config.seed)
 
     def _sampler(self) -> Order | BatchStrategy:
-        config, dataset = self.config, self.dataset("train")
-        supply = {
-            "length": len(dataset),
-            "seed": config.seed,
-            # No lambda: it may go to worker processes, which look there for a bad row's stand-in.
-            "metadata": Lazy(partial(getattr, dataset, "metadata", None)),
-            "batch_size": self._batch_size("train"),
-            "tail": config.batch.tail,
-            "dataset": dataset,
-            "data_source": dataset,
-        }
-        build = partial(make, config.sampler, "sampler", supply, True)
-        sampler = build()
-        if isinstance(sampler, (Order, BatchStrategy)):
-            return sampler
-        from pipeline.torch_samplers import adapt
-
-        return adapt(build, config.seed, len(dataset))
+        dataset, size = self.dataset("train"), self._batch_size("train")
+        steps = self.transform("train").steps
+        return sampler_of(self.config, dataset, size, self.fields, steps)
 
     def collate(self) -> Any:
         """The function that makes a batch of samples."""
-        if self.config.batch.size is None:
-            return Single()
-        return make(self.config.collate, "collate")
+        return collate_of(self.config, self.fields)
 
     def fetch(self, split: str, hashed: bool = False, whole: bool = True) -> Fetch:
         """Request to batch.
@@ -251,10 +244,10 @@ class Parts:
         common = dataset, transform, self.collate(), self.config.seed, hashed, of_batch or None
         plan, bad = self.plan(split), self._bad_samples(split)
         if not isinstance(plan, StreamPlan):
-            return Fetch(*common, bad)
+            return Fetch(*common, bad, self.fields)
         return StreamFetch(
-            *common, bad, order=plan.sampler, batch_size=plan.batch_size, tail=plan.tail,
-            together=self.batch_transform(split).together,
+            *common, bad, self.fields, order=plan.sampler, batch_size=plan.batch_size,
+            tail=plan.tail, together=self.batch_transform(split).together,
         )  # fmt: skip
 
     def _bad_samples(self, split: str) -> BadSamples:
@@ -298,6 +291,7 @@ class Parts:
         if split == "train":
             parts |= {"sampler": config.sampler, "batch.size": config.batch.size,
                       "batch.tail": config.batch.tail}  # fmt: skip
+            parts |= lengths_told(config, self.transform("train").steps)
         else:
             parts["batch.val_size"] = self._batch_size(split)
         step = decode_step(self.transform(split))
@@ -336,7 +330,7 @@ class Parts:
     def _with_facts(self, key: str, node: Mapping[str, Any], nested: bool) -> Any:
         facts = self.facts
         named = {name: facts[fact] for name, fact in SAME_FACTS.items() if fact in facts}
-        classes = getattr(self.dataset("train"), "classes", None)
+        classes = classes_of(self.dataset("train"))
         supply = {**facts, **named, **({"classes": classes} if classes else {})}
         try:
             return make(node, key, supply, nested)
@@ -349,7 +343,7 @@ class Parts:
                 known = ", ".join(self.facts) or "none"
                 reason = (
                     f"needs {name}, which {type(self.dataset('train')).__name__} does not tell "
-                    f"(its facts: {known}); set it: +{problem.key}.{name}=..."
+                    f"(its facts: {known}); set it: +dataset.facts.{SAME_FACTS.get(name, name)}=..."
                 )
                 return Problem(problem.key, reason)
         return problem

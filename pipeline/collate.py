@@ -53,16 +53,16 @@ class Pad:
     `pack_padded_sequence` takes it) is added.
 
     Args:
-        fields: the fields to pad.
+        fields: the fields to pad; None takes every array of one dimension or more.
         value: what stands in the padding.
         sort: order the batch by descending length of the first of `fields`; fetch keeps positions
             and indices in step.
     """
 
     def __init__(
-        self, fields: Sequence[str] = ("sequence",), value: float = 0.0, sort: bool = False
+        self, fields: Sequence[str] | None = None, value: float = 0.0, sort: bool = False
     ) -> None:
-        self.fields = tuple(fields)
+        self.fields = None if fields is None else tuple(fields)
         self.value = value
         self.sort = sort
 
@@ -70,22 +70,25 @@ class Pad:
         """The rows in the order in which the batch will hold them; None leaves them."""
         if not self.sort:
             return None
-        lengths = [len(sample[self.fields[0]]) for sample in samples]
+        padded = self._names(_columns(samples))
+        if not padded:
+            return None
+        lengths = [len(sample[padded[0]]) for sample in samples]
         return sorted(range(len(samples)), key=lambda row: -lengths[row])
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
         batch: dict[str, Any] = {}
         columns = _columns(samples)
-        for name in self.fields:
-            if name not in columns:
-                known = ", ".join(columns)
-                raise Mismatch(name, (0, 0), f"to be padded, but the samples have only {known}")
+        padded = self._names(columns)
         for name, values in columns.items():
-            if name in self.fields:
+            if name in padded:
                 batch[name], batch[f"{name}_lengths"] = self._pad(name, values)
             else:
                 batch[name] = _stack(name, values)
         return batch
+
+    def _names(self, columns: Mapping[str, list[Any]]) -> list[str]:
+        return _to_pad(columns, self.fields, 1)
 
     def _pad(self, name: str, values: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         tensors = [plain(torch.as_tensor(value)) for value in values]
@@ -123,13 +126,7 @@ class PadTime:
         return batch | {name: _stack(name, values) for name, values in columns.items()}
 
     def _names(self, columns: Mapping[str, list[Any]]) -> list[str]:
-        for name in self.fields or ():
-            if name not in columns:
-                known = ", ".join(columns)
-                raise Mismatch(name, (0, 0), f"to be padded, but the samples have only {known}")
-        if self.fields is not None:
-            return list(self.fields)
-        return [name for name, (first, *_) in columns.items() if getattr(first, "ndim", 0) > 1]
+        return _to_pad(columns, self.fields, 2)
 
     def _pad(self, name: str, values: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         tensors = [plain(torch.as_tensor(value)) for value in values]
@@ -153,7 +150,10 @@ class List:
 
 
 class Single:
-    """A share of one sample as it is, without a batch dimension; arrays become tensors."""
+    """A share of one sample as it is, for samples that are batches; arrays become tensors.
+
+    Only without automatic batching (`batch.size=null`).
+    """
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
         return {name: default_convert(value) for name, value in samples[0].items()}
@@ -162,6 +162,19 @@ class Single:
 def plain(value: torch.Tensor) -> torch.Tensor:
     """A tensor without torchvision's type on it (Image, KeyPoints ...); the data is shared."""
     return value.as_subclass(torch.Tensor) if type(value) is not torch.Tensor else value
+
+
+def _to_pad(
+    columns: Mapping[str, list[Any]], fields: tuple[str, ...] | None, least: int
+) -> list[str]:
+    """Names of the fields to pad; where none were given, those of `least` dimensions or more."""
+    if fields is None:
+        return [name for name, values in columns.items() if getattr(values[0], "ndim", 0) >= least]
+    for name in fields:
+        if name not in columns:
+            known = ", ".join(columns)
+            raise Mismatch(name, (0, 0), f"to be padded, but the samples have only {known}")
+    return list(fields)
 
 
 def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:

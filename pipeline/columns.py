@@ -13,7 +13,10 @@ from pipeline.errors import ConfigError, DataError, Problem
 def column_of(metadata: Any, name: str, argument: str) -> npt.NDArray[Any]:
     """A column of the dataset's table as an array, checked to exist and to have no gaps."""
     if metadata is None or name not in metadata.columns:
-        known = "no metadata" if metadata is None else "columns " + ", ".join(metadata.columns)
+        known = "columns " + ", ".join(metadata.columns) if metadata is not None else (
+            "no metadata: give it `metadata`, a table, or `targets`, a list of labels "
+            "(docs/own_dataset.md)"
+        )  # fmt: skip
         raise ConfigError(
             Problem(f"sampler.{argument}", f"the dataset has no column {name!r}; it has {known}")
         )

@@ -33,7 +33,7 @@ from omegaconf import DictConfig
 import pipeline
 from pipeline import endpoints, familiar_names, hydra_output, preemption, tasks, terminal, world
 from pipeline.checks import allowances, hydra_loader, preflight
-from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain
+from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain, with_run_dir
 from pipeline.config import Config
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
 from pipeline.preemption import Preempted, Preemption, Stop
@@ -43,7 +43,7 @@ from pipeline.tasks import sweep
 from pipeline.terminal import put, say
 
 INTERRUPTED = 130
-OF_MANY_RANKS = ("fit", "validate")  # tasks that ranks share; the others are done by one process
+OF_MANY_RANKS = ("fit", "validate", "digest")  # tasks that ranks share; one process does others
 _script: str | None = None  # the file that this program was started from
 # What gloo says when a process at the other end of a connection is gone.
 _LOST = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "onnection refused")
@@ -71,7 +71,8 @@ def main(argv: Sequence[str], entry: Callable[[], Any] | None = None) -> int:
             _own_options(argv) as (options, overrides),
             terminal.harmless_libraries(),
         ):
-            return _main(options, with_overrides_of_run(overrides), entry or _entry(), argv)
+            given = with_overrides_of_run(with_run_dir(overrides))
+            return _main(options, given, entry or _entry(), argv)
     except BaseException as error:
         return report(error)
 

@@ -30,8 +30,8 @@ class Batch(Section):
     """How positions are cut into batches.
 
     Attributes:
-        size: samples in a global batch, over all ranks; None hands samples through one by one,
-            without a batch dimension.
+        size: samples in a global batch, over all ranks; None turns automatic batching off: a
+            sample is a batch of one, and a collate function of your own gets the sample itself.
         tail: what becomes of the smaller last batch. Validation always keeps its tail.
         val_size: the same as `size` for validation; None takes `size`.
     """

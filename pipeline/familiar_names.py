@@ -25,6 +25,7 @@ _ROOT = "dataset.root={value}"
 _SHUFFLE = {_TRUE: "sampler=random", _FALSE: "sampler=sequential"}
 _DROP = {_TRUE: "batch.tail=drop", _FALSE: "batch.tail=keep"}
 _OWN_MACHINES = "torchrun or srun, which start the processes of several machines"
+_EMA = "trainer.ema=0.999, the share that the average keeps at each step"
 _QUIET = {_TRUE: "trainer.progress=none", _FALSE: "trainer.progress=auto"}
 
 # What to write; or that by the value that was given (in lower case), else all of the ways.
@@ -50,6 +51,11 @@ KEYS: dict[str, str | dict[str, str]] = {
     "accumulate_grad_batches": "trainer.accumulate={value}",
     "gradient_clip_val": "trainer.clip_norm={value}", "grad_clip": "trainer.clip_norm={value}",
     "clip_grad": "trainer.clip_norm={value}", "clip_grad_norm": "trainer.clip_norm={value}",
+    "limit_train_batches": "trainer.limit_batches.train={value}",
+    "limit_val_batches": "trainer.limit_batches.val={value}",
+    "overfit_batches": "trainer.overfit_batches={value}",
+    "fast_dev_run": "trainer.fast_dev_run={value}",
+    "auto_lr_find": "task=lr_find", "lr_find": "task=lr_find", "find_lr": "task=lr_find",
     "check_val_every_n_epoch": "trainer.val_every={value}",
     "log_every_n_steps": "trainer.log_every={value}",
     "enable_progress_bar": {_TRUE: _QUIET[_FALSE], _FALSE: _QUIET[_TRUE]},
@@ -88,6 +94,7 @@ KEYS: dict[str, str | dict[str, str]] = {
     "metric_for_best_model": "trainer.monitor={value}",
     "greater_is_better": {_TRUE: "trainer.mode=max", _FALSE: "trainer.mode=min"},
     # scripts in general
+    "ema": _EMA, "ema_decay": _EMA, "model_ema": _EMA, "model_ema_decay": _EMA,
     "epochs": _EPOCHS, "num_epochs": _EPOCHS, "n_epochs": _EPOCHS, "max_epoch": _EPOCHS,
     "train_steps": "trainer.max_steps={value}", "num_training_steps": "trainer.max_steps={value}",
     "total_steps": "trainer.max_steps={value}", "iterations": "trainer.max_steps={value}",

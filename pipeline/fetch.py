@@ -23,20 +23,14 @@ import torch
 from torch.utils.data import Subset
 
 from pipeline import board, slots
-from pipeline.bad_samples import (
-    RAISE,
-    BadSampleError,
-    BadSamples,
-    LeftOut,
-    StandIns,
-    explained,
-)
+from pipeline.bad_samples import RAISE, BadSampleError, BadSamples, LeftOut, StandIns, explained
 from pipeline.bad_samples import SampleError as SampleError  # where its readers look for it
 from pipeline.clock import Clock, Trace
 from pipeline.collate import Mismatch, kinds_of, plain
 from pipeline.errors import DataError
 from pipeline.images.encoded import EncodedImage
 from pipeline.isolation import ThreadRandomness, held_by_parts
+from pipeline.named_fields import Fields, OwnCollate, Restore
 from pipeline.own_generators import OwnGenerators
 from pipeline.plan import Request
 from pipeline.randomness import (
@@ -49,7 +43,7 @@ from pipeline.randomness import (
 )
 from pipeline.repeatable import Again
 from pipeline.seeding import UNSEEDED, Seeding
-from pipeline.share import Share
+from pipeline.share import NAMELESS, Share
 from pipeline.whole_batches import WholeBatches
 
 
@@ -119,8 +113,9 @@ class Fetch:
     """Work on one request.
 
     Args:
-        dataset: `dataset[index] -> dict`, or `dataset.__getitems__(list) -> list of dicts`, which
-            then must not draw at random (a batch is read at once, but keys belong to samples).
+        dataset: `dataset[index] -> sample`, or `dataset.__getitems__(list) -> list of samples`,
+            which then must not draw at random (a batch is read at once, but keys belong to
+            samples). What is no dict is named by `fields`.
             Where nothing is done to single samples, or no more than decoding, batches are made at
             once (pipeline/whole_batches.py).
         transform: sample -> sample; None leaves it.
@@ -129,6 +124,7 @@ class Fetch:
         hashed: also hash every sample; about 1 ms a MiB.
         batch_transform: batch -> batch, after collating; None leaves it.
         bad: what becomes of bad samples.
+        fields: names for samples that are no dicts.
 
     Attributes:
         traced: batches say when and where they were worked on (pipeline/clock.py).
@@ -144,7 +140,9 @@ class Fetch:
         hashed: bool = False,
         batch_transform: Callable[[Batch], Batch] | None = None,
         bad: BadSamples = RAISE,
+        fields: Fields = NAMELESS,
     ) -> None:
+        self.fields = fields
         self.dataset = dataset
         self.transform = transform
         self.collate = collate
@@ -231,7 +229,7 @@ class Fetch:
             return None
         clock = self._clock()
         share = Share(request, rows, self.dataset, None, self.bad, stand_ins,
-                      self._many and whole.by_sample, draws)  # fmt: skip
+                      self._many and whole.by_sample, draws, self.fields)  # fmt: skip
         keys = sample_key_array(self.seed, request.epoch, request.positions)
         made = whole.make(share, rows, keys, clock)
         if made is None:
@@ -246,8 +244,9 @@ class Fetch:
         clock = self._clock()
         keys = sample_keys(self.seed, request.epoch, request.positions)
         share = Share(
-            request, rows, self.dataset, self.transform, self.bad, stand_ins, self._many, draws
-        )
+            request, rows, self.dataset, self.transform, self.bad, stand_ins, self._many, draws,
+            self.fields,
+        )  # fmt: skip
         again = self._again(request, rows, keys, draws)
         clock.lap("read")
         samples: list[Any] = []
@@ -270,10 +269,10 @@ class Fetch:
         unlike = again.unlike(samples, bad, hash_sample) if again is not None else ""
         board.at(board.WHOLE, board.COLLATE)
         if not bad:
-            batch = self._collated(samples, request)
+            batch = self._collated(samples, request, share.restore)
         else:
             rest = share.without(bad, samples, keys, draws)
-            batch = self._collated(rest.samples, rest.request)
+            batch = self._collated(rest.samples, rest.request, share.restore)
             batch.places, batch.left_out = rest.places[batch.places], rest.left_out
         batch.unlike = unlike
         clock.lap("collate")
@@ -284,7 +283,8 @@ class Fetch:
         if self.tried or not self._own.is_foreign(request.epoch):
             return None
         self.tried = True
-        return Again.of(request, rows, self._many, self._steps(), keys, draws)
+        named = self.fields.named
+        return Again.of(request, rows, self._many, self._steps(), keys, draws, named)
 
     def _finished(self, batch: Batch, clock: Clock) -> Batch:
         if self.batch_transform is not None:
@@ -298,12 +298,15 @@ class Fetch:
         """The clock of the batch at hand."""
         return Clock(self.traced)
 
-    def _collated(self, samples: list[Any], request: Request) -> Batch:
-        reorder = getattr(self.collate, "order", lambda _: None)(samples)
+    def _collated(self, samples: list[Any], request: Request, restore: Restore | None) -> Batch:
+        theirs = isinstance(self.collate, OwnCollate) and restore is not None
+        given = [restore(sample) for sample in samples] if theirs and restore else samples
+        reorder = getattr(self.collate, "order", lambda _: None)(given)
         order = np.arange(len(samples)) if reorder is None else np.asarray(reorder)
-        samples = [samples[place] for place in order]
+        given = [given[place] for place in order]
+        samples = [samples[place] for place in order] if theirs else given
         try:
-            batch = Batch(self.collate(samples), request, order)
+            batch = Batch(self.collate(given), request, order)
         except Mismatch as error:
             first, second = (int(request.indices[order[row]]) for row in error.rows)
             raise DataError(

@@ -17,7 +17,7 @@ from hydra.utils import instantiate
 
 from pipeline.checks import trust
 from pipeline.checks.signatures import SPECIAL, arguments
-from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.errors import ConfigError, DataError, PenstockError, Problem
 from pipeline.models import read_weights_as_tensors
 
 Supply = Mapping[str, Any]
@@ -109,13 +109,21 @@ def _call(function: Any, positional: list[Any], values: dict[str, Any], key: str
         raise ConfigError([_inside(problem, key) for problem in error.problems]) from error
     except PenstockError:
         raise
+    except (OSError, RuntimeError) as error:
+        if _home(function).startswith("torchvision.datasets."):  # of its files
+            raise DataError(f"{key}: {function.__name__}: {error}") from error
+        raise
     except (TypeError, ValueError) as error:
-        if not (getattr(function, "__module__", None) or "").startswith(_KNOWN):
+        if not _home(function).startswith(_KNOWN):
             error.add_note(f"while building {key} ({function.__module__}.{function.__qualname__})")
             raise  # a person's own code: its traceback says more
         raise ConfigError(
             Problem(key, f"{function.__name__} refuses its arguments: {error}")
         ) from error
+
+
+def _home(function: Any) -> str:
+    return getattr(function, "__module__", None) or ""
 
 
 def _inside(problem: Problem, key: str) -> Problem:

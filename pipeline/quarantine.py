@@ -226,8 +226,8 @@ def _by_path(some: Sequence[Entry], dataset: Any) -> dict[int, str]:
 
 
 def _paths(dataset: Any) -> Iterable[str]:
-    table = getattr(dataset, "metadata", None)
-    if table is not None and "path" in table.columns:
+    table: Any = getattr(dataset, "metadata", None)
+    if hasattr(table, "columns") and "path" in table.columns:
         return (str(path) for path in table["path"])
     if callable(getattr(dataset, "path", None)):
         return (path_of(dataset, row) for row in range(len(dataset)))

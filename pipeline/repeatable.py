@@ -57,7 +57,14 @@ class Again:
 
     @classmethod
     def of(
-        cls, request: Request, rows: Any, many: bool, steps: Steps, keys: list[int], draws: Draws
+        cls,
+        request: Request,
+        rows: Any,
+        many: bool,
+        steps: Steps,
+        keys: list[int],
+        draws: Draws,
+        named: Callable[[Any], Any],
     ) -> Again | None:
         """The same of `rows` as they are now; None where they cannot be kept.
 
@@ -65,6 +72,7 @@ class Again:
             rows: what samples are read from; `spare(indices)` gives copies of those that are there
                 already, and that transforms may write into.
             many: read by `__getitems__`.
+            named: makes a dict of a sample that is none.
         """
         indices = request.indices[:SAMPLES].tolist()
         try:
@@ -75,7 +83,7 @@ class Again:
         def read(place: int) -> Any:
             board.at(place, board.READ)
             row = indices[place]
-            return spare.__getitems__([row])[0] if many else spare[row]
+            return named(spare.__getitems__([row])[0] if many else spare[row])
 
         return cls(request, read, steps, keys, draws)
 

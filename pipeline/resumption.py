@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.optim.lr_scheduler import ConstantLR
-
 from pipeline.checks import signatures, trust
 from pipeline.checks.composition import CONF
 from pipeline.config import Config
@@ -273,6 +271,8 @@ def _schedule(facts: Mapping[str, str]) -> dict[str, str]:
 
 def _is_endless(node: Mapping[str, Any]) -> bool:
     """Whether a schedule is the same one however long the run is, up to its warm-up."""
+    from torch.optim.lr_scheduler import ConstantLR  # `--cfg` imports this file, and not torch
+
     function = trust.resolve(node["_target_"], "scheduler._target_")
     asked = _COUNTS.intersection(signatures.arguments(function).names) - node.keys()
     return not asked or (function is ConstantLR and node.get("factor") == 1)

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.bucketing import bucket_sizes
 from pipeline.columns import column_of
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.randomness import IntArray, Permutation, hash64, uniform
@@ -271,6 +271,8 @@ class Bucket(BatchStrategy):
         tokens: a budget for rows x longest row of a batch, padding included; long rows then
             stand in smaller batches.
         num_buckets: None takes one for about every eight batches, at most 64.
+        long_tail: cut buckets where that saves padding (pipeline/bucketing.py), and not by equal
+            counts; the build sets it for lengths of texts.
     """
 
     column_arguments = ("column",)
@@ -285,13 +287,14 @@ class Bucket(BatchStrategy):
         column: str = "length",
         tokens: int | None = None,
         num_buckets: int | None = None,
+        long_tail: bool = False,
     ) -> None:
         lengths = np.asarray(column_of(metadata, column, "column"))
         if not np.issubdtype(lengths.dtype, np.number):
             raise DataError(f"column {column!r} does not hold numbers, so rows cannot be bucketed")
         self.seed = seed
         self._rows = np.argsort(lengths, kind="stable").astype(np.int64)
-        sizes = _bucket_sizes(lengths[self._rows], batch_size, tokens, num_buckets)
+        sizes = bucket_sizes(lengths[self._rows], batch_size, tokens, num_buckets, long_tail)
         self._starts = np.concatenate([[0], np.cumsum([count for count, _ in sizes])])
         self._batch_sizes = [size for _, size in sizes]
         counts = [n // size if tail == "drop" else -(-n // size) for n, size in sizes]
@@ -310,27 +313,6 @@ class Bucket(BatchStrategy):
         places = np.arange(start, min(start + size, last - first))
         inside = Permutation(last - first, hash64(self.seed, "bucket", epoch, bucket))
         return first + places, self._rows[first + inside(places)]
-
-
-def _bucket_sizes(
-    lengths: npt.NDArray[Any], batch_size: int, tokens: int | None, num_buckets: int | None
-) -> list[tuple[int, int]]:
-    """(rows, rows in a batch) of each bucket, for `lengths` in ascending order."""
-    count = len(lengths)
-    if count == 0:
-        return []
-    usual = batch_size if tokens is None else max(1, int(tokens // max(1.0, lengths.mean())))
-    buckets = num_buckets or min(64, max(1, count // (8 * usual)))
-    edges = np.linspace(0, count, min(buckets, count) + 1).astype(int)
-    spans = list(pairwise(edges))
-    if tokens is None:
-        return [(int(stop - start), batch_size) for start, stop in spans]
-    if lengths[-1] > tokens:
-        raise ConfigError(
-            Problem("sampler.tokens", f"the budget is {tokens}, but the longest row has "
-                    f"{lengths[-1]}; raise the budget to at least that, or leave long rows out")
-        )  # fmt: skip
-    return [(int(stop - start), int(tokens // max(1, lengths[stop - 1]))) for start, stop in spans]
 
 
 class Identity(BatchStrategy):

@@ -1,6 +1,7 @@
 """The share of a batch while it is worked on: rows become samples, and bad ones give way.
 
-1. Read a row, by itself or with all others where the dataset can (`__getitems__`).
+1. Read a row, by itself or with all others where the dataset can (`__getitems__`). A sample that
+   is no dict becomes one (pipeline/named_fields.py).
 2. Transform the sample, after fetch has seeded the generators from its key.
 3. A row that fails ends the run, or is replaced or left out (pipeline/bad_samples.py).
 
@@ -30,8 +31,11 @@ from pipeline.bad_samples import (
     path_of,
 )
 from pipeline.errors import DataError
+from pipeline.named_fields import Fields, Restore, restorer
 from pipeline.plan import Request
 from pipeline.randomness import GLOBAL, Draws, IntArray
+
+NAMELESS = Fields()
 
 
 class Rest(NamedTuple):
@@ -62,6 +66,10 @@ class Share:
         stand_ins: which rows may stand in for others; None takes those of `bad`.
         many: read all rows at once.
         draws: the generators that nothing may draw from while it does.
+        fields: names for samples that are no dicts.
+
+    Attributes:
+        restore: fields -> a sample as the dataset gives it; None for dicts.
     """
 
     def __init__(
@@ -74,6 +82,7 @@ class Share:
         stand_ins: StandIns | None = None,
         many: bool = False,
         draws: Draws = GLOBAL,
+        fields: Fields = NAMELESS,
     ) -> None:
         self.request = request
         self._asked: list[int] = request.indices.tolist()
@@ -81,9 +90,12 @@ class Share:
         self._dataset = dataset
         self._transform = transform
         self._bad = bad
+        self._known = bool(bad.known)
         self._stand_ins = stand_ins or bad.stand_ins
         self._many = many
         self._draws = draws
+        self._fields = fields
+        self.restore: Restore | None = None
         self._early = self._read_many() if many else None
 
     def read(self, place: int) -> Any:
@@ -140,12 +152,18 @@ class Share:
         return Rest([samples[place] for place in places], kept, chosen, left_out)
 
     def _read(self, row: int, place: int) -> Any:
-        if self._bad.known:
+        if self._known:
             self._bad.check(row)
         try:
-            return self._rows.__getitems__([row])[0] if self._many else self._rows[row]
+            sample = self._rows.__getitems__([row])[0] if self._many else self._rows[row]
+            return sample if type(sample) is dict else self._named(sample)
         except Exception as error:
             raise self._failed(error, "read", place) from error
+
+    def _named(self, sample: Any) -> dict[str, Any]:
+        """A sample that is no plain dict as one."""
+        self.restore = self.restore or restorer(sample)
+        return self._fields.named(sample)
 
     def _read_many(self) -> list[Any]:
         """The samples, read at once; in the place of each bad one a BadSampleError."""
@@ -153,7 +171,8 @@ class Share:
             return self._one_by_one()
         before = self._draws.save()
         try:
-            samples = list(self._rows.__getitems__(list(self._asked)))
+            found = self._rows.__getitems__(list(self._asked))
+            samples = [one if type(one) is dict else self._named(one) for one in found]
         except Exception as error:
             samples = self._one_by_one()
             if not any(isinstance(sample, BadSampleError) for sample in samples):

@@ -23,6 +23,7 @@ from torchvision import tv_tensors
 from pipeline import plain_json
 from pipeline.errors import DataError
 from pipeline.images.encoded import EncodedImage
+from pipeline.named_fields import Fields
 from pipeline.own_files import check_own, open_own, own_folder
 from pipeline.plain_json import JsonError, mapping, shown
 
@@ -35,14 +36,19 @@ _AHEAD = 4  # images in flight per thread
 
 
 def statistics_of(
-    dataset: Any, cache_dir: str | Path, fingerprint: str | None = None
+    dataset: Any,
+    cache_dir: str | Path,
+    fingerprint: str | None = None,
+    names: Fields | None = None,
 ) -> dict[str, list[float]]:
     """Per-channel statistics of all images of `dataset`, scaled to [0, 1].
 
     Args:
         dataset: the training split, untransformed; its samples hold one uint8 [C, H, W] image.
         cache_dir: where the result is looked up and kept.
-        fingerprint: by which it is kept; None takes `dataset.fingerprint`.
+        fingerprint: by which it is kept; None takes `dataset.fingerprint`. Where there is none,
+            the result is not kept.
+        names: for samples that are no dicts.
 
     Returns:
         {"mean": [C], "std": [C]}; every pixel weighs the same, so large images weigh more.
@@ -52,13 +58,16 @@ def statistics_of(
         NotOwnError: what was kept is another user's, or leads elsewhere.
     """
     folder = Path(cache_dir).expanduser() / "statistics"
-    path = folder / f"{fingerprint or dataset.fingerprint}.json"
+    named = fingerprint or getattr(dataset, "fingerprint", None)
+    path = folder / f"{named}.json"
     if folder.exists():
         own_folder(folder)
-    if os.path.lexists(path):
+    if named and os.path.lexists(path):
         return _kept(path)
     log.info("computing image statistics of %d training samples", len(dataset))
-    result = _computed(dataset)
+    result = _computed(dataset, names or Fields())
+    if not named:
+        return result
     own_folder(folder)
     beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with os.fdopen(open_own(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
@@ -84,9 +93,9 @@ def _kept(path: Path) -> dict[str, list[float]]:
         raise DataError(f"{path} is damaged: {reason}. Delete it, and it is made again") from error
 
 
-def _computed(dataset: Any) -> dict[str, list[float]]:
+def _computed(dataset: Any, names: Fields) -> dict[str, list[float]]:
     pixels, total, squares = 0, torch.zeros(()), torch.zeros(())
-    for count, sums, square_sums in _sums(dataset):
+    for count, sums, square_sums in _sums(dataset, names):
         pixels, total, squares = pixels + count, total + sums, squares + square_sums
     if not pixels:
         raise DataError("there are no training samples to compute image statistics from")
@@ -95,21 +104,21 @@ def _computed(dataset: Any) -> dict[str, list[float]]:
     return {"mean": (mean / 255).tolist(), "std": (variance.sqrt() / 255).tolist()}
 
 
-def _sums(dataset: Any) -> Iterator[Sums]:
+def _sums(dataset: Any, names: Fields) -> Iterator[Sums]:
     """Sums of each image in the order of rows, a few images ahead."""
     threads = os.cpu_count() or 1
     with ThreadPoolExecutor(threads) as pool:
         pending: deque[Future[Sums]] = deque()
         for row in range(len(dataset)):
-            pending.append(pool.submit(_image_sums, dataset, row))
+            pending.append(pool.submit(_image_sums, dataset, row, names))
             if len(pending) > threads * _AHEAD:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
 
 
-def _image_sums(dataset: Any, row: int) -> Sums:
-    fields = dataset[row].values()
+def _image_sums(dataset: Any, row: int, names: Fields) -> Sums:
+    fields = names.named(dataset[row]).values()
     decoded = (v.decode() if isinstance(v, EncodedImage) else v for v in fields)
     images = [v for v in decoded if isinstance(v, tv_tensors.Image)]
     if not images:

@@ -23,9 +23,11 @@ from pipeline.bad_samples import ATTEMPTS, RAISE, BadSamples
 from pipeline.clock import Clock
 from pipeline.errors import DataError, PenstockError
 from pipeline.fetch import Batch, Fetch
+from pipeline.named_fields import Fields
 from pipeline.plan import Request, deal
 from pipeline.randomness import GLOBAL, Draws, IntArray, Permutation, hash64
 from pipeline.samplers import Tail
+from pipeline.share import NAMELESS
 from pipeline.streams import End, StreamOrder, StreamRequest, forwards, length_of
 
 log = logging.getLogger(__name__)
@@ -172,8 +174,9 @@ class StreamFetch(Fetch):
         batch_size: records in a global batch; None hands records through one by one.
         tail: what becomes of the last, smaller batch.
         together: rows of a batch that stay on one rank.
-        transform, collate, seed, hashed, batch_transform, bad: as in `Fetch`; what stands in for a
-            bad record is another one of the same global batch, or else one of the epoch's first.
+        transform, collate, seed, hashed, batch_transform, bad, fields: as in `Fetch`; what stands
+            in for a bad record is another one of the same global batch, or else one of the epoch's
+            first.
     """
 
     def __init__(
@@ -185,13 +188,14 @@ class StreamFetch(Fetch):
         hashed: bool = False,
         batch_transform: Any = None,
         bad: BadSamples = RAISE,
+        fields: Fields = NAMELESS,
         *,
         order: StreamOrder,
         batch_size: int,
         tail: Tail = "keep",
         together: int = 1,
     ) -> None:
-        super().__init__(dataset, transform, collate, seed, hashed, batch_transform, bad)
+        super().__init__(dataset, transform, collate, seed, hashed, batch_transform, bad, fields)
         self.order = order
         self.batch_size = batch_size
         self.tail = tail

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import isgeneratorfunction
 from itertools import repeat
 from typing import Any
 
@@ -40,7 +41,9 @@ from pipeline.samplers import Tail
 
 
 def is_stream(dataset: Any) -> bool:
-    """Whether `dataset` (an object or a class) can only be read forwards."""
+    """Whether `dataset` (an object, a class, a function that yields) can only be read forwards."""
+    if isgeneratorfunction(dataset):
+        return True
     kind = dataset if isinstance(dataset, type) else type(dataset)
     return issubclass(kind, IterableDataset) or (
         hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__")

@@ -82,6 +82,21 @@ class Tokenize:
         tokens = self._bytes(text) if self.kind == "bytes" else self._words(text)
         return {**sample, "tokens": tokens}
 
+    @property
+    def counting(self) -> str:
+        """How tokens are counted; another text for another number of tokens."""
+        return f"{self.kind}, at most {self.max_length}" + (", small letters" if self.lower else "")
+
+    def length(self, text: str) -> int:
+        """How many tokens a text has, without making them; about 3 us for 80 characters."""
+        text = text.lower() if self.lower else text
+        if self.kind == "bytes":
+            kept = text[: self.max_length].encode("utf-8", "surrogatepass")[: self.max_length]
+            return max(1, len(kept))
+        if len(text) <= _LONG:
+            return max(1, len(_WORDS.findall(text)[: self.max_length]))
+        return max(1, sum(1 for _ in islice(_WORDS.finditer(text), self.max_length)))
+
     def _bytes(self, text: str) -> torch.Tensor:
         kept = text[: self.max_length].encode("utf-8", "surrogatepass")[: self.max_length]
         if not kept:

@@ -62,8 +62,16 @@ class Normalize:
     def _one(self, value: Any) -> Any:
         if not isinstance(value, tv_tensors.Image):
             return value
+        self.check_channels(value.shape[-3])
         scaled = F.to_dtype(value, torch.float32, scale=True)
         return tv_tensors.wrap(F.normalize(scaled, self.mean, self.std), like=value)
+
+    def check_channels(self, count: int) -> None:
+        """Raise DataError where there are not as many means as a picture has channels."""
+        if count != len(self.mean) and len(self.mean) != 1:
+            raise DataError(f"Normalize has {len(self.mean)} means, and a picture has {count} "
+                            "channels; set its statistics to dataset, or to {mean: [...], std: "
+                            "[...]} of as many")  # fmt: skip
 
     def inverse(self, images: torch.Tensor) -> torch.Tensor:
         """Normalised float32 [..., C, H, W] back to uint8 for looking at."""

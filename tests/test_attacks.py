@@ -24,7 +24,7 @@ from pipeline.checks import preflight
 from pipeline.saving.run_folder import git_state
 
 ROOT = Path(__file__).parent.parent
-MESSAGE = re.compile(r"(error|\d+ errors) in the configuration: ?", re.ASCII)
+MESSAGE = re.compile(r"(a sweep of [^\n]*\n)?(error|\d+ errors) in the configuration: ?", re.ASCII)
 
 
 @dataclass

@@ -263,7 +263,7 @@ def test_models_learn_facts_from_the_data_and_their_weights_from_the_seed():
 def test_a_fact_that_the_data_does_not_tell(monkeypatch):
     monkeypatch.setattr(own_parts.Numbers, "facts", property(lambda self: {"num_classes": 2}))
     with pytest.raises(ConfigError, match=r"needs num_landmarks, which Numbers does not tell "
-                       r"\(its facts: num_classes\); set it: \+model.num_landmarks="):  # fmt: skip
+                       r"\(its facts: num_classes\); set it: \+dataset.facts.num_l"):  # fmt: skip
         parts().model()
 
 
@@ -292,7 +292,7 @@ def test_statistics_of_the_training_split(monkeypatch, tmp_path):
 
     asked = []
 
-    def statistics(dataset, cache_dir, fingerprint=None):
+    def statistics(dataset, cache_dir, *rest):
         asked.append((dataset.split, cache_dir))
         return {"mean": [0.1] * 3, "std": [0.2] * 3}
 

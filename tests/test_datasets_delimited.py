@@ -540,3 +540,26 @@ def test_the_collection_of_messages(tmp_path):
     assert '"' in "".join(train[index]["text"] for index in range(200))
     lines = (SMS / "SMSSpamCollection").read_text(encoding="utf-8").split("\n")
     assert train.index[5574].decode() == lines[5574]
+
+
+def test_a_sampler_counts_tokens_and_not_characters(tmp_path):
+    """Rows of many short words are longer than rows of a few long ones, also where quotes stand."""
+    texts = ["a " * 9, "incomprehensibilities", '"a ""b"" c, d"', "one two"]
+    rows = [f"{'xy'[row % 2]},{texts[row % 4]}" for row in range(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["label,text", *rows]) + "\n")
+    common = ["dataset=delimited_text", f"dataset.root={tmp_path}/a.csv", "task=digest",
+              f"dataset.cache_dir={tmp_path}/cache", "sampler=bucket",
+              "sampler.tokens=18"]  # fmt: skip
+    config = pipeline.compose(*common)
+    for _ in range(2):  # the second time from the cache
+        parts = Parts(config)
+        dataset, sampler = parts.dataset("train"), parts.plan("train").sampler
+        step = parts.transform("train").steps["tokenize"]
+        true = [len(step(dataset[row])["tokens"]) for row in range(len(dataset))]
+        assert dataset.text_lengths(step.length, step.counting).tolist() == true
+        for number in range(len(sampler)):
+            rows = sampler.batch(0, number)[1]
+            assert len(rows) * max(true[row] for row in rows) <= 18
+    told = parts.fingerprint("train")["lengths"]
+    other = Parts(pipeline.compose(*common, "transform.train.tokenize.max_length=4"))
+    assert other.fingerprint("train")["lengths"] != told

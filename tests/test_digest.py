@@ -195,3 +195,12 @@ def test_fields_of_a_batch(faces):
     assert batch["landmarks"].shape == (8, 68, 2)
     rows = np.concatenate([batch.indices for batch in build_val_loader(config)])
     assert rows.tolist() == list(range(12))
+
+
+def test_ranks_print_what_one_process_prints(faces, capfd):
+    """Each of two ranks hashes its own share; only together they make the lines."""
+    alone = run(capfd, *DIGEST, *faces, *IN_MAIN, "batch.size=7")
+    ranks = ["distributed=ddp", "distributed.nproc=2", "trainer.device=cpu"]
+    together = run(capfd, *DIGEST, *faces, *IN_MAIN, "batch.size=7", *ranks)
+    assert together.code == 0, together.err
+    assert together.out == alone.out

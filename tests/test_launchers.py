@@ -66,7 +66,9 @@ def results(folder):
     return digests, [(one.overrides, one.value, one.others) for _, one in found]
 
 
-@pytest.mark.parametrize("launcher", PLUGINS)
+@pytest.mark.parametrize(
+    "launcher", ["joblib", pytest.param("submitit_local", marks=pytest.mark.stress)]
+)
 def test_every_loader_gives_the_same_under_every_launcher(folder, launcher):
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.removesuffix('_local')}_launcher")
     # As a program, and not from the folder of the code: jobs have to find it themselves.

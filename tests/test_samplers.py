@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from pipeline.bucketing import cuts
 from pipeline.errors import ConfigError, DataError
 from pipeline.plan import Plan
 from pipeline.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
@@ -279,3 +280,43 @@ def test_blocks_of_a_random_order_are_the_order():
         if epoch == 2:
             assert np.array_equal(found, whole[start:stop])
         found[:] = -1  # what was handed out is the caller's own
+
+
+def padded_size(batches, lengths):
+    return sum(len(rows) * int(lengths[rows].max()) for _, rows in batches)
+
+
+@pytest.mark.parametrize("more", [{}, {"tokens": 2048}, {"batch_size": 64}, {"batch_size": 7}])
+def test_buckets_of_texts_are_hardly_larger_than_a_sort(more):
+    """Lengths as those of short messages: many of 5 to 30 words, and a tail up to 250."""
+    draws = np.random.default_rng(0)
+    lengths = np.minimum(1 + draws.lognormal(2.7, 0.7, 4000).astype(int), 250)
+    options = {"batch_size": 32} | more
+    table = pd.DataFrame({"length": lengths})
+    bucket = Bucket(4000, 0, table, **options, long_tail=True)
+    batches = batches_of(bucket)
+    size, order = options["batch_size"], np.argsort(lengths, kind="stable")
+    if "tokens" in more:
+        assert all(len(rows) * lengths[rows].max() <= 2048 for _, rows in batches)
+    sort = [(None, order[start : start + size]) for start in range(0, 4000, size)]
+    assert padded_size(batches, lengths) <= 1.3 * padded_size(sort, lengths)
+    rows = np.sort(np.concatenate([rows for _, rows in batches]))
+    assert np.array_equal(rows, np.arange(4000))
+    again = [tuple(sorted(rows)) for _, rows in batches_of(bucket, 1)]
+    assert len(set(again) & {tuple(sorted(rows)) for _, rows in batches}) < len(batches) / 4
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=200), st.integers(1, 20),
+       st.sampled_from([None, 1, 3, 1000]))  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_cuts_are_ascending_and_cover_all_rows(lengths, rows, count):
+    edges = cuts(np.sort(np.array(lengths)), rows, count)
+    assert edges[0] == 0
+    assert edges[-1] == len(lengths)
+    assert (np.diff(edges) > 0).all()
+    assert count is None or len(edges) - 1 <= count
+
+
+def test_cuts_are_the_best_ones():
+    lengths = np.array([1] * 8 + [9] * 4 + [10] * 4 + [100] * 4)
+    assert cuts(lengths, 2, 3).tolist() == [0, 8, 16, 20]

@@ -106,3 +106,11 @@ def test_it_learns_a_word():
         loss.backward()
         optimizer.step()
     assert loss < 0.1
+
+
+@pytest.mark.parametrize("options", [{}, {"kind": "bytes"}, {"max_length": 3}, {"lower": False},
+                                     {"kind": "bytes", "max_length": 5}])  # fmt: skip
+@pytest.mark.parametrize("text", ["", "One two, three!", "İé " * 9, "a" * 70_000 + " b"])
+def test_tokens_are_counted_without_making_them(text, options):
+    step = Tokenize(**options)
+    assert step.length(text) == len(step({"text": text})["tokens"])

@@ -10,7 +10,7 @@ beside the index, 8 bytes a record, and mapped.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +74,42 @@ class ColumnScan:
             raise DataError(f"{str(index.file.path)!r}: {format.limits.refusal('classes', found)}.")
         self.lengths: Codes = lengths
         self.labels: Codes | None = labels if columns.label is not None else None
+
+    def text_lengths(self, length: Callable[[str], int], name: str) -> Codes:
+        """The length of each record's text as `length` counts it: int32[N], kept like the rest.
+
+        Args:
+            name: of the way of counting; another one, another result.
+        """
+        count = len(self.lengths)
+
+        def counted() -> Codes:
+            return np.fromiter(map(length, self._texts()), dtype=np.int32, count=count)
+
+        def is_sound(folder: Path) -> bool:
+            try:
+                return len(np.load(folder / "lengths.npy", mmap_mode="r")) == count
+            except (OSError, ValueError, EOFError):
+                return False
+
+        if self._index.folder is None:
+            return counted()
+        key = fingerprint([repr(self._format), repr(self._columns), name])
+
+        def write(folder: Path) -> None:
+            np.save(folder / "lengths.npy", counted())
+
+        folder = self._index.folder.made(f"tokens-{key[:16]}", write, is_sound)
+        return np.load(folder / "lengths.npy", mmap_mode="r").view(np.ndarray)
+
+    def _texts(self) -> Iterator[str]:
+        for piece in self._pieces():
+            begin, end = piece.field(self._columns.text, len(self._columns.names))
+            for row, (first, last) in enumerate(zip(begin.tolist(), end.tolist(), strict=True)):
+                try:
+                    yield "".join(self._format.fields(piece.text[first:last].tobytes()))
+                except BadRecord as bad:
+                    raise self._bad(piece.first + row, str(bad)) from None
 
     def _write(self, folder: Path) -> None:
         lengths, labels, classes = self._scanned()

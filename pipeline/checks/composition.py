@@ -40,6 +40,7 @@ from pipeline.words import show
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
 VERSION_BASE = "1.3"
+_HYDRAS_FOLDER = "hydra.run.dir"
 
 _ERRORS = (
     HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError,
@@ -208,6 +209,27 @@ class Composer:
                 ]
             return [Problem(key, _reason(error))]
         return []
+
+
+def with_run_dir(lines: Iterable[str]) -> list[str]:
+    """Override lines with hydra's name for the folder of a run, `hydra.run.dir`, replaced by ours.
+
+    Raises:
+        ConfigError: both names are given.
+    """
+    words, problems = list(lines), []
+    for place, line in enumerate(words):
+        key, separator, value = line.partition("=")
+        if separator and key.lstrip("+") == _HYDRAS_FOLDER:
+            words[place] = f"run_dir={value}"
+            if any(
+                one.lstrip("+").startswith("run_dir=") for one in words[:place] + words[place + 1 :]
+            ):
+                problems.append(Problem(_HYDRAS_FOLDER, f"{value} is another name for run_dir, "
+                                        "which is given too; leave one of them out"))  # fmt: skip
+    if problems:
+        raise ConfigError(problems)
+    return words
 
 
 def _not_mergeable(override: Override, config: DictConfig) -> list[Problem]:

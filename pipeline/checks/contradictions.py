@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline import world
 from pipeline.checks import batch_rules, data_rules, pack_rules, trust
-from pipeline.checks.nodes import datasets, direction
+from pipeline.checks.nodes import datasets, direction, walk
 from pipeline.checks.signatures import arguments
 from pipeline.config import Config
 from pipeline.errors import ConfigError, Problem
@@ -210,6 +210,13 @@ def _value(function: Any, node: Mapping[str, Any], name: str) -> Any:
     return node[name] if name in node else arguments(function).defaults.get(name)
 
 
+def _resolved(name: str) -> Any:
+    try:
+        return trust.resolve(name, "")
+    except ConfigError:
+        return None
+
+
 def _datasets(case: Case) -> list[tuple[str, Any]]:
     keys = [key for key, _ in datasets(case.config.dataset)]
     return [(key, case.found[key]) for key in keys if case.found.get(key) is not None]
@@ -220,7 +227,8 @@ def streams(case: Case) -> Iterator[Problem]:
     sampler = case.sampler
     ordered = isinstance(sampler, type) and issubclass(sampler, StreamOrder)
     for key, dataset in _datasets(case):
-        if key == "dataset.val" or not isinstance(dataset, type):
+        kind = isinstance(dataset, type) or is_stream(dataset)
+        if key == "dataset.val" or not kind:
             continue
         if is_stream(dataset) and sampler is not None and not ordered and sampler is not Sequential:
             yield Problem(
@@ -246,13 +254,14 @@ def same_data_twice(case: Case) -> Iterator[Problem]:
     dataset = case.found.get("dataset")
     if dataset is None or case.config.task not in ("fit", "validate"):
         return
-    taken = arguments(dataset)
-    if "split" not in taken.names and not taken.open:
+    inside = [node["_target_"] for _, node in walk(dict(datasets(case.config.dataset)), "")]
+    taken = [arguments(_resolved(name) or dataset) for name in inside]
+    if not any({"split", "train"} & set(one.names) or one.open for one in taken):
         yield Problem(
             "dataset",
-            f"{dataset.__name__} takes no argument `split`, so training and validation would read "
-            "the same samples; add it, or write one node under dataset.train and one under "
-            "dataset.val",
+            f"{dataset.__name__} takes no argument `split` (or `train`), so training and "
+            "validation would read the same samples; add it, or write one node under "
+            "dataset.train and one under dataset.val",
         )
 
 

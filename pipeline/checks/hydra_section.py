@@ -50,6 +50,8 @@ ENVIRONMENT = (
     "TOKENIZERS_PARALLELISM", "VECLIB_MAXIMUM_THREADS",
 )  # fmt: skip
 
+_HYDRAS_OWN = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"  # where a configuration says nothing
+
 _FILES = re.compile(r"\.\w*FileHandler$")
 _SPECIAL = ("_args_", "_convert_", "_recursive_")
 # What hydra's schema types as text or a number, so that it never is a node with a `_target_`.
@@ -75,6 +77,10 @@ def problems(node: Any, given: Sequence[str], importing: bool = False) -> list[P
         found += _plugin(section.get(name), f"hydra.{name}", kind, typed)
     for name in ("hydra_logging", "job_logging"):
         found += _logging(section.get(name), f"hydra.{name}", importing)
+    folder = section.get("run")
+    if isinstance(folder, Mapping) and folder.get("dir") not in (".", _HYDRAS_OWN):
+        reason = "a configuration names the folder of a run by run_dir; set that"
+        found.append(Problem("hydra.run.dir", f"got {folder.get('dir')!r}: {reason}"))
     found += search_path_problems(section.get("searchpath"))
     if section.get("output_subdir") not in (None, ".hydra"):
         reason = "hydra writes its files there; set it to null, or to .hydra"

@@ -19,14 +19,17 @@ from pipeline.words import not_allowed, show
 # What a dataset may tell a model, an objective and its metrics; and torch's own names for it.
 SAME_FACTS = {"in_features": "num_features", "out_features": "num_outputs"}
 FACTS = ("num_classes", "num_features", "num_landmarks", "num_outputs", "classes", *SAME_FACTS)
-_SAMPLER = ("length", "seed", "metadata", "batch_size", "tail", "dataset", "data_source")
+_DATASET = ("split", "train", "lazy", "limits")
+_SAMPLER = ("length", "seed", "metadata", "batch_size", "tail", "dataset", "data_source",
+            "long_tail")  # fmt: skip
 _SCHEDULER = ("optimizer", "total_steps", "T_max", "total_iters")
 SCHEDULE_KEYS = ("warmup", "interval")  # of a scheduler node, but ours
 
 # Importing torchmetrics takes 1.3 s; tasks that measure nothing check only the names below it.
 _DATA_ONLY = ("digest", "replay")
 _SLOW = ("torchmetrics.", "pipeline.metrics.")
-OF_THE_BUILD = ("packed", "fingerprint")  # keys of `dataset` that are no arguments
+# Keys of `dataset` that are no arguments; the last two are where the dataset takes them.
+OF_THE_BUILD = ("packed", "fingerprint", "fields", "facts")
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def parts(config: Config) -> list[Part]:
     """Every part of a configuration; those whose section is wrong are left out."""
     sections = vars(config)
     data = datasets(sections.get("dataset"))
-    found = [Part(key, node, ("split", "lazy", "limits"), nested=True) for key, node in data]
+    found = [Part(key, node, _DATASET, nested=True) for key, node in data]
     for split in ("train", "val"):
         steps = getattr(sections.get("transform"), split, None)
         if steps is not None:
@@ -68,7 +71,7 @@ def parts(config: Config) -> list[Part]:
     measured = sections.get("task") not in _DATA_ONLY
     found += [
         Part("sampler", sections.get("sampler"), _SAMPLER, nested=True),
-        Part("collate", sections.get("collate")),
+        Part("collate", collate_of(sections.get("collate"))),
         Part("model", sections.get("model"), FACTS),
         Part("objective", sections.get("objective"), FACTS, nested=True, measured=measured),
         Part("optimizer", sections.get("optimizer"), ("params",)),
@@ -82,13 +85,52 @@ def datasets(node: Any) -> list[tuple[str, Any]]:
     """Key and node of each dataset: one for both splits, or one each under `train` and `val`.
 
     Without `packed` and `fingerprint`, which are no arguments of theirs (`pipeline.packs.packing`,
-    `pipeline.identity.fingerprints`).
+    `pipeline.identity.fingerprints`), and without `fields` and `facts` where they are none.
     """
     if isinstance(node, Mapping):
-        node = {name: value for name, value in node.items() if name not in OF_THE_BUILD}
+        node = {name: value for name, value in node.items()
+                if name not in OF_THE_BUILD[:2] and of_the_build(node, name) is None}  # fmt: skip
     if isinstance(node, Mapping) and "_target_" not in node and ("train" in node or "val" in node):
         return [(f"dataset.{name}", node[name]) for name in node]
     return [] if node is None else [("dataset", node)]
+
+
+def of_the_build(node: Mapping[str, Any], name: str) -> Any:
+    """The value of `fields` (names of positions) or `facts` (what a dataset does not tell).
+
+    None where the node has no such key, or where it is an argument of what the node calls.
+    """
+    taken = name not in OF_THE_BUILD[2:] or name not in node or _takes(node, name)
+    return None if taken else node[name]
+
+
+def collate_of(node: Any) -> Any:
+    """The node of a collate function, as the build makes it.
+
+    A function that still needs an argument is the collate function itself, and not what makes one.
+    """
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        return node
+    if of_the_build(node, "fields") is not None:
+        node = {name: value for name, value in node.items() if name != "fields"}
+    found = _called(node)
+    if found is None or isinstance(found, type) or "_partial_" in node:
+        return node
+    lacking = set(signatures.arguments(found).required) - set(node)
+    return {**node, "_partial_": True} if lacking and not node.get("_args_") else node
+
+
+def _takes(node: Mapping[str, Any], name: str) -> bool:
+    found = _called(node)
+    return found is not None and name in signatures.arguments(found).names
+
+
+def _called(node: Mapping[str, Any]) -> Any:
+    """What a node calls; None where it may not, or is not there."""
+    try:
+        return trust.resolve(node["_target_"], "")
+    except (ConfigError, KeyError):
+        return None
 
 
 def direction(config: Config, name: str) -> str | None:

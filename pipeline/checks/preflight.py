@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import announcement, endpoints, parsing
 from pipeline.checks import environment, hydra_section, nodes
-from pipeline.checks.composition import Composed, Composer
+from pipeline.checks.composition import Composed, Composer, with_run_dir
 from pipeline.config import Config
 from pipeline.disclosure import Plain
 from pipeline.errors import ConfigError, Problem
@@ -61,7 +61,7 @@ def compose(*overrides: str, config_dir: str | None = None) -> Config:
     Raises:
         ConfigError: with everything that is wrong.
     """
-    config = run(Composer(config_dir=config_dir), overrides)
+    config = run(Composer(config_dir=config_dir), with_run_dir(overrides))
     if config is None:
         raise ConfigError(Problem("hydra.mode", "a sweep is several configurations, not one"))
     return config

@@ -118,6 +118,35 @@ def _is_ours(found: Any) -> bool:
     return _is_class(found) or _is_function(found)
 
 
+# Of torch.utils.data besides samplers; its data pipes open files and run what they are given.
+_OF_TORCH = frozenset({
+    "ChainDataset", "ConcatDataset", "StackDataset", "Subset", "TensorDataset", "default_collate",
+    "default_convert",
+})  # fmt: skip
+# Datasets of torchvision's that read pictures, tables and archives. CIFAR's pickles are compared
+# with hashes of the true ones before they are read. Not here: what reads other pickles (LSUN),
+# takes files of torch's own, or plays films.
+_OF_TORCHVISION = frozenset({
+    "CIFAR10", "CIFAR100", "CLEVRClassification", "Caltech101", "Caltech256", "CelebA",
+    "Cityscapes", "CocoCaptions", "CocoDetection", "Country211", "DTD", "EMNIST", "EuroSAT",
+    "FER2013", "FGVCAircraft", "FakeData", "FashionMNIST", "Flickr30k", "Flickr8k", "Flowers102",
+    "Food101", "GTSRB", "INaturalist", "ImageFolder", "Imagenette", "KMNIST", "LFWPairs",
+    "LFWPeople", "MNIST", "Omniglot", "OxfordIIITPet", "PCAM", "Places365", "QMNIST",
+    "RenderedSST2", "SEMEION", "STL10", "SUN397", "SVHN", "StanfordCars", "USPS",
+    "VOCDetection", "VOCSegmentation", "WIDERFace",
+})  # fmt: skip
+
+
+def _is_of_data(found: Any) -> bool:
+    """A sampler, a dataset made of tensors or of other datasets, or how torch collates."""
+    known = getattr(found, "__name__", "") in _OF_TORCH
+    return known or _subclass("torch.utils.data.Sampler")(found)
+
+
+def _is_known(found: Any) -> bool:
+    return isinstance(found, type) and found.__name__ in _OF_TORCHVISION
+
+
 _METRICS = tuple(
     f"torchmetrics.{part}"
     for part in ("aggregation", "classification", "clustering", "nominal", "regression",
@@ -138,7 +167,12 @@ RULES = (
         "an optimizer or a scheduler",
         _subclass("torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
     ),
-    Rule("torch.utils.data", "a sampler", _subclass("torch.utils.data.Sampler")),
+    Rule(
+        "torch.utils.data",
+        "a sampler, a dataset or a collate function",
+        _is_of_data,
+    ),
+    Rule("torchvision.datasets", "a dataset that reads no pickles", _is_known),
     Rule("torchvision.transforms.v2.functional", "a transform function", _is_function),
     Rule(
         "torchvision.transforms.v2",

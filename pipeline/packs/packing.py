@@ -32,12 +32,14 @@ from filelock import FileLock, Timeout
 from torchvision import tv_tensors
 
 from pipeline import terminal
+from pipeline.dataset_facts import classes_of, facts_of, table_of
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.fetch import Batch, Fetch
 from pipeline.generator_states import moved, take
 from pipeline.images import native
 from pipeline.images.encoded import EncodedImage
 from pipeline.loader import Loader
+from pipeline.named_fields import Fields
 from pipeline.own_files import check_own, check_tree, own_folder
 from pipeline.packs.folder import Pack, PackWriter, is_pack
 from pipeline.packs.recipe import Recipe
@@ -70,6 +72,7 @@ def pack(
     options: LoaderOptions | None = None,
     progress: Progress = "none",
     fingerprint: str | None = None,
+    names: Fields | None = None,
 ) -> Path:
     """The folder of a dataset's pack, which is made if it is not there.
 
@@ -81,6 +84,7 @@ def pack(
         out: a folder of a person's own in place of that; the pack goes to `out`/`split`.
         options: who reads samples; without workers, processes do, one a core.
         fingerprint: of the dataset; None takes its own.
+        names: for samples that are no dicts.
 
     Raises:
         ConfigError: the dataset cannot be packed, or `out` holds something else.
@@ -105,7 +109,7 @@ def pack(
             if not _is_there(place, name):
                 _remove_leftovers(place)
                 _make(dataset, split, recipe, fingerprint, place, options or LoaderOptions(),
-                      progress)  # fmt: skip
+                      progress, names or Fields())  # fmt: skip
     except OSError as error:
         _refuse(place, error)
     return place
@@ -183,13 +187,14 @@ def _make(
     place: Path,
     options: LoaderOptions,
     progress: Progress,
+    names: Fields,
 ) -> None:
-    fetch = Fetch(dataset, recipe.steps(), recipe.collate(), 0)
+    fetch = Fetch(dataset, recipe.steps(), recipe.collate(), 0, fields=names)
     size = _try_out(fetch, recipe, place)
     hidden = place.with_name(f".{place.name}{_WRITING}{os.getpid()}-{secrets.token_hex(4)}")
     hidden.mkdir(mode=0o700)
     try:
-        table = getattr(dataset, "metadata", None)
+        table = table_of(dataset, names)
         record = {
             "name": recipe.name(fingerprint),
             "split": split,
@@ -198,8 +203,8 @@ def _make(
             "recipe": vars(recipe),
             "reader": getattr(dataset, "reader", None),
             "versions": _versions(recipe),
-            "facts": dict(getattr(dataset, "facts", {})),
-            "classes": [str(one) for one in getattr(dataset, "classes", None) or []],
+            "facts": facts_of(dataset, names),
+            "classes": classes_of(dataset),
             "table": None if table is None else write_table(hidden, table),
         }
         began = time.perf_counter()
@@ -284,7 +289,7 @@ def _try_out(fetch: Fetch, recipe: Recipe, place: Path) -> int:
     dataset = fetch.dataset
     rows = np.unique(np.linspace(0, len(dataset) - 1, _TRIED).astype(np.int64))
     with scope():
-        samples = [_still(dataset, int(row)) for row in rows]
+        samples = [fetch.fields.named(_still(dataset, int(row))) for row in rows]
     _check_pictures(samples[0], recipe, dataset)
     steps = recipe.steps()
     done = recipe.collate()([steps(one) if steps else one for one in samples])

@@ -110,12 +110,14 @@ def make_loader(parts: Parts, split: str) -> Loader:
     own: Plan | StreamPlan
     fetch: Fetch
     common = made.fetch.dataset, made.fetch.transform, made.fetch.collate, made.fetch.seed
+    names = made.fetch.fields
     if isinstance(plan, StreamPlan):
         order = StreamOrder(plan.sampler.seed, steps=plan.sampler.steps)
         own = StreamPlan(order, plan.batch_size, length=plan.length)
-        fetch = CheckStream(*common, order=order, batch_size=plan.batch_size)
+        fetch = CheckStream(*common, fields=names, order=order, batch_size=plan.batch_size)
     else:
-        own, fetch = Plan(Sequential(len(made.fetch.dataset)), plan.batch_size), Check(*common)
+        own = Plan(Sequential(len(made.fetch.dataset)), plan.batch_size)
+        fetch = Check(*common, fields=names)
     return Loader(own, fetch, replace(made.options, persistent_workers=False), World())
 
 
@@ -124,8 +126,9 @@ class _Checking(Fetch):
 
     def work(self, request: Request, rows: Any, draws: Draws, stand_ins: Any = None) -> Batch:
         share = _Suspicious(
-            request, rows, self.dataset, self.transform, self.bad, None, self._many, draws
-        )
+            request, rows, self.dataset, self.transform, self.bad, None, self._many, draws,
+            self.fields,
+        )  # fmt: skip
         batch = Batch({}, request, np.arange(len(request)))
         keys = sample_keys(self.seed, request.epoch, request.positions)
         batch.left_out = tuple(self._wrong(share, request, keys, draws))

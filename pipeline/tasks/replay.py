@@ -14,8 +14,10 @@ import torch
 from pipeline.build import Parts
 from pipeline.collate import plain
 from pipeline.config import Config
+from pipeline.dataset_facts import table_of
 from pipeline.errors import ConfigError, Problem
 from pipeline.fetch import Batch, batch_hash
+from pipeline.named_fields import Fields
 from pipeline.randomness import scope
 from pipeline.saving.run_folder import RunFolder
 from pipeline.streams import End
@@ -30,7 +32,7 @@ def run(config: Config) -> None:
     """Recompute batch (`config.epoch`, `config.step`) of `config.split`."""
     parts = Parts(config, World())
     batch = recompute(parts, config)
-    rows = describe_rows(parts.dataset(config.split), batch)
+    rows = describe_rows(parts.dataset(config.split), batch, parts.fields)
     put("\n".join("  ".join(cells) for cells in _aligned(rows)))
     put(f"{config.epoch} {config.step} {batch.request.valid} {batch_hash([batch])}")
     folder = RunFolder.claim(Path(config.run_dir), config.written())
@@ -66,9 +68,9 @@ def _request(parts: Parts, config: Config) -> Any:
     return plan.request(config.epoch, config.step)
 
 
-def describe_rows(dataset: Any, batch: Batch) -> list[list[str]]:
+def describe_rows(dataset: Any, batch: Batch, fields: Fields | None = None) -> list[list[str]]:
     """A header and a line a sample: position, index, and what the dataset's table says."""
-    table = getattr(dataset, "metadata", None)
+    table = table_of(dataset, fields)
     names = [] if table is None else [n for n in ("path", "class", "label") if n in table.columns]
     lines = [["position", "index", *names]]
     for position, index in zip(batch.positions.tolist(), batch.indices.tolist(), strict=True):

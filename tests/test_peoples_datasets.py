@@ -1,0 +1,267 @@
+"""Datasets that people have, through the program as they are: each trains two steps, resumes, and
+has one digest for 0 and 2 workers, or is refused in words.
+"""
+
+import hashlib
+import io
+import json
+import pickle
+import shutil
+import struct
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision.datasets import CIFAR10
+
+import pipeline
+from pipeline.tasks.digest import lines
+from tests import peoples_data
+from tests.program import run
+
+ROWS = 16
+QUICK = [
+    "trainer.device=cpu", "trainer.progress=none", "trainer.pictures=false", "tracker=none",
+    "trainer.baseline=false", "scheduler=none", "batch.size=8", "trainer.val_every=100",
+    "trainer.checkpoint.every_steps=1",
+]  # fmt: skip
+LINEAR = ["transform=none", "collate=stack", "model=linear", "objective=classification",
+          "objective.inputs=[input]"]  # fmt: skip
+FACTS = "+dataset.facts={num_features: 4, num_classes: 3, num_outputs: 3}"
+STREAM = ["sampler=stream", "sampler.buffer=4"]
+PICTURES = ["transform=images", "transform.train.crop.size=[16,16]", "collate=stack",
+            "model=small_conv_net", "objective=classification"]  # fmt: skip
+
+
+def own(name, *more):
+    return ["~dataset", f"+dataset={{_target_: people.{name}}}", *LINEAR, FACTS, *more]
+
+
+def picture(row, size=20):
+    pixels = np.full((size, size, 3), row * 9 % 256, dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def png(row):
+    stream = io.BytesIO()
+    picture(row).save(stream, "PNG")
+    return stream.getvalue()
+
+
+# Config only: the files are what other programs write.
+
+
+def fake_data(folder):
+    node = "{_target_: torchvision.datasets.FakeData, size: 16, image_size: [3, 20, 20]%s}"
+    both = f"{{train: {node % ''}, val: {node % ', random_offset: 100'}}}"
+    return ["~dataset", f"+dataset={both}", *PICTURES]
+
+
+def cifar10(folder):
+    """The files of CIFAR10, cut short."""
+    base = folder / "cifar-10-batches-py"
+    base.mkdir()
+    data = np.arange(ROWS * 3072, dtype=np.int64).reshape(ROWS, 3072).astype(np.uint8)
+    hashes = {}
+    for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"):
+        held = {"data": data, "labels": [row % 10 for row in range(ROWS)]}
+        (base / name).write_bytes(pickle.dumps(held))
+    (base / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+    for path in base.iterdir():
+        hashes[path.name] = hashlib.md5(path.read_bytes()).hexdigest()
+    return ["dataset=torchvision", f"dataset.root={folder}", *PICTURES[:2]], hashes
+
+
+def mnist(folder):
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name in ("train", "t10k"):
+        pixels = np.arange(ROWS * 784, dtype=np.int64).astype(np.uint8)
+        head = struct.pack(">4B3I", 0, 0, 8, 3, ROWS, 28, 28)
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(head + pixels.tobytes())
+        labels = struct.pack(">4BI", 0, 0, 8, 1, ROWS) + bytes(row % 10 for row in range(ROWS))
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(labels)
+    channels = "transform.train.normalize.statistics={mean: [0.5], std: [0.5]}"
+    return ["dataset=torchvision", "dataset._target_=torchvision.datasets.MNIST",
+            f"dataset.root={folder}", "+model.channels=1", channels]  # fmt: skip
+
+
+def classes(folder):
+    for row in range(ROWS):
+        path = folder / f"class{row % 2}" / f"{row}.png"
+        path.parent.mkdir(exist_ok=True)
+        picture(row).save(path)
+
+
+def image_folder(folder):
+    classes(folder)
+    return ["dataset=image_folder", f"dataset.root={folder}", *PICTURES[:2]]
+
+
+def torchvisions_image_folder(folder):
+    classes(folder)
+    node = f"{{_target_: torchvision.datasets.ImageFolder, root: {folder}}}"
+    return ["~dataset", f"+dataset={{train: {node}, val: {node}}}", *PICTURES, "sampler=weighted"]
+
+
+def table(folder):
+    import pyarrow as pa
+
+    images = [{"bytes": png(row), "path": None} for row in range(ROWS)]
+    return pa.table({"image": images, "label": [row % 3 for row in range(ROWS)]})
+
+
+def hugging_face(folder):
+    """What `Dataset.save_to_disk` of Hugging Face's library writes."""
+    import pyarrow as pa
+
+    found = table(folder)
+    classes = {"names": ["a", "b", "c"], "_type": "ClassLabel"}
+    features = {"image": {"_type": "Image"}, "label": classes}
+    kept = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    name = "data-00000-of-00001.arrow"
+    with (
+        pa.OSFile(str(folder / name), "wb") as file,
+        pa.ipc.new_stream(file, found.schema.with_metadata(kept)) as writer,
+    ):
+        writer.write_table(found.replace_schema_metadata(kept), max_chunksize=5)
+    (folder / "dataset_info.json").write_text(json.dumps({"features": features}))
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+    return ["dataset=parquet", f"dataset.root={folder}", *PICTURES[:2]]
+
+
+def parquet(folder):
+    import pyarrow.parquet as pq
+
+    pq.write_table(table(folder), folder / "a.parquet", row_group_size=5)
+    fields = "dataset.fields={image: {column: image, kind: image}, label: label}"
+    return ["dataset=parquet", f"dataset.root={folder}", fields, "dataset.classes=[a,b,c]",
+            *PICTURES[:2]]  # fmt: skip
+
+
+def web_dataset(folder):
+    with tarfile.open(folder / "shard-000000.tar", "w") as tar:
+        for row in range(ROWS):
+            for ending, content in (("png", png(row)), ("cls", b"%d" % (row % 3))):
+                member = tarfile.TarInfo(f"{row:06d}.{ending}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return ["dataset=tar_shards", f"dataset.root={folder}", "dataset.classes=['0','1','2']",
+            "dataset.fields={image: png, label: cls}", *PICTURES[:2]]  # fmt: skip
+
+
+def csv(folder):
+    words = ["one", "two", "three", "four", "five"]
+    rows = [f"{'ab'[row % 2]},{' '.join(words[: 1 + row % 5])}" for row in range(ROWS)]
+    (folder / "texts.csv").write_text("\n".join(["label,text", *rows]) + "\n")
+    return ["dataset=delimited_text", f"dataset.root={folder}/texts.csv", "sampler=bucket",
+            f"dataset.cache_dir={folder}/cache"]  # fmt: skip
+
+
+def audio(folder):
+    import soundfile
+
+    (folder / "recordings").mkdir()
+    for row in range(2 * ROWS):
+        values = np.random.default_rng(row).uniform(-0.5, 0.5, 1600 + 100 * row)
+        name = f"{row % 2}_anna_{row // 2}.wav"
+        soundfile.write(folder / "recordings" / name, values, 8000)
+    return ["dataset=spoken_digits", f"dataset.root={folder}"]
+
+
+def npy(folder):
+    np.save(folder / "inputs.npy", np.random.default_rng(0).random((20, 4), dtype=np.float32))
+    np.save(folder / "targets.npy", np.arange(20) % 3)
+    return ["dataset=arrays", f"dataset.root={folder}"]
+
+
+def sequences(folder):
+    lengths = 1 + np.arange(20) % 7
+    np.save(folder / "values.npy", np.ones((int(lengths.sum()), 2), dtype=np.float32))
+    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
+    np.save(folder / "labels.npy", np.arange(20) % 3)
+    return ["dataset=sequence_files", f"dataset.root={folder}", "sampler=bucket"]
+
+
+MADE = {
+    "FakeData": fake_data, "MNIST": mnist, "image folder": image_folder,
+    "torchvision's image folder": torchvisions_image_folder, "Hugging Face": hugging_face,
+    "Parquet": parquet, "WebDataset": web_dataset, "CSV": csv, "audio": audio, "npy": npy,
+    "sequences": sequences,
+}  # fmt: skip
+OWN = {
+    "tuples": own("Rows"),
+    "lists of arrays": own("Lists"),
+    "named tuples": own("Named"),
+    "dataclasses": own("Recorded"),
+    "tensors": own("Bare", "objective=regression", "+dataset.fields=[input]",
+                   "objective.target=input", "dataset.facts.num_outputs=4",
+                   "trainer.monitor=loss"),
+    "TensorDataset": own("tensors", "sampler=weighted"),
+    "rows at once": own("AtOnce"),
+    "draws in a dataset": own("Drawing"),
+    "a numpy generator of its own": own("OwnGenerator"),
+    "an iterable": own("Divided", *STREAM),
+    "an iterable that returns itself": own("Itself", *STREAM),
+    "a generator": own("generated", *STREAM),
+    "a collate function": own("Rows", "collate={_target_: people.as_tuple}"),
+    "batches of one": own("Rows", "batch.size=null", "collate={_target_: people.one}"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def people(tmp_path, monkeypatch):
+    (tmp_path / "package" / "people").mkdir(parents=True)
+    shutil.copy(peoples_data.__file__, tmp_path / "package" / "people" / "__init__.py")
+    (tmp_path / "data").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path / "package"))
+    monkeypatch.setenv("PENSTOCK_TRUST", "people")
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("people", None)
+
+
+def digest(overrides, workers):
+    options = ["loader=debug"] if not workers else [f"loader.num_workers={workers}"]
+    config = pipeline.compose(*QUICK[:1], "batch.size=8", *overrides, *options)
+    return list(lines(config.model_copy(update={"task": "digest", "steps": 2})))
+
+
+def trains_and_resumes(capsys, overrides):
+    """The same digest for 0 and 2 workers; a step, and a second one after a resumption."""
+    assert digest(overrides, 0) == digest(overrides, 2)
+    once = ["loader=debug", "trainer.max_steps=1", "run_dir=run"]
+    first = run(capsys, *QUICK, *overrides, *once)
+    assert first.code == 0, first.err
+    again = run(capsys, "resume=run", "trainer.max_steps=2")
+    assert again.code == 0, again.err
+    assert "going on with run" in again.err
+    manifest = json.loads(Path("run/manifest.json").read_text())
+    assert (manifest["status"], len(manifest["sessions"])) == ("done", 2)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_other_programs_have_written(name, people, capsys, tmp_path):
+    trains_and_resumes(capsys, MADE[name](tmp_path / "data"))
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_people_have_written(name, people, capsys):
+    trains_and_resumes(capsys, OWN[name])
+
+
+def test_cifar10(people, capsys, tmp_path, monkeypatch):
+    """Its files are pickles, which torchvision reads only where their hashes are the true ones."""
+    overrides, hashes = cifar10(tmp_path / "data")
+    refused = run(capsys, *overrides, *QUICK, "loader=debug")
+    assert refused.code == 3
+    assert "dataset: CIFAR10: Dataset not found or corrupted" in refused.err
+    assert "Traceback" not in refused.err
+    train = [[f"data_batch_{n}", hashes[f"data_batch_{n}"]] for n in range(1, 6)]
+    monkeypatch.setattr(CIFAR10, "train_list", train)
+    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", hashes["test_batch"]]])
+    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": hashes["batches.meta"]})
+    trains_and_resumes(capsys, [*overrides, "sampler=weighted"])
