@@ -51,7 +51,7 @@ class CacheFolder:
                 check_tree(own_folder(folder))
                 if is_sound(folder):
                     return folder
-            with _locked(self.path / f".{name}.lock"):
+            with _locked(self.path / f".{name}.kept.lock"):  # another than `generated_folder` takes
                 if folder.is_dir() and not is_sound(folder):
                     shutil.rmtree(folder)
                 return generated_folder(folder, write)
