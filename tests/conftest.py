@@ -1,5 +1,6 @@
 """What several test files share."""
 
+import gc
 import logging
 
 import pytest
@@ -23,6 +24,12 @@ def faces(faces_root, tmp_path, monkeypatch):
 def one_thread():
     """Tests run side by side; torch's threads would only wait for each other's cores."""
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish():
+    """Leave what was imported to no more collections: they would go through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from tests import toy
+from tests import toy, warm
 
 
 class Files(toy.Pictures):
@@ -141,8 +141,8 @@ def program(context, where, folder, end):
     (Path(folder) / "temporary").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent),
                    "TMPDIR": str(Path(folder) / "temporary")}  # fmt: skip
-    return subprocess.Popen([sys.executable, script, context, where], env=environment,
-                            stdout=subprocess.PIPE, text=True)  # fmt: skip
+    return warm.start([sys.executable, script, context, where], env=environment,
+                      stdout=subprocess.PIPE, text=True)  # fmt: skip
 
 
 def check_orphans(context, where, folder):

@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from pipeline import command, tasks
 from pipeline.errors import DataError
 from pipeline.tasks.sweep import Result, best_of, read_results, table
+from tests import warm
 
 ROOT = Path(__file__).parent.parent
 
@@ -162,9 +162,9 @@ def test_joblib_runs_jobs_in_processes(tmp_path):
     words = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "--trust", "tests",
              "--config-dir", str(tmp_path), "dataset=mine", "transform=none", "loader=debug",
              "task=digest", "seed=1,2", "hydra.sweep.dir=sweep"]  # fmt: skip
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, str(ROOT / "run.py"), *words],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "2 jobs in sweep" in done.stdout
