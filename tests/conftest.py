@@ -32,6 +32,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    """At the end it is taken apart with the rest."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def root_logger():
     """Put the root logger back: hydra's `job_logging` gives it handlers for this test's streams."""
