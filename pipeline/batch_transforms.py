@@ -31,6 +31,7 @@ from pipeline.fetch import Batch, SampleError, hash_sample
 from pipeline.generator_states import moved, take
 from pipeline.images import warping
 from pipeline.keyed import KeyedRandom
+from pipeline.own_generators import generators_in
 
 Range = Sequence[float]
 Pair = tuple[float, float]
@@ -49,12 +50,25 @@ class BatchCompose:
 
     Attributes:
         together: rows of a global batch that have to stay on one rank.
+
+    Raises:
+        ConfigError: a step holds a generator of its own.
     """
 
     def __init__(self, steps: Mapping[str, BatchTransform | None], seed: int) -> None:
         self.steps = {name: step for name, step in steps.items() if step is not None}
         self.seed = seed
+        self._refuse_own_generators()
         self.together = math.lcm(*(getattr(step, "together", 1) for step in self.steps.values()))
+
+    def _refuse_own_generators(self) -> None:
+        """Rows of a batch have a key each, so nothing could be put into a generator of a step."""
+        found, _ = generators_in(self.steps)
+        if found:
+            raise ConfigError(
+                f"there is a generator in {' and in '.join(found)}, a transform of whole batches. "
+                "It has no key for a batch: draw from the KeyedRandom that the step is called with"
+            )
 
     def __bool__(self) -> bool:
         return bool(self.steps)

@@ -1,10 +1,11 @@
 """Request to batch: the one function that every backend runs.
 
 1. Seed the generators from the sample's key (seed, epoch, position), as long as dataset and
-   transform draw from them (pipeline/seeding.py).
+   transform draw from them (pipeline/seeding.py), and those that they hold (own_generators.py).
 2. Read the row, transform it, hash it when asked to.
 3. Collate the share, and transform it as a batch where it is to be done here.
 4. Time each stage. A bad sample ends the run, or is replaced or left out (pipeline/share.py).
+5. Of the first batch make two samples again, to see that they are the same (repeatable.py).
 
 A `Fetch` is a plain callable that can be pickled; it knows nothing of workers, ranks or devices.
 Cost beside the data's own: about 10 us a sample for seeding where something draws, 30 us a batch.
@@ -35,6 +36,8 @@ from pipeline.clock import Clock, Trace
 from pipeline.collate import Mismatch, kinds_of, plain
 from pipeline.errors import DataError
 from pipeline.images.encoded import EncodedImage
+from pipeline.isolation import ThreadRandomness, held_by_parts
+from pipeline.own_generators import OwnGenerators
 from pipeline.plan import Request
 from pipeline.randomness import (
     GLOBAL,
@@ -44,6 +47,7 @@ from pipeline.randomness import (
     sample_key_array,
     sample_keys,
 )
+from pipeline.repeatable import Again
 from pipeline.seeding import UNSEEDED, Seeding
 from pipeline.share import Share
 from pipeline.whole_batches import WholeBatches
@@ -65,6 +69,7 @@ class Batch(dict[str, Any]):
         trace: when and where, if the fetch was `traced`.
         hashes: one a row, of the sample after its transforms; None unless asked for.
         left_out: the bad samples that are not in it. Padding that is bad is not told.
+        unlike: which sample of it was another when it was made again, and why; else "".
     """
 
     def __init__(self, fields: Mapping[str, Any], request: Request, order: IntArray) -> None:
@@ -80,6 +85,7 @@ class Batch(dict[str, Any]):
         self.trace: Trace | None = None
         self.hashes: list[bytes] | None = None
         self.left_out: tuple[LeftOut, ...] = ()
+        self.unlike = ""
 
     def valid_mask(self, device: torch.device | str) -> torch.Tensor | None:
         """`valid` on `device`."""
@@ -126,6 +132,7 @@ class Fetch:
 
     Attributes:
         traced: batches say when and where they were worked on (pipeline/clock.py).
+        tried: the samples of a first batch have been made twice and compared, or need not be.
     """
 
     def __init__(
@@ -150,6 +157,9 @@ class Fetch:
         keyed = getattr(transform, "keyed", transform is None)
         self._keyed = keyed and not getattr(dataset, "draws", True)
         self._seeding = Seeding()
+        named = {f"transform.{name}": step for name, step in self._steps().items()}
+        self._own = OwnGenerators({"dataset": dataset, **named, "collate": collate})
+        self.tried = self._keyed
         self._many = hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)
 
     def __call__(self, request: Request, draws: Draws = GLOBAL) -> Batch:
@@ -163,7 +173,20 @@ class Fetch:
                 place, or rows do not fit together.
             SampleError: the dataset's, a transform's or the collate function's code failed.
         """
-        return self.work(request, self.dataset, draws)
+        return self.work(request, self.dataset, self._with_own(request.epoch, draws))
+
+    def _steps(self) -> Mapping[str, Callable[[Any], Any]]:
+        """The transforms by name."""
+        if self.transform is None:
+            return {}
+        return getattr(self.transform, "steps", {"transform": self.transform})
+
+    def _with_own(self, epoch: int, draws: Draws) -> Draws:
+        """`draws`, and the generators that dataset, transforms and collate function hold."""
+        names = [] if self._keyed else self._own.names(epoch)
+        if names and isinstance(draws, ThreadRandomness):
+            raise held_by_parts(names)
+        return self._own.beside(draws) if names else draws
 
     def dataset_of_worker(self) -> Any:
         """What `get_worker_info().dataset` is in a worker process, for `worker_init_fn`."""
@@ -186,11 +209,18 @@ class Fetch:
                 return self._worked(request, rows, draws, stand_ins)
 
         try:
-            if draws is not GLOBAL:
-                return make(draws)
-            return make(UNSEEDED) if self._keyed else self._seeding.run(make)
+            if self._keyed:
+                return make(UNSEEDED if draws is GLOBAL else draws)
+            tried = self.tried
+            batch = self._seeding.run(make) if draws is GLOBAL else make(draws)
+            if self._own.grown():  # parts may make theirs with their first sample
+                self.tried = tried
+                batch = make(self._with_own(request.epoch, draws))
         finally:
             begin_sample(None)
+        if batch.unlike and self.hashed:
+            raise SampleError(f"{batch.unlike}. A hash of it would say nothing")
+        return batch
 
     def _at_once(
         self, request: Request, rows: Any, draws: Draws, stand_ins: StandIns | None
@@ -218,6 +248,7 @@ class Fetch:
         share = Share(
             request, rows, self.dataset, self.transform, self.bad, stand_ins, self._many, draws
         )
+        again = self._again(request, rows, keys, draws)
         clock.lap("read")
         samples: list[Any] = []
         bad: dict[int, BadSampleError] = {}
@@ -236,6 +267,7 @@ class Fetch:
                 samples.append(None)
                 bad[place] = error
             clock.lap("transform")
+        unlike = again.unlike(samples, bad, hash_sample) if again is not None else ""
         board.at(board.WHOLE, board.COLLATE)
         if not bad:
             batch = self._collated(samples, request)
@@ -243,8 +275,16 @@ class Fetch:
             rest = share.without(bad, samples, keys, draws)
             batch = self._collated(rest.samples, rest.request)
             batch.places, batch.left_out = rest.places[batch.places], rest.left_out
+        batch.unlike = unlike
         clock.lap("collate")
         return self._finished(batch, clock)
+
+    def _again(self, request: Request, rows: Any, keys: list[int], draws: Draws) -> Again | None:
+        """How the first samples of a process are made again; None where that need not be tried."""
+        if self.tried or not self._own.is_foreign(request.epoch):
+            return None
+        self.tried = True
+        return Again.of(request, rows, self._many, self._steps(), keys, draws)
 
     def _finished(self, batch: Batch, clock: Clock) -> Batch:
         if self.batch_transform is not None:

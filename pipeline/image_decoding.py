@@ -346,4 +346,7 @@ def thread_safe(transform: Compose | Mapping[str, Any]) -> bool:
     """Whether all steps draw from torch alone, if at all, so that threads may run them."""
     steps = transform.steps if isinstance(transform, Compose) else transform
     ours = ("pipeline.", "torchvision.transforms.v2")
-    return all(type(step).__module__.startswith(ours) for step in steps.values())
+    return all(
+        type(step).__module__.startswith(ours) and getattr(step, "thread_safe", True)
+        for step in steps.values()
+    )

@@ -58,6 +58,15 @@ def _refusal(names: list[str]) -> SharedGeneratorError:
     )
 
 
+def held_by_parts(names: list[str]) -> SharedGeneratorError:
+    """What to raise for generators that parts hold, by where they are, of which threads share."""
+    return SharedGeneratorError(
+        f"loader.backend: there is a generator in {' and in '.join(names)}, which threads would "
+        "share, so a batch would depend on who runs when. Use loader.backend=process or "
+        "loader.backend=main, or draw with torch.rand and its kin instead"
+    )
+
+
 class ThreadRandomness(TorchFunctionMode):
     """While active, torch's draws in this thread come from a generator of this thread."""
 

@@ -9,6 +9,7 @@ batch to deliver; what workers have prefetched beyond it is simply asked for aga
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
@@ -30,6 +31,7 @@ from pipeline.workers.thread_backend import ThreadBackend
 from pipeline.world import World, has_accelerator
 
 STATE_VERSION = 1
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -121,6 +123,7 @@ class Loader:
         self._deaths = 0  # in backends that were left
         self._next = (0, 0)
         self._broken_off = False
+        self._warned = False
 
     @property
     def deaths(self) -> int:
@@ -208,6 +211,10 @@ class Loader:
     def _delivered(self, result: Batch | Failure) -> Batch:
         if isinstance(result, Failure):
             raise result.error
+        if result.unlike and not self._warned:  # every worker has tried
+            self._warned = True
+            log.warning("%s", result.unlike)
+        self.fetch.tried = True  # workers that begin later need not
         if self.world.device != "cpu" and self._transfer is None:
             began = time.perf_counter()
             result = result.to(self.world.device)

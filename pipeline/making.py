@@ -26,7 +26,8 @@ _DTYPES = {
     f"torch.{name}": getattr(torch, name)
     for name in ("uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 }
-_OURS = ("torch.", "torchvision.", "torchmetrics.", "pipeline.", "datasets.")
+_KNOWN = ("torch.", "torchvision.", "torchmetrics.", "pipeline.", "datasets.", "albumentations.",
+          "skimage.")  # fmt: skip
 
 
 def make(node: Any, key: str, supply: Supply | None = None, nested: bool = False) -> Any:
@@ -109,7 +110,7 @@ def _call(function: Any, positional: list[Any], values: dict[str, Any], key: str
     except PenstockError:
         raise
     except (TypeError, ValueError) as error:
-        if not (getattr(function, "__module__", None) or "").startswith(_OURS):
+        if not (getattr(function, "__module__", None) or "").startswith(_KNOWN):
             error.add_note(f"while building {key} ({function.__module__}.{function.__qualname__})")
             raise  # a person's own code: its traceback says more
         raise ConfigError(

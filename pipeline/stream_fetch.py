@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -205,6 +205,7 @@ class StreamFetch(Fetch):
 
     def __call__(self, request: StreamRequest, draws: Draws = GLOBAL) -> Batch | End:  # type: ignore[override]
         """The batch of `request`, or End."""
+        draws = self._with_own(request.epoch, draws)
         self._local.clock = Clock(self.traced)  # raw records are read before there are samples
         start = request.step * self.batch_size
         found = self._records(request, start, start + self.batch_size, draws)
@@ -258,6 +259,7 @@ class _Decoded:
         first: Callable[[], list[tuple[int, Any]]],
         seed: int,
     ) -> None:
+        self._stream = stream
         self._decode = getattr(stream, "decode", None)
         self._records = dict(found)
         self._numbers = [number for number, _ in found]
@@ -267,6 +269,11 @@ class _Decoded:
     def __getitem__(self, number: int) -> Any:
         record = self._records[number]
         return record if self._decode is None else self._decode(record)
+
+    def spare(self, numbers: list[int]) -> _Decoded:
+        """The same with copies of some raw records, which transforms may write into."""
+        found = [(number, deepcopy(self._records[number])) for number in numbers]
+        return _Decoded(self._stream, found, self._first, self._seed)
 
     def rows(self, request: Request, place: int) -> Iterator[int]:
         """Numbers of records to try in the place of a bad one (`bad_samples.StandIns`)."""

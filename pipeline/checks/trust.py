@@ -48,6 +48,9 @@ NEVER = frozenset(sys.stdlib_module_names) | {
     "pandas", "pipeline", "pkg_resources", "pydantic", "setuptools", "torch", "torchvision", "yaml",
 }  # fmt: skip
 
+# Albumentations and its fork ask the network for news and tell of their use, unless told not to.
+_OFFLINE = ("NO_ALBUMENTATIONS_UPDATE", "ALBUMENTATIONS_OFFLINE", "ALBUMENTATIONS_NO_TELEMETRY")
+
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 
 
@@ -121,6 +124,13 @@ _METRICS = tuple(
                  "retrieval", "segmentation", "wrappers")
 )  # fmt: skip
 
+# Functions of arrays. Not its `io` and `data`, which write files and fetch them from the network.
+_PICTURE_FUNCTIONS = tuple(
+    Rule(f"skimage.{part}", "a function of pictures", _is_function, homes=("skimage",))
+    for part in ("color", "exposure", "filters", "morphology", "restoration", "segmentation",
+                 "transform", "util")
+)  # fmt: skip
+
 RULES = (
     Rule("torch.nn", "a torch.nn.Module", _subclass("torch.nn.Module")),
     Rule(
@@ -143,6 +153,13 @@ RULES = (
     Rule("pipeline.streams", "the order of a stream", _subclass("pipeline.streams.StreamOrder")),
     Rule("pipeline.collate", "a collate class", _is_class),
     Rule("pipeline.transforms", "a transform", _is_class),
+    Rule("pipeline.array_transforms", "a transform", _is_class),
+    Rule(
+        "albumentations",
+        "a transform of Albumentations",
+        _subclass("albumentations.BasicTransform", "albumentations.BaseCompose"),
+    ),
+    *_PICTURE_FUNCTIONS,
     Rule(
         "pipeline.image_decoding",
         "a decoding transform",
@@ -310,6 +327,9 @@ def _public(module: ModuleType) -> list[str]:
 def _import(name: str) -> Any:
     if name not in sys.modules and importlib.util.find_spec(name) is None:
         raise _Refusal(f"there is no package {name!r} here; is it installed, or on PYTHONPATH?")
+    if name == "albumentations":
+        for variable in _OFFLINE:
+            os.environ.setdefault(variable, "1")
     try:
         return importlib.import_module(name)
     except Exception as error:

@@ -22,6 +22,8 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from pipeline import board
+from pipeline.isolation import ThreadRandomness, held_by_parts
+from pipeline.own_generators import OwnGenerators
 from pipeline.plan import Request
 from pipeline.randomness import GLOBAL, Draws, begin_sample, sample_keys, scope
 from pipeline.seeding import UNSEEDED, Seeding
@@ -122,6 +124,9 @@ class ItemFetch:
     batch_transform: None = None
     _seeding: Seeding = field(default_factory=Seeding, repr=False)
 
+    def __post_init__(self) -> None:
+        self._own = OwnGenerators({"dataset": self.dataset, "collate": self.collate})
+
     def __call__(self, request: Any, draws: Draws = GLOBAL) -> Made:
         try:
             return Made(request, self._made(request, draws))
@@ -136,6 +141,11 @@ class ItemFetch:
     def _made(self, request: Rows | Keys, draws: Draws) -> Any:
         if not self.keyed:
             return self._read(request, UNSEEDED)
+        own = self._own.names(request.epoch)
+        if own and isinstance(draws, ThreadRandomness):
+            raise held_by_parts(own)
+        if own:
+            return self._with_own(request)
         if draws is not GLOBAL:
             return self._read(request, draws)
         make = partial(self._read, request)
@@ -143,6 +153,16 @@ class ItemFetch:
             return self._seeding.run(make)
         with scope():  # the training loop draws from the same generators
             return self._seeding.run(make)
+
+    def _with_own(self, request: Rows | Keys) -> Any:
+        """The batch, of a dataset with generators; in this process others may draw from them."""
+        draws = self._own.beside(GLOBAL)
+        states = None if self.remote else draws.save()
+        try:
+            return self._read(request, draws)
+        finally:
+            if states is not None:
+                draws.restore(states)
 
     def _read(self, request: Rows | Keys, draws: Draws) -> Any:
         """The batch; a sample has its key where `draws` seeds."""

@@ -49,7 +49,10 @@ BEST_FOLDER = "best"  # the one link in a run's folder: to a sharded checkpoint 
 
 _LARGEST_HOLDER = 1 << 20  # bytes
 
-PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "torchmetrics", "safetensors")
+PACKAGES = (
+    "torch", "torchvision", "numpy", "hydra-core", "omegaconf", "pandas", "pillow", "scikit-image",
+    "torchmetrics", "safetensors", "albumentations",
+)  # fmt: skip
 CODE = Path(__file__).parent.parent
 
 

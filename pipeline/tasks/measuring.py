@@ -129,12 +129,13 @@ def steps_of(course: Course, batches: Generator[Batch | End], steps: int) -> lis
         asked, late = time.perf_counter(), delayed()
         for batch in batches:
             assert isinstance(batch, Batch)
-            came, late = time.perf_counter(), delayed() - late
+            so_far = delayed()
+            came, late = time.perf_counter(), so_far - late
             course.train(batch)
-            done = time.perf_counter()
+            done, starved = time.perf_counter(), delayed() - so_far
             found.append(
                 Step(*batch.request.address, len(batch.indices), asked, came, done,
-                     dict(batch.timing), batch.trace, late)
+                     dict(batch.timing), batch.trace, late, starved)
             )  # fmt: skip
             if len(found) == steps:
                 break

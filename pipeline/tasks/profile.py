@@ -88,7 +88,7 @@ def measure(
         transfer=configured.per_step().get("transfer", 0.0), busy=configured.busy(),
         unevenness=configured.unevenness(), backend=options.backend, workers=configured.workers,
         prefetch=options.prefetch_factor or 2, cores=usable_cpus(),
-        threads=course.threads_refused() is None,
+        threads=course.threads_refused() is None, starved=configured.starved,
     )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ class Step:
         stages: seconds by stage.
         trace: of the work on it.
         delayed: seconds of the waiting in which it had come, but other programs had the core.
+        starved: the same of the training: it could have computed, and had no core.
     """
 
     epoch: int
@@ -52,6 +53,7 @@ class Step:
     stages: Mapping[str, float]
     trace: Trace | None
     delayed: float = 0.0
+    starved: float = 0.0
 
     @property
     def waited(self) -> float:
@@ -118,6 +120,11 @@ class Timeline:
     def training(self) -> float:
         """Seconds of training per step."""
         return sum(step.done - step.came for step in self.steps) / len(self.steps)
+
+    @property
+    def starved(self) -> float:
+        """Seconds per step in which the training loop could have computed, and had no core."""
+        return sum(step.starved + step.delayed for step in self.steps) / len(self.steps)
 
     def per_step(self) -> dict[str, float]:
         """Seconds of work per step, by stage."""

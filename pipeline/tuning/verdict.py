@@ -1,6 +1,7 @@
 """What bounds a training run, told from a few measurements, and what to change.
 
-1. Training bounds a run that hardly waits, whatever loading costs.
+1. Training bounds a run that hardly waits, whatever loading costs; unless its steps take longer
+   than they do alone. Then the cores bound it, which workers or other programs take from it.
 2. Start-up bounds a run whose workers take long to begin beside all that they do, or whose epochs
    are so short that most waiting is for their first batches.
 3. Else the work on a batch tells, measured without workers: if it mostly waits for something but a
@@ -17,9 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Bound = Literal["training", "decoding", "reading", "collate", "transfer", "start-up", "hand-over"]
+Bound = Literal["training", "decoding", "reading", "collate", "transfer", "start-up", "hand-over",
+                "cores"]  # fmt: skip
 
 WAITS = 0.1  # share of the time waited from which on a run is not bound by its training
+SLOWED = 1.25  # times as long as alone: from here on a step is held up, by whatever
 MARGIN = 0.85  # how much of a worker's time can be counted on
 
 
@@ -43,6 +46,8 @@ class Measured:
         backend, workers, prefetch: as configured.
         cores: that this process may use.
         threads: whether the data can be loaded by threads.
+        starved: of a step as configured, what the training loop could have computed in, and had no
+            core; 0 where nobody counts it.
     """
 
     samples: float
@@ -62,6 +67,7 @@ class Measured:
     prefetch: int
     cores: int
     threads: bool
+    starved: float = 0.0
 
     @property
     def work(self) -> float:
@@ -122,6 +128,10 @@ def _only_stalls(measured: Measured) -> bool:
 
 
 def _training(measured: Measured) -> Verdict:
+    if measured.pace * (1 - measured.waited) > SLOWED * measured.ceiling or (
+        measured.waited < WAITS and measured.pace > SLOWED * measured.ceiling
+    ):
+        return _sharing(measured)
     reason = (
         f"training takes {_ms(measured.ceiling)} a batch, and the training loop waits for data "
         f"{measured.waited:.0%} of the time"
@@ -137,6 +147,33 @@ def _training(measured: Measured) -> Verdict:
             ("loader.num_workers=0",),
         )  # fmt: skip
     return Verdict("training", reason, "leave the loader as it is; make the training step faster")
+
+
+def _sharing(measured: Measured) -> Verdict:
+    """Steps take longer than alone, and not because they wait for data."""
+    step = measured.pace * (1 - measured.waited)
+    slower, lost = step - measured.ceiling, min(measured.starved, step)
+    reason = (
+        f"a training step takes {_ms(measured.ceiling)} alone and {_ms(step)} here, and the "
+        f"training loop waits for data only {measured.waited:.0%} of the time"
+    )
+    if lost > 0.3 * slower:
+        reason += f"; {_ms(lost)} of the step it could compute and had no core"
+    enough = _wanted(measured, sum(measured.computing.values()))
+    taken = 1 + measured.workers * measured.busy
+    if measured.workers > enough:
+        return Verdict("cores", reason, "workers take its cores, and fewer can keep up",
+                       (f"loader.num_workers={enough}",))  # fmt: skip
+    if measured.workers and taken > measured.cores:
+        return Verdict("cores", reason, f"training and {measured.workers} workers share "
+                       f"{measured.cores} cores: make the transforms cheaper, or keep what they "
+                       "begin with decoded", ("dataset.packed=auto",))  # fmt: skip
+    if lost > 0.3 * slower:
+        return Verdict("cores", reason, "other programs take the cores: end them, or ask for more "
+                       "cores, and profile again")  # fmt: skip
+    return Verdict("cores", reason, "loading and training are in each other's way (memory, the "
+                   "interpreter's lock, threads of torch), or other programs are: profile again on "
+                   "a quiet machine, with fewer workers or another loader.backend")  # fmt: skip
 
 
 def _starting(measured: Measured, total: float) -> Verdict:

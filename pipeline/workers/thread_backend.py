@@ -117,8 +117,10 @@ class ThreadBackend:
             with mode:
                 attempt(partial(self._fetch, draws=mode), request)
 
+        tried, self._fetch.tried = self._fetch.tried, True  # of a batch that somebody gets
         with scope(), waiting():
             probe(run)
+        self._fetch.tried = tried
 
     def close(self) -> None:
         pass
