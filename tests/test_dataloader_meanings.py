@@ -51,7 +51,7 @@ class Pickled(Dataset):
         return {}
 
 
-@pytest.mark.parametrize("method", ["spawn"])
+@pytest.mark.parametrize("method", ["forkserver"])
 def test_values_and_locks_of_multiprocessing_go_along(method):
     dataset = Counted(multiprocessing.get_context(method))
     assert everything(dataset, 3, num_workers=1, multiprocessing_context=method) == [
@@ -62,7 +62,7 @@ def test_values_and_locks_of_multiprocessing_go_along(method):
 
 def test_a_dataset_is_pickled_once_a_worker():
     Pickled.times = 0
-    everything(Pickled(), 2, num_workers=1, multiprocessing_context="spawn")
+    everything(Pickled(), 2, num_workers=1, multiprocessing_context="forkserver")
     assert Pickled.times == 1
 
 
@@ -123,7 +123,7 @@ def test_the_error_of_lost_workers_has_torchs_words(how, words, tmp_path):
 def test_a_crash_that_repeats_is_tried_twice_where_processes_are_slow_to_start(tmp_path):
     dataset = Crashing(signal.SIGSEGV, tmp_path / "pids")
     with pytest.raises(RuntimeError, match="at the same place as the one before"):
-        everything(dataset, num_workers=1, multiprocessing_context="spawn")
+        everything(dataset, num_workers=1, multiprocessing_context="forkserver")
     assert len((tmp_path / "pids").read_text().split()) == 2
 
 
