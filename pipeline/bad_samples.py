@@ -42,7 +42,8 @@ ATTEMPTS = 10  # rows that are tried in the place of a bad one
 _CONTENT = (DataError, OSError, EOFError, UnicodeError)
 _WHILE_READING = (ValueError, RuntimeError, SyntaxError)
 _CODE = (NotImplementedError, RecursionError, torch.OutOfMemoryError)
-_MACHINE = (ConnectionError, TimeoutError, ChildProcessError)
+_MACHINE = (ConnectionError, TimeoutError, ChildProcessError, MemoryError)
+_NO_MEMORY = "can't allocate memory"  # what torch's allocator says, in a plain RuntimeError
 _MACHINE_CODES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT,
                   errno.ENOBUFS, errno.ENODEV}  # fmt: skip
 # Packages whose own exceptions speak of what they decode.
@@ -211,7 +212,7 @@ class FromDataset:
 
 def is_bad(error: Exception, stage: Stage) -> bool:
     """Whether `error` says that the sample is bad, and not the code or the machine."""
-    if isinstance(error, _CODE + _MACHINE):
+    if isinstance(error, _CODE + _MACHINE) or _wants_memory(error):
         return False
     if isinstance(error, OSError) and error.errno in _MACHINE_CODES:
         return False
@@ -220,6 +221,13 @@ def is_bad(error: Exception, stage: Stage) -> bool:
     if stage == "read" and isinstance(error, _WHILE_READING):
         return True
     return _is_content(error)
+
+
+def _wants_memory(error: Exception) -> bool:
+    """Whether this process could not have more memory."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and _NO_MEMORY in str(error)
+    )
 
 
 def _is_content(error: Exception) -> bool:
@@ -255,6 +263,10 @@ def explained(
         "kind is taken for a mistake in code. If the sample is to blame, raise a "
         "pipeline.errors.DataError instead.\n"
     )  # fmt: skip
+    if _wants_memory(error):
+        hint = ("This process may have no more memory (of the machine, or ulimit -v). That is no "
+                "fault of the sample, which is never left out for it. Fewer workers, a smaller "
+                "batch or loader.prefetch_factor=1 need less.\n")  # fmt: skip
     return SampleError(
         f"{where}{path}: {stage} failed{notes} with {type(error).__name__}: {error}\n{hint}{lines}"
     )

@@ -35,7 +35,8 @@ SIGNALS = tuple(
 )
 
 # In set-up: seconds until the process leaves where the main thread has not even run a handler, as
-# it is inside a library; and where it has, for it to put away what it had begun.
+# it is inside a library; and where it has, for it to put away what it had begun,
+# or to come to the end of what it is not broken off in (`held`).
 _UNHEARD, _UNWINDING = 0.7, 5.0
 
 Item = TypeVar("Item")
@@ -83,6 +84,7 @@ class Preemption:
         self._first: tuple[str, float] | None = None
         self._raised: str | None = None
         self._waits = self._is_over = False
+        self._holds, self._held = 0, ""
         self._kept: dict[int, Any] = {}
         self._kept_fd = -1
         self._ends: tuple[socket.socket, socket.socket] | None = None
@@ -125,11 +127,14 @@ class Preemption:
     def _listen(self, ours: socket.socket) -> None:
         with ours:
             while True:
-                ours.settimeout(self._rest())
+                rest = self._rest()
+                if rest is not None and rest <= 0:
+                    self._leave(f"{self.asked}: stopped before the first step; nothing was begun")
+                ours.settimeout(rest)
                 try:
                     data = ours.recv(16)
                 except TimeoutError:
-                    self._leave(f"{self.asked}: stopped before the first step; nothing was begun")
+                    continue  # the main thread may have run its handler since
                 if not data:
                     return
                 for number in data:
@@ -140,8 +145,8 @@ class Preemption:
         """Seconds until a main thread that does not end is waited for no more."""
         if not self._at_once or self._first is None:
             return None
-        patience = _UNWINDING if self._raised else _UNHEARD
-        return max(self._first[1] + patience - time.monotonic(), 0.001)
+        patience = _UNWINDING if self._raised or self._held else _UNHEARD
+        return self._first[1] + patience - time.monotonic()
 
     def _take(self, name: str) -> None:
         now = time.monotonic()
@@ -160,6 +165,9 @@ class Preemption:
 
     def _interrupt(self, name: str) -> None:
         """Raise `Stop`, once, if the main thread is where it may be."""
+        if self._holds:
+            self._held = name
+            return
         if self._raised is None and (self._at_once or self._waits) and not self._is_over:
             self._raised, self._waits = name, False
             raise Stop(name)
@@ -188,6 +196,27 @@ def forget() -> None:
     """Take no account of what was asked so far: another job begins."""
     for one in _active:
         one._first, one._raised = None, None
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Here a signal raises nothing; a `Stop` comes at the end, if one is to come.
+
+    For short work of libraries. Broken off anywhere, their own `finally` may raise another error
+    over what is half made, which would come out in the place of `Stop`.
+    """
+    taker = _active[-1] if _active and _in_main_thread() else None
+    if taker is None:
+        yield
+        return
+    taker._holds += 1
+    try:
+        yield
+    finally:
+        taker._holds -= 1
+    if taker._held and not taker._holds:
+        name, taker._held = taker._held, ""
+        taker._interrupt(name)
 
 
 class waiting:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Protocol
@@ -204,9 +204,16 @@ def seed_global(key: int) -> None:
     `torch.default_generator` is seeded directly: `torch.manual_seed` also visits the
     accelerators and costs 100 times as much.
     """
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(key)
+    for seed in SEEDERS.values():
+        seed(key)
+
+
+# By the names that `generator_states.moved` gives; 5, 2 and 1 us.
+SEEDERS: dict[str, Callable[[int], Any]] = {
+    "random": lambda key: random.seed(key),
+    "numpy.random": lambda key: np.random.seed(key & 0xFFFFFFFF),
+    "torch": lambda key: torch.default_generator.manual_seed(key),
+}
 
 
 class _AtHand(threading.local):

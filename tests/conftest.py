@@ -1,9 +1,16 @@
 """What several test files share."""
 
+import gc
 import logging
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("any machine", deadline=None,
+                          suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +38,17 @@ def own_cache(tmp_path_factory):
 def one_thread():
     """Tests run side by side; torch's threads would only wait for each other's cores."""
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish():
+    """Leave what was imported to no more collections: they would go through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    """At the end it is taken apart with the rest."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

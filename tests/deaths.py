@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from tests import toy
+from tests import toy, warm
 
 
 class Files(toy.Pictures):
@@ -141,8 +141,8 @@ def program(context, where, folder, end):
     (Path(folder) / "temporary").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent),
                    "TMPDIR": str(Path(folder) / "temporary")}  # fmt: skip
-    return subprocess.Popen([sys.executable, script, context, where], env=environment,
-                            stdout=subprocess.PIPE, text=True)  # fmt: skip
+    return warm.start([sys.executable, script, context, where], env=environment,
+                      stdout=subprocess.PIPE, text=True)  # fmt: skip
 
 
 def check_orphans(context, where, folder):
@@ -181,12 +181,11 @@ def until(condition, seconds=60.0):
 
 
 def children():
-    """Names of this process's children, but for the helpers of multiprocessing."""
+    """Names of this process's children, but for the helpers of multiprocessing and of the tests."""
     pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     names = {(pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in pids}
-    return {
-        one for one in names if b"resource_tracker" not in one[1] and b"forkserver" not in one[1]
-    }
+    helpers = b"resource_tracker", b"forkserver", b"tests.warm_server"
+    return {one for one in names if not any(helper in one[1] for helper in helpers)}
 
 
 def files_of(pid):

@@ -32,6 +32,7 @@ from pipeline.world import World
 
 # Once for all ranks: what `fully_shard` and saving import by and by.
 IMPORTED = (torch._dynamo, hf_storage, state_dict_loader, state_dict_saver)
+PATIENCE = 100  # seconds for a checkpoint on a busy machine; ranks end after twice as many
 WORLDS = (1, 2, 4, 3)
 
 
@@ -177,7 +178,7 @@ def world(size, work, folder, store, kill=None):
     for rank in range(size):
         child = os.fork()
         if child == 0:
-            signal.alarm(60)
+            signal.alarm(2 * PATIENCE)
             os._exit(_rank(rank, size, work, folder, store))
         ranks.append(child)
     if kill is not None:
@@ -216,8 +217,10 @@ def killed(folder):
     for round_ in range(5):
         before = set(Checkpoints(folder).saved())
 
-        def later(before=before):
+        def later(before=before, round_=round_):
+            ends = time.monotonic() + PATIENCE
             while set(Checkpoints(folder).saved()) == before:
+                assert time.monotonic() < ends, f"round {round_}: no checkpoint, or its ranks died"
                 time.sleep(0.001)
             time.sleep(rng.uniform(0, 0.1))
 

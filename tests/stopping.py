@@ -13,8 +13,15 @@ import time
 from pathlib import Path
 
 import torch
+import torchmetrics.regression  # noqa: F401
 from torch.utils.data import Dataset
 
+# What every run imports is imported once, here, and not by each process that is forked.
+import pipeline.build
+import pipeline.metrics
+import pipeline.models
+import pipeline.tasks.fit
+import pipeline.tasks.sweep  # noqa: F401
 from pipeline import command
 from pipeline.saving import checkpoint
 

@@ -373,7 +373,7 @@ NEVER = [
     raising(torch.OutOfMemoryError("no")), raising(OSError(errno.EMFILE, "too many open files")),
     raising(OSError(errno.ENOSPC, "full")), raising(ConnectionResetError(104, "reset")),
     raising(TimeoutError("slow")), raising(ConfigError("no")), raising(SampleError("no")),
-    raising(UnreachableError("no answer")),
+    raising(UnreachableError("no answer")), lambda _: torch.empty(1 << 50),
 ]  # fmt: skip
 
 
@@ -389,6 +389,15 @@ def test_which_errors_are_a_samples(fail, reading, transforming, tmp_path):
         fail(tmp_path)
     assert is_bad(caught.value, "read") is reading
     assert is_bad(caught.value, "transform") is transforming
+
+
+@pytest.mark.parametrize("large", [lambda sample: bytearray(1 << 60),
+                                   lambda sample: torch.empty(1 << 50)])  # fmt: skip
+def test_memory_that_is_not_there_is_no_fault_of_a_sample(large):
+    fetch = Fetch(toy.Pictures(), large, Stack(), 0, bad=rule("skip", {}, Sequential(40), 40, 0))
+    with pytest.raises(SampleError, match=r"sample 0 .*\n.*have no more memory .*ulimit -v") as e:
+        fetch(Plan(Sequential(40), 8).request(0, 0))
+    assert "mistake in code" not in str(e.value)
 
 
 class Misspelt:

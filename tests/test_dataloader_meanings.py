@@ -51,7 +51,7 @@ class Pickled(Dataset):
         return {}
 
 
-@pytest.mark.parametrize("method", ["spawn"])
+@pytest.mark.parametrize("method", ["forkserver"])
 def test_values_and_locks_of_multiprocessing_go_along(method):
     dataset = Counted(multiprocessing.get_context(method))
     assert everything(dataset, 3, num_workers=1, multiprocessing_context=method) == [
@@ -62,7 +62,7 @@ def test_values_and_locks_of_multiprocessing_go_along(method):
 
 def test_a_dataset_is_pickled_once_a_worker():
     Pickled.times = 0
-    everything(Pickled(), 2, num_workers=1, multiprocessing_context="spawn")
+    everything(Pickled(), 2, num_workers=1, multiprocessing_context="forkserver")
     assert Pickled.times == 1
 
 
@@ -79,9 +79,14 @@ def test_what_cannot_be_pickled_is_named_when_it_is_to_be_sent():
 # Time, deaths and lengths.
 
 
-def test_timeout_is_torchs():
-    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.5 seconds"):
-        everything(Sleeping(), num_workers=1, timeout=0.5)
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_timeout_is_torchs(backend):
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.5 seconds") as raised:
+        everything(Sleeping(), num_workers=1, timeout=0.5, backend=backend)
+    if backend == "thread":
+        said = str(raised.value)
+        assert "loader thread penstock-loader-0 has made no batch in 0.5 s (timeout)" in said
+        assert "in __getitem__" in said
     with pytest.raises(ValueError, match="worker_timeout=-1"):
         DataLoader(Squares(), worker_timeout=-1)
 
@@ -118,7 +123,7 @@ def test_the_error_of_lost_workers_has_torchs_words(how, words, tmp_path):
 def test_a_crash_that_repeats_is_tried_twice_where_processes_are_slow_to_start(tmp_path):
     dataset = Crashing(signal.SIGSEGV, tmp_path / "pids")
     with pytest.raises(RuntimeError, match="at the same place as the one before"):
-        everything(dataset, num_workers=1, multiprocessing_context="spawn")
+        everything(dataset, num_workers=1, multiprocessing_context="forkserver")
     assert len((tmp_path / "pids").read_text().split()) == 2
 
 
@@ -205,7 +210,27 @@ class Sometimes(Squares):
         return row, self.how() if row in self.rows else 0.0
 
 
+class Always(Sometimes):
+    """Is known to draw from its first row on, by draws that change nothing else."""
+
+    def __getitem__(self, row):
+        found = super().__getitem__(row)
+        random.random(), np.random.rand(), torch.rand(())
+        return found
+
+
+def after_each_other():
+    """Whether it draws from the second and the third generator depends on the first."""
+    first = torch.rand(()).item()
+    second = np.random.rand() if first < 0.5 else 0.0
+    return first + 10 * second + (100 * random.random() if second > 0.5 else 0.0)
+
+
 HOW = {
+    "one after the other": after_each_other,
+    "numpy's state": lambda: float(np.random.get_state()[1].sum()),
+    "random's state": lambda: sum(random.getstate()[1]),
+    "torch's state": lambda: torch.get_rng_state().sum().item(),
     "random": random.random, "gauss": lambda: random.gauss(0, 1),
     "numpy": np.random.rand, "normal": np.random.randn,
     "all words": lambda: float(np.random.rand(312).sum()),  # as many as numpy keeps: 624
@@ -214,20 +239,9 @@ HOW = {
 }  # fmt: skip
 
 
-class Always(Sometimes):
-    """Is known to draw from its first row on, by a draw that changes nothing else."""
-
-    def __getitem__(self, row):
-        found = super().__getitem__(row)
-        random.random()
-        return found
-
-
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("rows", [(), (0, 5, 9), (13,), (23,)])
 def test_draws_are_found_wherever_they_begin(how, rows):
-    if how == "seed" and 0 not in rows:
-        pytest.skip("asking for a seed is noticed in the first batch")
     after = []
     batches = []
     for kind in (Sometimes, Always):
@@ -258,6 +272,17 @@ def test_a_batch_that_draws_nothing_seeds_nothing():
     assert moved(states[1]) == ["random"]
     put_back(states[1])
     assert moved(states[1]) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "name"), [("random", "random"), ("normal", "numpy.random"), ("torch", "torch")]
+)
+def test_what_draws_from_one_generator_seeds_that_one(how, name):
+    fetch = ItemFetch(Sometimes(range(24), HOW[how]), list, True, True)
+    fetch(Keys(0, 0, 0, [1, 2], 5))
+    before = take()
+    fetch(Keys(0, 1, 2, [3, 4], 5))
+    assert moved(before) == [name]
 
 
 def test_states_of_generators_are_taken_and_put_back_exactly():

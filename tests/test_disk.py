@@ -16,6 +16,7 @@ import pytest
 
 from pipeline.saving import checkpoint, disk
 from pipeline.saving.disk import DiskError, Hold, cut, remove_leftovers, replacing, write_atomically
+from tests import warm
 
 ROOT = Path(__file__).parent.parent
 MOUNT = "mount -t tmpfs -o size=400k none {folder}"
@@ -23,10 +24,11 @@ MOUNT = "mount -t tmpfs -o size=400k none {folder}"
 
 def writer(name, folder, before=""):
     """Run a process of tests/writers.py; `before` is a shell command that makes a disk for it."""
-    command = shlex.join([sys.executable, "-m", "tests.writers", name, str(folder)])
-    words = ["sh", "-c", f"{before} && {command}" if before else command]
-    words = ["unshare", "-rm", *words] if before else words
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    words, run = [sys.executable, "-m", "tests.writers", name, str(folder)], warm.run
+    if before:
+        words = ["unshare", "-rm", "sh", "-c", f"{before} && {shlex.join(words)}"]
+        run = subprocess.run
+    done = run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -3,13 +3,13 @@
 import os
 import re
 import shlex
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import yaml
 
+from tests import warm
 from tests.program import ROOT, run
 
 PROGRAM = shlex.join([sys.executable, str(ROOT / "run.py")])
@@ -49,9 +49,7 @@ def test_the_own_dataset_page(birds):
     outputs = []
     for line in commands.splitlines():
         words = shlex.split(line.replace("python run.py", PROGRAM))
-        done = subprocess.run(
-            words, cwd=birds, env=environment, capture_output=True, text=True, check=False
-        )
+        done = warm.run(words, cwd=birds, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout)
     assert outputs[0].splitlines()[-1].startswith("total ")
@@ -59,9 +57,9 @@ def test_the_own_dataset_page(birds):
     *_, notebook, alone = blocks("own_dataset.md", "python")
     environment |= {"PYTHONPATH": f".:{ROOT}", "PENSTOCK_TRUST": "birds"}
     for code in (notebook + "print(sorted(batch))", alone):
-        done = subprocess.run(
+        done = warm.run(
             [sys.executable, "-c", code],
-            cwd=birds, env=environment, capture_output=True, text=True, check=False,
+            cwd=birds, env=environment, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout)
@@ -76,9 +74,9 @@ def test_the_transforms_page(tmp_path):
     program = shlex.split(command.replace("python run.py", PROGRAM))
     outputs = []
     for words in ([sys.executable, "-c", shown], [*program, "dataset.count=80"]):
-        done = subprocess.run(
+        done = warm.run(
             words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": f".:{ROOT}"},
-            capture_output=True, text=True, check=False,
+            capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout.splitlines())
@@ -90,19 +88,19 @@ def test_the_table_of_streams():
     (shown,) = blocks("streams.md", "text")
     command, _, expected = shown.partition("\n")
     assert command == "$ python docs/examples/stream_table.py"
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "docs/examples/stream_table.py"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
+        cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout == expected, done.stderr
 
 
 def test_untrusted_code_is_refused(birds):
     words = shlex.split(f"{PROGRAM} --config-dir birds/conf dataset=birds")
-    done = subprocess.run(
+    done = warm.run(
         [*words, "dataset.root=recordings", "task=digest"],
         cwd=birds, env={**os.environ, "PYTHONPATH": "."},
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2
     assert re.search(r"dataset\._target_.*birds.*--trust birds", done.stderr)

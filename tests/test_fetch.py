@@ -17,6 +17,7 @@ from pipeline.fetch import Batch, Fetch, SampleError, batch_hash, hash_sample
 from pipeline.generator_states import moved, take
 from pipeline.loader import Loader
 from pipeline.plan import Plan
+from pipeline.randomness import SEEDERS
 from pipeline.samplers import Random, Sequential
 from pipeline.workers.backends import LoaderOptions
 from tests import toy
@@ -225,11 +226,11 @@ class DrawsAt(toy.Pictures):
 def test_what_draws_is_found_out_and_changes_no_batch(rows, options):
     plan = Plan(Sequential(40), 8)
     fetches = [Fetch(DrawsAt(rows), None, Stack(), seed=0, hashed=True) for _ in range(2)]
-    fetches[0]._seeding.draws = True
+    fetches[0]._seeding.know(SEEDERS)
     before = take()
     expected = [toy.hashes(Loader(plan, fetches[0], LoaderOptions()), epoch) for epoch in (0, 1)]
     with Loader(plan, fetches[1], options) as loader:
         assert [toy.hashes(loader, epoch) for epoch in (0, 1)] == expected
     assert moved(before) == []
     if options.backend == "main":
-        assert fetches[1]._seeding.draws == bool(rows)
+        assert fetches[1]._seeding.names == (set(SEEDERS) if rows else set())

@@ -233,7 +233,7 @@ TEXTS = {
     "tensor": ('{"model": {"w": {"$tensor": "nowhere"}}}', "nowhere"),
     "float": ('{"model": {"$float": "1' + "0" * 10_000_000 + '"}}', "is no number"),
     "unhashable": ('{"$dict": [[[1], 2]]}', "unhashable"),
-    "keys": ("{" + ",".join(f'"k{i}": {i}' for i in range(10**6)) + "}", "loader is missing"),
+    "keys": ("{" + ",".join(f'"k{i}": {i}' for i in range(10**5)) + "}", "loader is missing"),
 }
 STATES = {
     "loader/epoch": [-5, 10**30, None, "1", True, 1.5, DELETED],

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ from pipeline.ranks import launch
 from pipeline.ranks.group import join
 from pipeline.ranks.meeting import announced
 from pipeline.world import from_environment
-from tests import listening
+from tests import listening, warm
 from tests.program import ROOT
 from tests.test_group import free_port
 
@@ -31,7 +30,7 @@ def watched(process, seconds=120):
         assert time.monotonic() < until, "the run never ended"
         for pid in listening.tree(process.pid):
             found |= listening.addresses(pid)
-        time.sleep(0.005)
+        time.sleep(0.02)  # a look at a tree of processes takes as long
     return found
 
 
@@ -43,7 +42,7 @@ def test_a_run_of_two_ranks_listens_on_loopback_only(strategy, tmp_path):
                f"run_dir={tmp_path}/run", f"dataset.root={tmp_path}/data"]  # fmt: skip
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0"}  # a cluster's profile sets that
     with (tmp_path / "output").open("w+") as output:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+        process = warm.start(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
         try:
             found = watched(process)
         finally:

@@ -25,6 +25,7 @@ from pipeline.packs.packing import pack
 from pipeline.packs.recipe import Recipe
 from pipeline.workers.backends import LoaderOptions
 from pipeline.world import World
+from tests import warm
 from tests.face_folder import write_faces
 from tests.packs import Changing, Drawing, Everything, Large, write_images
 from tests.program import ROOT, run
@@ -38,7 +39,7 @@ def started(*arguments):
     Unbuffered, since a buffer that read on would keep the next line from `communicate`.
     """
     command = [sys.executable, "-m", "tests.packs", *map(str, arguments)]
-    process = subprocess.Popen(
+    process = warm.start(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
         start_new_session=True,
     )  # fmt: skip
@@ -142,7 +143,7 @@ def test_a_full_disk_is_said_and_nothing_remains(tmp_path):
         "try:\n    pack(Large(8), 'train', Recipe(), sys.argv[1], options=options)\n"
         "except DataError as error:\n    print(error)\n"
     )
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
         check=True,
     )  # fmt: skip

@@ -262,8 +262,8 @@ def test_a_run_over_its_budget_ends_with_code_3(images, budget, allowed, capsys)
 
 def test_the_same_digest_for_any_workers(images, capsys):
     outs = set()
-    for more in (["loader=debug"], ["loader.num_workers=2"],
-                 ["loader.num_workers=1", "loader.multiprocessing_context=spawn"]):  # fmt: skip
+    sent = ["loader.num_workers=1", "loader.multiprocessing_context=forkserver"]
+    for more in (["loader=debug"], ["loader.num_workers=2"], sent):
         outcome = run(capsys, "task=digest", "dataset=image_folder", images, "batch.size=6", *more,
                       "bad_samples.on_error=substitute", "bad_samples.budget=0.2")  # fmt: skip
         assert outcome.code == 0, outcome.err
@@ -276,8 +276,8 @@ def test_a_sampler_of_torchs_travels_to_workers(images, capsys):
               "sampler._target_=torch.utils.data.RandomSampler", "+sampler.replacement=true",
               "bad_samples.on_error=substitute", "bad_samples.budget=0.3"]  # fmt: skip
     outs = set()
-    for more in (["loader=debug"],
-                 ["loader.num_workers=1", "loader.multiprocessing_context=spawn"]):  # fmt: skip
+    sent = ["loader.num_workers=1", "loader.multiprocessing_context=forkserver"]
+    for more in (["loader=debug"], sent):
         outcome = run(capsys, *common, *more)
         assert outcome.code == 0, outcome.err
         outs.add(outcome.out)

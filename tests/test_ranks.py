@@ -1,16 +1,49 @@
-"""Real ranks (torchrun, gloo): the same batches, losses and metrics for any number of them."""
+"""Real ranks (gloo): the same batches, losses and metrics for any number of them."""
 
 import json
 import math
+import os
 import subprocess
 import sys
 
 import pytest
 
+from tests import warm
 from tests.program import ROOT
-from tests.ranks import CASES, LEG_STEPS, LEGS, LENGTHS, ORDER_OF_WORLDS, SIZES
+from tests.ranks import ALL, CASES, LEG_STEPS, LEGS, LENGTHS, ORDER_OF_WORLDS, SIZES
+from tests.test_group import free_port
 
 MANY = [size for size in ORDER_OF_WORLDS if size > 1]
+
+
+def launch(size, *words):
+    """Run ranks through torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+               f"--nproc-per-node={size}", *words]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-6000:]
+
+
+def start(size, *words):
+    """Run ranks with the environment that torchrun gives them, without waiting for its imports."""
+    port = str(free_port())
+    ranks = [
+        warm.start(
+            [sys.executable, *words], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+                "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            },
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    try:
+        for rank in ranks:
+            _, err = rank.communicate(timeout=240)
+            assert rank.returncode == 0, err[-6000:]
+    finally:
+        for rank in ranks:
+            rank.kill()
 
 
 @pytest.fixture(scope="module")
@@ -18,10 +51,7 @@ def found(tmp_path_factory):
     """By world size, what rank 0 has seen; each world goes on with what the one before left."""
     folder = tmp_path_factory.mktemp("ranks")
     for size in ORDER_OF_WORLDS:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                   f"--nproc-per-node={size}", "-m", "tests.ranks", str(folder)]  # fmt: skip
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr[-6000:]
+        (launch if ALL else start)(size, "-m", "tests.ranks", str(folder))
     return {size: json.loads((folder / f"{size}.json").read_text()) for size in ORDER_OF_WORLDS}
 
 

@@ -344,7 +344,7 @@ def test_no_worker_outlives_the_main_process(context, where, tmp_path):
 
 def test_a_program_ends_although_a_worker_is_stopped(tmp_path):
     with deaths.program("fork", "main", tmp_path, "os.kill(pids[0], signal.SIGSTOP)") as main:
-        assert main.wait(60) == 0
+        assert main.wait(240) == 0
 
 
 def test_what_the_board_says_is_where_an_executor_stands():

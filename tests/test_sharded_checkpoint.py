@@ -4,7 +4,6 @@ import json
 import pickle
 import random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 
 from pipeline.saving import checkpoint
 from pipeline.saving.checkpoint import CheckpointError, Checkpoints
+from tests import warm
 from tests.shards import network, state_of, step
 
 ROOT = Path(__file__).parent.parent
@@ -22,9 +22,9 @@ ROOT = Path(__file__).parent.parent
 def ran(tmp_path_factory):
     """The folder in which worlds of 1, 2, 4 and 3 ranks have followed each other."""
     folder = tmp_path_factory.mktemp("shards")
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "tests.shards", str(folder)],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder

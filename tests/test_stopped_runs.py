@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pipeline.saving import checkpoint
+from tests import warm
 from tests.program import ROOT, run
 
 SMALL = (
@@ -27,8 +28,8 @@ def start(folder, *more, ranks=0):
     command = [sys.executable, "run.py", *SMALL, *many, f"run_dir={folder}",
                f"cache_dir={folder.parent}/cache", *more]  # fmt: skip
     # A group of its own, so that what a test sends it does not reach the tests.
-    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
+    return warm.start(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                      start_new_session=True)  # fmt: skip
 
 
 def wait_for_steps(folder, count, process, seconds=90):

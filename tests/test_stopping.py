@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from pipeline import preemption
+from pipeline.checks.composition import Composer
 from pipeline.learner import Learner, Options
-from pipeline.preemption import Preemption, Stop, in_turns, waiting
+from pipeline.preemption import Preemption, Stop, held, in_turns, waiting
 from pipeline.ranks.group import Group
 from tests.resuming import Case
 from tests.stopping import Runs, ended, stop
@@ -108,7 +109,7 @@ def test_set_up_ends_before_anything_is_begun(number, tmp_path):
     assert codes == [75], runs.log.read_text()
     assert seconds < SOON
     text = f"{number.name}: stopped before the first step; nothing was begun\n"
-    assert runs.log.read_text() == text
+    assert runs.log.read_text().endswith(text)
     assert not runs.run.exists()
 
 
@@ -149,6 +150,40 @@ def test_data_code_that_catches_every_exception_does_not_keep_a_run():
         assert preemption.asked == "SIGUSR1"
         with pytest.raises(Stop), waiting():  # also where it was asked before
             pytest.fail("this is not waited for")
+
+
+def test_a_configuration_is_composed_to_its_end_before_a_stop():
+    """What libraries make of a `Stop` in their midst can be an error of another kind."""
+    done = []
+
+    class Asked(Composer):
+        def _is_choice(self, override):  # in the midst of it
+            if not done:  # a second signal leaves at once
+                signal.raise_signal(signal.SIGTERM)
+            done.append(override)
+            return super()._is_choice(override)
+
+    composer = Asked(None, "config", None)
+    overrides, _ = composer.parse(["seed=3"])
+    with pytest.raises(Stop), Preemption(at_once=True):
+        composer.compose(overrides)
+    assert done
+
+
+def test_a_held_stop_comes_at_the_end():
+    done = []
+
+    def work():
+        with held():
+            with held():
+                signal.raise_signal(signal.SIGTERM)
+                done.append("inner")
+            done.append("outer")
+        done.append("never")
+
+    with pytest.raises(Stop), Preemption(at_once=True):
+        work()
+    assert done == ["inner", "outer"]
 
 
 def test_what_is_stopped_at_once_is_told_of_once():

@@ -30,6 +30,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
+from pipeline import preemption
 from pipeline.checks import environment, hydra_section, step_order, unknown_keys, whole_nodes
 from pipeline.checks.hydra_loader import JOB_NAME, Kept, Loader, not_set
 from pipeline.disclosure import Plain
@@ -122,6 +123,7 @@ class Composer:
                 problems.append(Problem(line, f"cannot be parsed as key=value: {reason}"))
         return overrides, problems
 
+    @preemption.held()
     def compose(self, overrides: Sequence[Override], multirun: bool = False) -> Composed:
         """One configuration, without sweeps; `multirun` if it is what a sweep starts from."""
         composed = Composed()

@@ -31,6 +31,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline import preemption
 from pipeline.checks import hydra_section, whole_nodes
 from pipeline.errors import ConfigError, Problem
 
@@ -124,6 +125,7 @@ class CheckedLoader(Loader):
         super().__init__(config_search_path)
         self._kept = kept
 
+    @preemption.held()
     def load_configuration(
         self,
         config_name: str | None,

@@ -77,7 +77,12 @@ class ThreadBackend:
 
     def _next_done(self, pool: _Pool, pending: deque[Future[Any]]) -> Future[Any]:
         waited_for = [pending[0]] if self._options.in_order else list(pending)
-        while not (done := self._done(waited_for)):
+        began, limit = time.monotonic(), self._options.batch_timeout
+        while not (done := self._done(waited_for, limit)):
+            if limit and time.monotonic() - began >= limit:
+                # torch's words, which programs look for
+                report = "\n".join(one.report(self._fetch.dataset) for one in pool.given_up(limit))
+                raise RuntimeError(f"DataLoader timed out after {limit} seconds\n{report}")
             hanging = pool.hanging()
             if hanging is not None:
                 raise WorkerError(
@@ -88,9 +93,9 @@ class ThreadBackend:
         pending.remove(future)
         return future
 
-    def _done(self, futures: list[Future[Any]]) -> set[Future[Any]]:
+    def _done(self, futures: list[Future[Any]], limit: float) -> set[Future[Any]]:
         with waiting():
-            return wait(futures, _POLL, return_when=FIRST_COMPLETED).done
+            return wait(futures, min(limit or _POLL, _POLL), return_when=FIRST_COMPLETED).done
 
     def _one(self, request: Asked, watch: Watch, helpers: int = 1) -> Result:
         with ThreadRandomness() as mode, hands.lent(helpers):
@@ -152,6 +157,13 @@ class _Pool:
         passed, self._looked = min(now - self._looked, 2 * _POLL), now
         return next((thread for thread in self._threads if thread.hangs(passed)), None)
 
+    def given_up(self, limit: float) -> list[Death]:
+        """What is to be said of the threads that work, which nobody waits for any more."""
+        busy = [thread for thread in self._threads if thread.works]
+        for thread in busy:
+            thread.gave_up = True
+        return [thread.death(f"has made no batch in {limit:g} s (timeout)") for thread in busy]
+
     def close(self) -> None:
         """Drop what was not begun, and wait for what was, unless it hangs or the run shall stop."""
         try:
@@ -209,10 +221,14 @@ class _Thread(threading.Thread):
         self.gave_up = bool(self._limit) and self._silent >= self._limit
         return self.gave_up
 
-    def death(self) -> Death:
-        """What is to be said of it when it hangs."""
+    @property
+    def works(self) -> bool:
+        return self._request is not None
+
+    def death(self, how: str = "") -> Death:
+        """What is to be said of it when it hangs, or when `how` is all that is known."""
         frame = sys._current_frames().get(self.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame else ""
         held = [] if self._request is None else [self._request]
-        how = f"gave no sign of life for {self._limit:g} s (loader.timeout)"
+        how = how or f"gave no sign of life for {self._limit:g} s (loader.timeout)"
         return Death(f"loader thread {self.name}", how, board.look(self._cell), held, stack)

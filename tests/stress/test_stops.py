@@ -106,5 +106,8 @@ def test_stops_of_sweeps(backend, ranks, tmp_path):
 def tell(what, times):
     ordered = sorted(times)
     middle, longest = ordered[len(ordered) // 2], ordered[-1]
-    print(f"\n{what}: {len(times)} stops, {middle:.2f} s in the middle, {longest:.2f} s at most")
+    print(
+        f"\n{what}: {len(times)} stops and exact resumes, {middle:.2f} s in the middle, "
+        f"{longest:.2f} s at most; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    )
     assert middle < 1

@@ -1,0 +1,177 @@
+"""The process from which tests/warm.py starts programs.
+
+test -- socket: command, descriptors --> server, which has imported everything
+                                           | fork
+                                         keeper, which waits and reports the exit code
+                                           | fork
+                                         program
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import pkgutil
+import signal
+import socket
+import sys
+import threading
+import types
+from pathlib import Path
+
+# What runs import when they get there, beside all modules of `pipeline` and `datasets`.
+LATE = (
+    "hydra.main", "hydra._internal.core_plugins.basic_launcher", "matplotlib.pyplot", "numpy",
+    "PIL.ImageFont", "pytest", "torch.distributed.elastic.multiprocessing.api",
+    "torch.distributed.fsdp", "torch.distributed.launcher.api", "torch.nn.parallel",
+    "torch.utils.tensorboard", "torchmetrics", "torchvision.models", "rich.console", "rich.table",
+    "matplotlib.backends.backend_agg", "multiprocessing.sharedctypes", "PIL.JpegImagePlugin",
+)  # fmt: skip
+BASE = sys.path[1:]  # without the folder of `-m`, and PYTHONPATH is not set
+
+
+def main(connection):
+    """Fork a program for each request; returns in the program only, with what it asks for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the tests and programs
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers vanish by themselves
+    import_everything()
+    gc.freeze()  # a collection in a program would copy every page
+    threads = list(Path("/proc/self/task").iterdir())
+    assert len(threads) == 1, f"a process of {len(threads)} threads cannot be forked safely"
+    while True:
+        size, descriptors, _, _ = socket.recv_fds(connection, 4, 4)
+        if not size:
+            os._exit(0)
+        request = json.loads(connection.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
+        if os.fork() == 0:
+            connection.close()
+            *streams, report = descriptors
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            keep(streams, report)
+            become(request, streams, report)
+            return request
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def import_everything():
+    import datasets
+    import pipeline
+
+    found = [
+        module.name for package in (pipeline, datasets)
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    ]  # fmt: skip
+    for name in (*LATE, *found):
+        with contextlib.suppress(ImportError):  # an optional library, which tests skip too
+            importlib.import_module(name)
+
+
+def keep(streams, report):
+    """Fork once more: the child returns, and the parent waits for it and reports."""
+    program = os.fork()
+    if program == 0:
+        return
+    for stream in streams:
+        os.close(stream)
+    code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+    with contextlib.suppress(BrokenPipeError):  # the test has ended
+        os.write(report, json.dumps({"code": code}).encode() + b"\n")
+    os._exit(0)
+
+
+def become(request, streams, report):
+    """Take on what a program finds when it starts."""
+    try:
+        if request["start_new_session"]:
+            os.setsid()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        os.chdir(request["cwd"])
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        said = {"pid": os.getpid()}
+    except OSError as error:
+        said = {"error": str(error)}
+    os.write(report, json.dumps(said).encode() + b"\n")
+    for descriptor in {*streams, report} - {0, 1, 2}:
+        os.close(descriptor)
+    if "error" in said:
+        os._exit(1)
+    import numpy as np
+
+    np.random.seed()  # a fork has the draws of its parent
+
+
+def prepare(words):
+    """`sys.argv`, `sys.path` and `__main__` for the words after `python`; the code to run."""
+    option, *rest = words
+    program = types.ModuleType("__main__")
+    program.__builtins__ = __builtins__
+    if option == "-c":
+        first, path, code = "", "<string>", rest[0]
+        sys.argv = ["-c", *rest[1:]]
+    elif option == "-m":
+        first = str(Path.cwd())
+    else:
+        path = str(Path(option).absolute())
+        first, code = str(Path(path).resolve().parent), Path(path).read_bytes()
+        program.__file__ = path
+        sys.argv = words
+    given = os.environ.get("PYTHONPATH", "")
+    folders = [str(Path(folder).absolute()) for folder in given.split(os.pathsep) if folder]
+    sys.path[:] = [first, *folders, *BASE]
+    importlib.invalidate_caches()
+    if option == "-m":
+        spec = importlib.util.find_spec(rest[0])
+        path, code = spec.origin, spec.loader.get_source(rest[0])
+        program.__spec__, program.__package__, program.__file__ = spec, spec.parent, path
+        sys.argv = [path, *rest[1:]]
+    sys.orig_argv = [sys.executable, *words]
+    sys.modules["__main__"] = program
+    return compile(code, path, "exec", dont_inherit=True), program.__dict__
+
+
+def run(code, variables):
+    """Run it and end as the interpreter does, except that nothing is taken apart.
+
+    To free some 100,000 objects of modules, which a fork has to copy for that, takes a second.
+    """
+    status = 0
+    try:
+        exec(code, variables)
+    except SystemExit as error:
+        status = exit_status(error.code)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 1
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            status = -signal.SIGINT
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        status = status or 120
+    if status < 0:
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def exit_status(given):
+    if given is None:
+        return 0
+    if isinstance(given, int):
+        return given & 0xFF
+    print(given, file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    run(*prepare(main(socket.socket(fileno=int(sys.argv[1])))["words"]))
