@@ -153,6 +153,12 @@ def test_later_words_change_what_earlier_ones_replaced():
     assert config.optimizer == {"_target_": "torch.optim.Adam"}
 
 
+def test_a_key_that_is_null_can_be_left_out():
+    config = pipeline.compose("~dataset.root", "~transform.train.crop", "task=digest")
+    assert "root" not in config.dataset
+    assert "crop" not in config.transform.train
+
+
 def test_hydra_composes_what_preflight_checked(capsys, tmp_path, monkeypatch, experiment):
     """`--cfg job` is hydra's own composition, through the loader that it uses for a run."""
     monkeypatch.chdir(tmp_path)

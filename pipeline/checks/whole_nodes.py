@@ -38,12 +38,16 @@ def apply(overrides: Sequence[Override], config: DictConfig) -> None:
     """Apply overrides to a composed configuration: hydra's own way, with whole nodes."""
     for one in overrides:
         value = one.value()
-        if isinstance(value, dict) and not one.is_delete() and one.package is None:
-            where, _, name = one.key_or_group.rpartition(".")
-            node = OmegaConf.select(config, where, throw_on_resolution_failure=False)
-            node = node if where else config
-            if isinstance(node, DictConfig) and name in node and not _is_hydras(one):
-                make_way(node, OmegaConf.create({name: value}))
+        where, _, name = str(one.key_or_group).rpartition(".")
+        node = OmegaConf.select(config, where, throw_on_resolution_failure=False)
+        node = node if where else config
+        known = isinstance(node, DictConfig) and name in node and not _is_hydras(one)
+        if known and one.is_delete() and value is None and _raw(node, name)._is_none():
+            with open_dict(node):  # hydra takes a key that is null for none at all
+                del node[name]
+            continue
+        if known and isinstance(value, dict) and not one.is_delete() and one.package is None:
+            make_way(node, OmegaConf.create({name: value}))
         _hydras_own([one], config)
 
 
