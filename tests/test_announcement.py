@@ -117,7 +117,7 @@ def test_a_run_is_composed_once_and_goes_where_it_said(compositions, monkeypatch
 def test_a_look_is_composed_once(compositions, capsys):
     assert command.main(["--cfg", "job", "seed=3"]) == 0
     assert compositions == [["seed=3"]]
-    assert "seed: 3\n" in capsys.readouterr().out
+    assert "\nseed: 3 " in capsys.readouterr().out
 
 
 LINES = [

@@ -146,7 +146,7 @@ def test_replay_is_the_batch_that_workers_made(faces, capsys, tmp_path):
 
 
 def test_samples_can_be_handed_through_one_by_one(faces, capsys):
-    """`batch.size: null` turns batching off, as batch_size=None does in torch."""
+    """`batch.size: null` makes a batch of one of each sample."""
     from pipeline import build_train_loader, compose
 
     one_by_one = [*faces, "batch.size=null"]
@@ -154,8 +154,8 @@ def test_samples_can_be_handed_through_one_by_one(faces, capsys):
     assert len(expected.hashes) == 48
     assert run(capsys, "task=digest", *one_by_one, "loader.num_workers=2").out == expected.out
     sample = next(iter(build_train_loader(compose(*one_by_one, *IN_MAIN))))
-    assert sample["image"].shape == (3, 64, 64)
-    assert sample["landmarks"].shape == (68, 2)
+    assert sample["image"].shape == (1, 3, 64, 64)
+    assert sample["landmarks"].shape == (1, 68, 2)
 
 
 def test_replay_of_a_stream(faces, capsys, tmp_path):

@@ -242,7 +242,7 @@ def test_a_run_ends_with_its_exit_code(capsys, tmp_path, monkeypatch):
     with serving(deeper) as (address, _):
         outcome = run(capsys, "dataset=image_folder", f"dataset.root={address}/d", "task=digest")
         assert outcome.code == 3
-        assert outcome.err.count("\n") == 1
+        assert outcome.err.count("\n") == 2, "what will be done, and what is wrong"
     with serving(wider) as (address, _):
         outcome = run(capsys, "dataset=image_folder", f"dataset.root={address}/d", "task=digest",
                       "limits.files=50")  # fmt: skip

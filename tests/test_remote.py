@@ -237,7 +237,7 @@ def test_a_store_that_stays_away_ends_the_run_with_one_message(data, tmp_path):
     running.join(60)
     assert running.exitcode == 3
     err = (tmp_path / "run.err").read_text()
-    notice, error = err.splitlines()
+    _, notice, error = err.splitlines()  # the first says what will be done
     assert notice.startswith("notice: requests go to http://127.0.0.1:")
     assert error.startswith("error: ")
     for part in ("s3://data/insects/train/", "3 attempts in", "connection refused",

@@ -135,7 +135,7 @@ def test_two_tasks_train_one_run(tmp_path):
     ]  # fmt: skip
     said = [task.communicate(timeout=240)[1] for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0], said
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "run"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["sessions"][0]["world"] == 2
 
