@@ -189,6 +189,8 @@ def world(size, work, folder, store, kill=None):
 
 
 def _rank(rank, size, work, folder, store):
+    # torch makes its pool of threads anew after a fork; when two threads are first, one fails.
+    torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=size)
         found = work(folder, Group(World(rank, size), dist.new_group(backend="gloo")))

@@ -103,8 +103,10 @@ def become(request, streams, report):
     if "error" in said:
         os._exit(1)
     import numpy as np
+    import torch
 
     np.random.seed()  # a fork has the draws of its parent
+    torch.set_num_threads(1)  # as it has; makes torch's pool anew before there are two threads
 
 
 def prepare(words):
