@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # importing it takes seconds, and bytes do without
     from torchvision import tv_tensors
 
-from pipeline.limits import DEFAULT
-
 
 @dataclass(frozen=True)
 class EncodedImage:
@@ -31,7 +29,7 @@ class EncodedImage:
     content: bytes
     name: str
     decoder: Callable[[bytes, str], tv_tensors.Image]
-    most_pixels: int = DEFAULT.pixels
+    most_pixels: int
 
     def decode(self) -> tv_tensors.Image:
         """All of its pixels: uint8 [3, H, W], upright."""
