@@ -84,8 +84,8 @@ def test_the_first_line_does_not_wait_for_torch(tmp_path):
         os.close(theirs)
         start = os.read(ours, 30)
         maps = Path(f"/proc/{child.pid}/maps").read_text()
-        os.close(ours)  # it cannot go on
-        assert child.wait(120) == command.NOBODY_LISTENS
+        child.kill()  # in the middle of its line
+    os.close(ours)
     assert start == b"fit: training landmark_net on "
     assert "python" in maps
     assert "libtorch" not in maps
