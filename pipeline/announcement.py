@@ -3,7 +3,7 @@
     fit: training landmark_net on synthetic_faces for 20 epochs; run folder outputs/DATE/TIME
 
 torch takes seconds to import, and a dataset may take longer to open; until then this line is all
-that a person sees. It is made from the configuration alone, 0.4 s after the start.
+that a person sees. It is made from the configuration alone, about half a second after the start.
 """
 
 from __future__ import annotations

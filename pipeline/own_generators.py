@@ -63,7 +63,6 @@ class OwnGenerators:
 
     Args:
         parts: by name. A generator's seeds depend on the name and on the way to it from there.
-
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:

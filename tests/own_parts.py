@@ -9,6 +9,16 @@ from torchvision.models import resnet18  # noqa: F401  (a part of somebody else,
 
 from pipeline.samplers import Sequential
 
+# conf/dataset/numbers.yaml of a folder of one's own.
+NUMBERS = """# @package _global_
+defaults:
+  - override /transform: none
+  - override /model: linear
+  - override /objective: classification
+dataset: {_target_: tests.own_parts.Numbers, size: 32, packed: null}
+objective: {inputs: [x], target: label}
+"""
+
 
 class Numbers(Dataset):
     """A row is its own index; two classes."""

@@ -12,18 +12,11 @@ from pipeline.build import Parts
 from pipeline.checks import preflight
 from pipeline.tasks.sweep import read_results
 from pipeline.tuning import tuned
+from tests.own_parts import NUMBERS
 
 ROOT = Path(__file__).parent.parent
 PRESETS = sorted(path.stem for path in (ROOT / "conf" / "loader").glob("*.yaml"))
 SECRET = "b1tter-sw33t"
-NUMBERS = """# @package _global_
-defaults:
-  - override /transform: none
-  - override /model: linear
-  - override /objective: classification
-dataset: {_target_: tests.own_parts.Numbers, size: 32, packed: null}
-objective: {inputs: [x], target: label}
-"""
 RUN = [
     "--trust", "tests", "dataset=numbers", "batch.size=8", "tracker=none", "trainer.digest=true",
     "trainer.max_epochs=2", "trainer.pictures=false", "trainer.progress=none", "cache_dir=cache",

@@ -9,18 +9,10 @@ import torch
 from pipeline.learner import Learner
 from pipeline.resumption import SCHEDULES, with_schedules
 from pipeline.saving import checkpoint
-from tests.own_parts import Numbers
+from tests.own_parts import NUMBERS, Numbers
 from tests.program import run
 
 STEPS = 4  # in an epoch
-NUMBERS = """# @package _global_
-defaults:
-  - override /transform: none
-  - override /model: linear
-  - override /objective: classification
-dataset: {_target_: tests.own_parts.Numbers, size: 32, packed: null}
-objective: {inputs: [x], target: label}
-"""
 SCHEDULERS = ("onecycle", "cosine", "constant", "none")
 
 
