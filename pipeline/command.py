@@ -12,6 +12,7 @@ person's own code, and keeps its traceback; PENSTOCK_TRACEBACK=1 shows it for th
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import platform
@@ -193,8 +194,11 @@ def _run(config: Config) -> float | None:
         with preemption.others():  # torch's launcher, which hands them on
             value: float | None = launch.run(command, count, config.distributed.max_restarts)
         return value
+    task = tasks.load(config.task)
+    gc.freeze()  # what was imported stays; to look through it costs 0.4 s, and in each worker again
+    gc.enable()
     try:
-        value = tasks.load(config.task)(config)
+        value = task(config)
     except Stop as stop:
         if config.task == "fit" or stop.name != "SIGINT":
             raise

@@ -138,7 +138,7 @@ class StreamPlan:
             )
             raise ConfigError(Problem("trainer.overfit_batches", reason))
         limits = [one for one in (order.steps, most) if one is not None]
-        self._most = min(limits, default=None)
+        self.most = min(limits, default=None)
         self.sampler = order
         self.batch_size = batch_size
         self.tail = tail
@@ -147,17 +147,17 @@ class StreamPlan:
     def steps(self, epoch: int) -> int | None:
         """Batches in `epoch`, or None if only reading will tell."""
         if self.length is None:
-            return self._most
+            return self.most
         size = self.batch_size
         count = self.length // size if self.tail == "drop" else -(-self.length // size)
-        return count if self._most is None else min(count, self._most)
+        return count if self.most is None else min(count, self.most)
 
     def limit(self, epoch: int) -> int | None:
         """The step at which to stop asking; None: the end shows itself, as `End`.
 
         What `__len__` says is not trusted: nothing may be lost where it says too little.
         """
-        return self._most
+        return self.most
 
     def __len__(self) -> int:
         steps = self.steps(0)

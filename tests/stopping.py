@@ -42,12 +42,14 @@ RUN = (
 class Stalling(Dataset):
     """Rows of numbers, until a file named `gate` says {"place": "train", "row": 0}.
 
-    From then on reading rows of that split from that one on takes an hour; or making the dataset
-    does, for the place "set-up". The file's neighbour `stalled` appears when it begins.
+    From then on reading rows of that split from that one on takes an hour, once this process has
+    read such a row as often as "after" says; or making the dataset does, for the place "set-up".
+    The file's neighbour `stalled` appears when it begins.
     """
 
     def __init__(self, gate: str, rows: int, split: str = "train"):
         self.gate, self.rows, self.split = Path(gate), rows, split
+        self.read = 0
         if split == "train":
             self._pass("set-up", 0)
 
@@ -56,6 +58,9 @@ class Stalling(Dataset):
             return
         wanted = json.loads(self.gate.read_text())
         if wanted["place"] == place and row >= wanted["row"]:
+            self.read += 1
+            if self.read <= wanted["after"]:
+                return
             self.gate.with_name("stalled").touch()
             time.sleep(3600)
 
@@ -128,10 +133,10 @@ class Runs:
         finally:
             os._exit(code)
 
-    def stall(self, place, row=0):
+    def stall(self, place, row=0, after=0):
         """Let data stall from now on."""
         hidden = self.gate.with_name("beside")
-        hidden.write_text(json.dumps({"place": place, "row": row}))
+        hidden.write_text(json.dumps({"place": place, "row": row, "after": after}))
         hidden.rename(self.gate)
 
     def flow(self):

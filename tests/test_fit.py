@@ -71,6 +71,29 @@ def test_a_run_from_end_to_end(faces, tmp_path, capsys):
     )
 
 
+def test_a_metric_that_cannot_take_the_predictions_is_found_before_the_first_step(
+    faces, tmp_path, capsys
+):
+    wrong = "+objective.metrics.x={_target_: torchmetrics.classification.BinaryAccuracy}"
+    done = run(capsys, *faces, *QUICK, wrong, "trainer.log_every=1")
+    assert done.code == 1
+    assert not (tmp_path / "run/metrics.jsonl").exists(), "nothing was measured yet"
+    assert manifest(tmp_path / "run")["status"] == "failed"
+
+
+def test_the_baseline_is_measured_when_training_is_over(faces, tmp_path, capsys, monkeypatch):
+    found, measured = [], fit.baseline
+
+    def watched(*given):
+        found.append([line["epoch"] for line in records(tmp_path / "run")])
+        return measured(*given)
+
+    monkeypatch.setattr(fit, "baseline", watched)
+    done = run(capsys, *faces, *QUICK)
+    assert (done.code, found) == (0, [[0, 1]]), done.err
+    assert manifest(tmp_path / "run")["baseline"]["nme"] > 0
+
+
 def test_who_loads_changes_neither_weights_nor_order(faces, tmp_path, capsys):
     less = ["trainer.pictures=false", "trainer.baseline=false", "trainer.max_epochs=2"]
     for name, loader in {"a": ["loader=debug"], "b": ["loader.num_workers=2"]}.items():

@@ -124,19 +124,19 @@ def test_the_bar_shows_the_loss_of_the_last_batch_and_the_time_left(terminal, mo
 
 def test_validation_has_a_bar_of_its_own(terminal, clock):
     display = progress.make("auto", loader(), 12)
-    display.on_validation(0, 8)  # of the baseline
-    clock.now += 1.0
-    display.on_validation(4, 8)
     display.on_epoch_start(0, 100, 0)
     display.on_validation(0, 8)
     clock.now += 1.0
     display.on_validation(2, 8)
+    display.on_epoch_end(RECORD)
+    display.on_validation(0, 8)  # of the baseline
+    clock.now += 1.0
+    display.on_validation(4, 8)
     drawn = shown(terminal)
-    assert "measuring" in drawn
-    assert "4/8 1 s left" in drawn
     assert "epoch  0 of 12, validation" in drawn
     assert "2/8 3 s left" in drawn
-    display.on_epoch_end(RECORD)
+    assert "measuring" in drawn
+    assert "4/8 1 s left" in drawn
     display.close()
 
 
@@ -176,7 +176,6 @@ def test_an_epoch_of_seconds_has_one_line(capsys, clock):
 @pytest.mark.parametrize("kind", ["plain", "rich"])
 def test_that_it_compiles_and_has_compiled_is_said(kind, terminal, clock):
     display = progress.make(kind, loader(), 2, compiles=True)
-    display.on_validation(0, 8)  # of the baseline, which is not compiled
     for epoch in range(2):
         display.on_epoch_start(epoch, 10, 0)
         clock.now += 90.0
@@ -186,6 +185,7 @@ def test_that_it_compiles_and_has_compiled_is_said(kind, terminal, clock):
         clock.now += 30.0
         display.on_validation(1, 8)
         display.on_epoch_end(RECORD)
+    display.on_validation(0, 8)  # of the baseline, which is not compiled
     display.close()
     lines = [line for line in shown(terminal).splitlines() if "compil" in line]
     assert [line[line.index("compil") :].strip() for line in lines] == [

@@ -17,7 +17,7 @@ from pipeline.learner import Learner, Options
 from pipeline.preemption import Preemption, Stop, held, in_turns, waiting
 from pipeline.ranks.group import Group
 from tests.resuming import Case
-from tests.stopping import Runs, ended, stop
+from tests.stopping import EPOCHS, ROWS, Runs, ended, stop
 
 SOON = 20.0  # seconds; without a way to break off the wait it is an hour
 NO_BASELINE = ("trainer.baseline=false",)
@@ -83,16 +83,20 @@ def test_ranks_that_wait_agree_although_one_alone_was_asked(backend, to, tmp_pat
     check(runs, pids, undisturbed, "epoch ", to=to)
 
 
-def test_the_best_constant_is_not_waited_for(tmp_path):
-    runs = Runs(tmp_path / "runs", "process")
-    runs.stall("train", 5)
+@pytest.mark.parametrize(("backend", "after", "place"), [
+    ("process", 0, "before the first step"),
+    ("main", EPOCHS, "after the last step"),  # the last row is read once a validation
+])  # fmt: skip
+def test_the_best_constant_is_not_waited_for(backend, after, place, tmp_path):
+    runs = Runs(tmp_path / "runs", backend)
+    runs.stall("val", ROWS - 1 if after else 0, after)
     pids = runs.begin()
     runs.wait_for_stall()
     codes, seconds = stop(pids)
     assert codes == [75], runs.log.read_text()
     assert seconds < SOON
     said = runs.log.read_text()
-    assert "SIGTERM: stopped before the first step; nothing was lost. To go on:" in said
+    assert f"SIGTERM: stopped {place}; nothing was lost. To go on:" in said
     assert f"python run.py resume={runs.run}" in said
     runs.flow()
     codes, _ = ended(runs.begin(f"resume={runs.run}"))  # as it said, though nothing was saved

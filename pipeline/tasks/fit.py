@@ -1,9 +1,10 @@
 """`task=fit`: train, and say how well it went.
 
 1. Build every part; only then claim the run's folder.
-2. Measure the best constant prediction, which the model has to beat.
+2. Put one batch of validation through the loss and the metrics: what is wrong there is found now.
 3. Train; metrics, checkpoints and the order of samples are written down on the way.
-4. With the best weights: a table to stdout, and pictures of the curves and of predictions.
+4. Measure the best constant prediction, which the model had to beat.
+5. With the best weights: a table to stdout, and pictures of the curves and of predictions.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from pipeline.streams import StreamPlan
 from pipeline.tasks import outcome, progress, summary
 from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.recording import Confusions, Digests, Ledger, Metrics, Quarantine
-from pipeline.tasks.validate import baseline, load_weights, monitored
+from pipeline.tasks.validate import baseline, load_weights, monitored, try_one_batch
 from pipeline.terminal import say
 from pipeline.tracker import Nothing, Tracker
 from pipeline.world import World, usable_cpus
@@ -116,10 +117,10 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
         with watched(config, parts, group, opened, train) as (tracker, observers):
             confusions = Confusions(objective)
             observers.append(confusions)
+            compared = config.trainer.baseline
             with _placed("before the first step"):
-                shown = [one for one in observers if isinstance(one, progress.Display)]
-                given = config.trainer.baseline
-                constant = baseline(parts, objective, val, group, shown) if given else {}
+                if compared:
+                    try_one_batch(parts, objective, val)
             echo = 0.0 if group.alone else _REPEATS_AFTER
             with Preemption(echo, _say(group), tell=group.tell) as preemption:
                 result = fit(
@@ -131,6 +132,8 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
             if opened.checkpoints:
                 opened.checkpoints.close()
             with _placed("after the last step"):
+                shown = [one for one in observers if isinstance(one, progress.Display)]
+                constant = baseline(parts, objective, val, group, shown) if compared else {}
                 if opened.folder:
                     report(config, parts, model, objective, result, constant, opened, tracker,
                            confusions)  # fmt: skip

@@ -101,6 +101,7 @@ class Lines(Display):
             self._show(done, "")
 
     def on_epoch_end(self, record: Record) -> None:
+        self._what = ""  # what is measured from here on is none of this epoch
         self._print(f"{self._epoch(int(record['epoch']))}  {describe(record)}")
 
     def _epoch(self, epoch: int) -> str:

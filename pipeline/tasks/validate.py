@@ -11,11 +11,13 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from copy import copy
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import nn
 
 from pipeline.build import Parts
@@ -126,6 +128,27 @@ def baseline(
         constant = objective.constant(some)
     constant_model = Constant(constant).to(loader.world.device)
     return validate(constant_model, objective, loader, group=group, observers=observers)
+
+
+@torch.no_grad()
+def try_one_batch(parts: Parts, objective: Objective, loader: Loader) -> None:
+    """Put the first batch of validation through loss and metrics, with a constant for a model.
+
+    Every rank does so with its share. The batch is made by a worker of its own where `loader` has
+    workers: what a dataset opens when it is first read must not be open in the process that
+    workers are forked from.
+    """
+    plan = copy(parts.plan("val"))
+    plan.most = 1
+    workers = min(loader.options.num_workers, 1)
+    options = replace(loader.options, num_workers=workers, auto=None, persistent_workers=False)
+    objective.to(loader.world.device).reset()
+    with Loader(plan, parts.fetch("val"), options, loader.world) as batches:
+        for batch in batches.epoch(0):
+            if batch.request.valid:  # else a rank's share is all padding
+                constant = Constant(objective.constant([batch])).to(loader.world.device)
+                objective.update(objective(constant, batch)[1], batch)
+    objective.reset()
 
 
 def print_table(columns: Mapping[str, Mapping[str, float]], monitor: str) -> None:
