@@ -28,11 +28,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from datasets.delimited_text import DelimitedText
-from datasets.reading.positioned_file import PositionedFile
-from datasets.text.column_scan import ColumnScan
-from datasets.text.record_index import RecordIndex
-from datasets.text.record_scan import scan
+from pipeline.datasets.delimited_text import DelimitedText
+from pipeline.datasets.reading.positioned_file import PositionedFile
+from pipeline.datasets.text.column_scan import ColumnScan
+from pipeline.datasets.text.record_index import RecordIndex
+from pipeline.datasets.text.record_scan import scan
 
 KINDS = {  # name: (mean characters of a text, quoting, share of texts in quotes)
     "80 characters": (80, "none", 0.0),

@@ -25,18 +25,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from datasets.reading.walk import walk
-from datasets.remote.catalog import Catalog
-from datasets.remote.download import Download
-from datasets.remote.listing import Found
-from datasets.remote.patience import Patience
-from datasets.remote.store import check_options, is_remote, local_path
+from pipeline.datasets.reading.walk import walk
+from pipeline.datasets.remote.catalog import Catalog
+from pipeline.datasets.remote.download import Download
+from pipeline.datasets.remote.listing import Found
+from pipeline.datasets.remote.patience import Patience
+from pipeline.datasets.remote.store import check_options, is_remote, local_path
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.limits import Limits
 from pipeline.regular_file import open_regular, size_of
 
 if TYPE_CHECKING:
-    from datasets.remote.file_cache import FileCache
+    from pipeline.datasets.remote.file_cache import FileCache
 
 T = TypeVar("T")
 
@@ -158,7 +158,7 @@ class Files:
     @cached_property
     def _cache(self) -> FileCache:
         try:
-            from datasets.remote.file_cache import FileCache
+            from pipeline.datasets.remote.file_cache import FileCache
         except ImportError as error:  # no fcntl
             raise ConfigError("the cache of remote files needs Linux or macOS") from error
         return FileCache(Path(self.cache_dir).expanduser().absolute(), self.cache_size)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.data_file import DataFile
 from pipeline.errors import ConfigError, Problem
 from pipeline.randomness import Permutation, hash64, uniform
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from datasets.reading.data_file import DataFile
-from datasets.reading.image import check_reader, decode_image
+from pipeline.datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.image import check_reader, decode_image
 from pipeline.errors import DataError
 from pipeline.images.encoded import EncodedImage
 from pipeline.images.stored import StoredPictures

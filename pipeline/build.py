@@ -59,7 +59,7 @@ _NO_SQUARES = (
     "installed), and a dataset that takes `lazy` and has no points or boxes; set it to auto or "
     "reader"
 )
-PACKED = "datasets.packed.Packed"  # reads what pipeline.packs.packing makes
+PACKED = "pipeline.datasets.packed.Packed"  # reads what pipeline.packs.packing makes
 
 
 class Parts:

@@ -343,7 +343,7 @@ def _for_jobs() -> dict[str, str]:
     """Variables by which programs of a launcher (`python -m ...`) import what this one does: our
     code first, and nothing from the folder that they start in.
     """
-    path = [str(CONF.parent), os.environ.get("PYTHONPATH", "")]
+    path = [str(Path(pipeline.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
     return {"PYTHONPATH": os.pathsep.join(filter(None, path)), "PYTHONSAFEPATH": "1"}
 
 
@@ -382,11 +382,10 @@ def _argv(words: list[str]) -> Iterator[None]:
 
 def _log_to_stderr() -> None:
     """Show what our own modules log; other libraries' warnings appear as they always do."""
-    for name in ("pipeline", "datasets"):
-        logger = logging.getLogger(name)
-        if not logger.handlers:
-            logger.addHandler(terminal.Handler())
-            logger.setLevel(logging.INFO)
+    logger = logging.getLogger("pipeline")
+    if not logger.handlers:
+        logger.addHandler(terminal.Handler())
+        logger.setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

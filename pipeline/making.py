@@ -26,7 +26,7 @@ _DTYPES = {
     f"torch.{name}": getattr(torch, name)
     for name in ("uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 }
-_KNOWN = ("torch.", "torchvision.", "torchmetrics.", "pipeline.", "datasets.", "albumentations.",
+_KNOWN = ("torch.", "torchvision.", "torchmetrics.", "pipeline.", "albumentations.",
           "skimage.")  # fmt: skip
 
 

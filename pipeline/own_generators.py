@@ -39,7 +39,7 @@ _LEAVES = (
 )  # fmt: skip
 # Packages whose code is not read for generators of its modules: they have none, or global ones.
 _READ_BY_OTHERS = frozenset({
-    "albucore", "albumentations", "builtins", "collections", "cv2", "datasets", "functools",
+    "albucore", "albumentations", "builtins", "collections", "cv2", "functools",
     "matplotlib", "numpy", "omegaconf", "pathlib", "PIL", "pipeline", "pydantic", "scipy",
     "skimage", "torch", "torchvision", "typing",
 })  # fmt: skip
@@ -50,7 +50,7 @@ _DATA = frozenset({
 })  # fmt: skip
 # What is known to be the same again when it gets the same key.
 _REPEATABLE = frozenset({
-    "builtins", "collections", "datasets", "functools", "pathlib", "pipeline", "torch",
+    "builtins", "collections", "functools", "pathlib", "pipeline", "torch",
     "torchvision",
 })  # fmt: skip
 

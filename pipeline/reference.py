@@ -21,7 +21,7 @@ import yaml
 
 from pipeline import terminal
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+CONF = (Path(__file__).resolve().parent / "conf").resolve()
 _GLOBAL = "# @package _global_"
 _NOT_KEYS = ("defaults", "hydra")
 _WIDTH = 100  # a longer value stands without its comment
@@ -180,7 +180,7 @@ def _not_in_yaml(path: Path, group: str) -> list[Entry]:
     given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     node = given.get(group, given)
     target = str(node.get("_target_", "")) if isinstance(node, dict) else ""
-    if not isinstance(node, dict) or not target.startswith(("pipeline.", "datasets.")):
+    if not isinstance(node, dict) or not target.startswith("pipeline."):
         return []
     known = signatures.arguments(trust.resolve(target, group))
     supplied = {*_supplied().get(group, ()), *node}

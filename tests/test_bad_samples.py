@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from datasets.image_folder import ImageFolder
-from datasets.reading.image import decode_image
 from pipeline.bad_samples import ATTEMPTS, is_bad, rule
 from pipeline.budget import Budget
 from pipeline.collate import List, Pad, Single, Stack
+from pipeline.datasets.image_folder import ImageFolder
+from pipeline.datasets.reading.image import decode_image
 from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.fetch import Fetch, SampleError, batch_hash, row_hashes
 from pipeline.loader import Loader

@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets.image_folder import ImageFolder
-from datasets.reading.damage import audio_damage, image_damage
 from pipeline import command
+from pipeline.datasets.image_folder import ImageFolder
+from pipeline.datasets.reading.damage import audio_damage, image_damage
 from pipeline.quarantine import NAME, read
 from pipeline.tasks import check
 from pipeline.tasks.check import not_finite

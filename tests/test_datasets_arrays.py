@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.arrays import Arrays
+from pipeline.datasets.arrays import Arrays
 from pipeline.errors import DataError
 
 

@@ -11,14 +11,14 @@ import soundfile
 import torch
 
 import pipeline
-from datasets.audio_pairs import AudioPairs
-from datasets.files import Files
-from datasets.reading.audio import lengths_and_rates, read_audio, read_header
-from datasets.reading.file_kind import stranger
-from datasets.reading.folder import LocalFolder
-from datasets.spoken_digits import SpokenDigits
 from pipeline.build import Parts
 from pipeline.collate import Mismatch, PadTime
+from pipeline.datasets.audio_pairs import AudioPairs
+from pipeline.datasets.files import Files
+from pipeline.datasets.reading.audio import lengths_and_rates, read_audio, read_header
+from pipeline.datasets.reading.file_kind import stranger
+from pipeline.datasets.reading.folder import LocalFolder
+from pipeline.datasets.spoken_digits import SpokenDigits
 from pipeline.errors import ConfigError, DataError
 from tests.program import SHARED, run
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import pipeline
-from datasets.delimited_stream import DelimitedStream
-from datasets.delimited_text import DelimitedText
-from datasets.files import Files
-from datasets.text import column_scan
-from datasets.text.compressed import opened
-from datasets.text.delimited_format import DelimitedFormat
 from pipeline.build import Parts
+from pipeline.datasets.delimited_stream import DelimitedStream
+from pipeline.datasets.delimited_text import DelimitedText
+from pipeline.datasets.files import Files
+from pipeline.datasets.text import column_scan
+from pipeline.datasets.text.compressed import opened
+from pipeline.datasets.text.delimited_format import DelimitedFormat
 from pipeline.errors import ConfigError, DataError
 from pipeline.limits import Limits
 
@@ -359,7 +359,7 @@ def test_file_names_divide_a_stream(stream, tmp_path):
 
 
 def test_a_quoted_record_over_many_pieces(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.text.record_reader._PIECE", 100)
+    monkeypatch.setattr("pipeline.datasets.text.record_reader._PIECE", 100)
     rows = rows_of(50, quoted=True)
     rows[20] = ("ham", 'a "quoted"\n' * 200)
     with (tmp_path / "a.csv").open("w", newline="") as file:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from datasets.face_landmarks import FaceLandmarks
+from pipeline.datasets.face_landmarks import FaceLandmarks
 from pipeline.errors import ConfigError, DataError
 from tests.face_folder import read_csv, write_csv, write_faces
 

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets.files import Files, parse_size
-from datasets.remote import catalog, download, patience
-from datasets.remote.file_cache import FileCache
-from datasets.remote.listing import Found, Listing, bytes_of
-from datasets.remote.patience import Patience
-from datasets.remote.store import Store
+from pipeline.datasets.files import Files, parse_size
+from pipeline.datasets.remote import catalog, download, patience
+from pipeline.datasets.remote.file_cache import FileCache
+from pipeline.datasets.remote.listing import Found, Listing, bytes_of
+from pipeline.datasets.remote.patience import Patience
+from pipeline.datasets.remote.store import Store
 from pipeline.errors import ConfigError, DataError
 from tests.web_server import WebServer
 
@@ -108,8 +108,8 @@ def test_paths_of_this_machine_need_nothing_of_fsspec(tmp_path):
     (tmp_path / "x").write_bytes(b"here")
     code = (
         "import sys\n"
-        "from datasets.files import Files\n"
-        "from datasets.reading.root import open_root\n"
+        "from pipeline.datasets.files import Files\n"
+        "from pipeline.datasets.reading.root import open_root\n"
         f"open_root({str(tmp_path)!r}, 'x').read('x', open).close()\n"
         f"Files().open({str(tmp_path / 'x')!r}).close()\n"
         "new = {name.split('.')[0] for name in sys.modules}\n"

@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from datasets.reading.head_pose import POSES, head_poses
-from datasets.synthetic_faces import SyntheticFaces
+from pipeline.datasets.reading.head_pose import POSES, head_poses
+from pipeline.datasets.synthetic_faces import SyntheticFaces
 
 
 def face(nose, angle=0.0):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets.reading.image import read_image
+from pipeline.datasets.reading.image import read_image
 from pipeline.errors import ConfigError, DataError
 
 READERS = ["torchvision", "pillow", "skimage"]

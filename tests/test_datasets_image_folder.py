@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
-from datasets.image_folder import ImageFolder
+from pipeline.datasets.image_folder import ImageFolder
 from pipeline.errors import ConfigError, DataError
 
 INSECTS = Path(__file__).parent.parent.parent / "shared" / "data" / "hymenoptera"

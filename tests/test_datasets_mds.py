@@ -10,7 +10,7 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from datasets.mds import MDS
+from pipeline.datasets.mds import MDS
 from pipeline.errors import ConfigError, DataError
 
 COLUMNS = {

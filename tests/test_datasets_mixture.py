@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datasets.mixture import Mixture
+from pipeline.datasets.mixture import Mixture
 from pipeline.errors import ConfigError
 from pipeline.fetch import batch_hash
 from pipeline.streams import StreamOrder, StreamPlan

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from datasets.arrow.row_groups import RowGroups
-from datasets.parquet import Parquet
-from datasets.parquet_stream import ParquetStream
-from datasets.reading.row_split import RowSplit
-from datasets.reading.table_rows import AllRows, ListedRows, rows_before
 from pipeline.collate import List
+from pipeline.datasets.arrow.row_groups import RowGroups
+from pipeline.datasets.parquet import Parquet
+from pipeline.datasets.parquet_stream import ParquetStream
+from pipeline.datasets.reading.row_split import RowSplit
+from pipeline.datasets.reading.table_rows import AllRows, ListedRows, rows_before
 from pipeline.errors import ConfigError, DataError
 from pipeline.fetch import Fetch
 from pipeline.loader import Loader
@@ -502,7 +502,7 @@ def test_parquet_metadata_is_what_was_written(tmp_path):
 def test_files_at_an_address(table, tmp_path_factory):
     from fsspec.implementations.memory import MemoryFileSystem
 
-    from datasets.files import Files
+    from pipeline.datasets.files import Files
 
     for path in table.glob("*.parquet"):
         MemoryFileSystem().pipe(f"/tables/{path.name}", path.read_bytes())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.sequences import Sequences
-from datasets.synthetic_sequences import SyntheticSequences
+from pipeline.datasets.sequences import Sequences
+from pipeline.datasets.synthetic_sequences import SyntheticSequences
 from pipeline.errors import ConfigError, DataError
 
 LENGTHS = [3, 1, 5, 2, 4, 1, 2, 6, 3, 3]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets.reading.split import split_rows
+from pipeline.datasets.reading.split import split_rows
 from pipeline.errors import ConfigError
 
 names = st.lists(st.binary(min_size=1, max_size=6).filter(lambda name: name[-1:] != b"\0"),

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datasets import synthetic_faces
-from datasets.drawn_faces.canvas import Canvas, disc
-from datasets.drawn_faces.shape import FaceShape, Pose
-from datasets.reading.generated_folder import generated_folder
-from datasets.synthetic_faces import SyntheticFaces
-from datasets.synthetic_sequences import SyntheticSequences
+from pipeline.datasets import synthetic_faces
+from pipeline.datasets.drawn_faces.canvas import Canvas, disc
+from pipeline.datasets.drawn_faces.shape import FaceShape, Pose
+from pipeline.datasets.reading.generated_folder import generated_folder
+from pipeline.datasets.synthetic_faces import SyntheticFaces
+from pipeline.datasets.synthetic_sequences import SyntheticSequences
 from pipeline.errors import ConfigError, DataError
 from pipeline.own_files import NotOwnError
 

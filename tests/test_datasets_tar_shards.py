@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
-from datasets.tar.members import _number, read_members
-from datasets.tar.samples import read_samples
-from datasets.tar.source import BytesTar, GzipTar
-from datasets.tar_shards import TarShards
 from pipeline.collate import List
+from pipeline.datasets.tar.members import _number, read_members
+from pipeline.datasets.tar.samples import read_samples
+from pipeline.datasets.tar.source import BytesTar, GzipTar
+from pipeline.datasets.tar_shards import TarShards
 from pipeline.errors import ConfigError, DataError
 from pipeline.limits import Limits
 from pipeline.loader import Loader
@@ -429,7 +429,7 @@ def test_the_program(root, tmp_path, capsys, monkeypatch):
 def test_archives_at_an_address(root, tmp_path):
     from fsspec.implementations.memory import MemoryFileSystem
 
-    from datasets.files import Files
+    from pipeline.datasets.files import Files
 
     for path in root.glob("*.tar"):
         MemoryFileSystem().pipe(f"/tar-shards/{path.name}", path.read_bytes())

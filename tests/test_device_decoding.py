@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 
 import pipeline
-from datasets.image_folder import ImageFolder
 from pipeline.build import Parts
+from pipeline.datasets.image_folder import ImageFolder
 from pipeline.device_decoding import DecodeBatchRandomResizedCrop, DecodeBatchResizeCenterCrop
 from pipeline.errors import DataError
 from pipeline.fetch import Batch

@@ -160,8 +160,9 @@ def test_samples_can_be_handed_through_one_by_one(faces, capsys):
 
 def test_replay_of_a_stream(faces, capsys, tmp_path):
     mixture = (
-        "dataset={_target_: datasets.mixture.Mixture, sources: {a: {_target_: "
-        f"datasets.synthetic_faces.SyntheticFaces, root: {tmp_path}, count: 30, size: 40}}}}}}"
+        "dataset={_target_: pipeline.datasets.mixture.Mixture, sources: {a: {_target_: "
+        f"pipeline.datasets.synthetic_faces.SyntheticFaces, root: {tmp_path}, "
+        "count: 30, size: 40}}}"
     )
     base = ["~dataset", f"+{mixture}", "sampler=stream", "sampler.buffer=8", "batch.size=8"]
     digest = run(capsys, "task=digest", *base, "loader.num_workers=2")

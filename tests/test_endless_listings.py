@@ -8,8 +8,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from datasets.files import Files, walk
-from datasets.remote import crawl, web
+from pipeline.datasets.files import Files, walk
+from pipeline.datasets.remote import crawl, web
 from pipeline.errors import DataError
 from pipeline.limits import Limits
 from tests.program import run
@@ -231,7 +231,7 @@ def test_a_page_may_link_to_anything_but_only_what_is_below_it_is_listed(files):
 
 def test_it_says_how_far_it_is(files, monkeypatch, caplog):
     monkeypatch.setattr(crawl, "_FIRST_WORD", 0.0)
-    caplog.set_level(logging.INFO, "datasets")
+    caplog.set_level(logging.INFO, "pipeline")
     with serving(numbered) as (endpoint, _), contextlib.suppress(DataError):
         files(endpoint, files=300).catalog.listing("s3://data/d")
     assert "listing s3://data/d: 10 files so far" in caplog.text

@@ -17,20 +17,20 @@ import pytest
 from PIL import Image
 
 import pipeline
-from datasets.arrays import Arrays
-from datasets.audio_pairs import AudioPairs
-from datasets.delimited_stream import DelimitedStream
-from datasets.delimited_text import DelimitedText
-from datasets.files import Files
-from datasets.image_folder import ImageFolder
-from datasets.mixture import Mixture
-from datasets.packed import Packed
-from datasets.parquet import Parquet
-from datasets.parquet_stream import ParquetStream
-from datasets.sequences import Sequences
-from datasets.spoken_digits import SpokenDigits
-from datasets.tar_shards import TarShards
 from pipeline.build import Parts
+from pipeline.datasets.arrays import Arrays
+from pipeline.datasets.audio_pairs import AudioPairs
+from pipeline.datasets.delimited_stream import DelimitedStream
+from pipeline.datasets.delimited_text import DelimitedText
+from pipeline.datasets.files import Files
+from pipeline.datasets.image_folder import ImageFolder
+from pipeline.datasets.mixture import Mixture
+from pipeline.datasets.packed import Packed
+from pipeline.datasets.parquet import Parquet
+from pipeline.datasets.parquet_stream import ParquetStream
+from pipeline.datasets.sequences import Sequences
+from pipeline.datasets.spoken_digits import SpokenDigits
+from pipeline.datasets.tar_shards import TarShards
 from pipeline.errors import ConfigError
 from pipeline.identity import contents
 from pipeline.identity.contents import UNREADABLE, digests

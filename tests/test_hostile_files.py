@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.arrays import Arrays
-from datasets.audio_pairs import AudioPairs
-from datasets.face_landmarks import FaceLandmarks
-from datasets.files import Files
-from datasets.mds import read_index
-from datasets.packed import Packed
-from datasets.reading.audio import lengths_and_rates, read_audio
-from datasets.reading.folder import LocalFolder
-from datasets.reading.image import encoded_image, read_image
-from datasets.reading.inner_name import leads_out
-from datasets.reading.landmark_table import read_landmark_table
-from datasets.reading.mapped_array import MappedArray
-from datasets.reading.shard_files import expand_braces
-from datasets.reading.walk import walk
-from datasets.sequences import Sequences
+from pipeline.datasets.arrays import Arrays
+from pipeline.datasets.audio_pairs import AudioPairs
+from pipeline.datasets.face_landmarks import FaceLandmarks
+from pipeline.datasets.files import Files
+from pipeline.datasets.mds import read_index
+from pipeline.datasets.packed import Packed
+from pipeline.datasets.reading.audio import lengths_and_rates, read_audio
+from pipeline.datasets.reading.folder import LocalFolder
+from pipeline.datasets.reading.image import encoded_image, read_image
+from pipeline.datasets.reading.inner_name import leads_out
+from pipeline.datasets.reading.landmark_table import read_landmark_table
+from pipeline.datasets.reading.mapped_array import MappedArray
+from pipeline.datasets.reading.shard_files import expand_braces
+from pipeline.datasets.reading.walk import walk
+from pipeline.datasets.sequences import Sequences
 from pipeline.device_decoding import DecodeBatchResizeCenterCrop
 from pipeline.errors import ConfigError, DataError
 from pipeline.image_decoding import DecodeResize
@@ -358,9 +358,9 @@ def test_memory_and_time_of_refusing(tmp_path):
 REFUSER = """
 import resource, sys, time
 from pathlib import Path
-from datasets.reading.audio import read_audio
-from datasets.reading.image import decode_image, read_image
-from datasets.reading.mapped_array import MappedArray
+from pipeline.datasets.reading.audio import read_audio
+from pipeline.datasets.reading.image import decode_image, read_image
+from pipeline.datasets.reading.mapped_array import MappedArray
 from pipeline.errors import DataError
 from tests.hostile_files import good_jpeg
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from datasets.reading.cache_folder import CacheFolder
-from datasets.remote.file_cache import FileCache
 from pipeline import plain_json, quarantine, statistics
+from pipeline.datasets.reading.cache_folder import CacheFolder
+from pipeline.datasets.remote.file_cache import FileCache
 from pipeline.errors import ConfigError, DataError, PenstockError
 from pipeline.own_files import NotOwnError, check_tree, open_own, own_folder
 from pipeline.packs.folder import Pack

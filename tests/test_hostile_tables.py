@@ -10,10 +10,10 @@ import tarfile
 import numpy as np
 import pytest
 
-from datasets.delimited_stream import DelimitedStream
-from datasets.delimited_text import DelimitedText
-from datasets.parquet import Parquet
-from datasets.tar_shards import TarShards
+from pipeline.datasets.delimited_stream import DelimitedStream
+from pipeline.datasets.delimited_text import DelimitedText
+from pipeline.datasets.parquet import Parquet
+from pipeline.datasets.tar_shards import TarShards
 from pipeline.errors import DataError
 from pipeline.limits import Limits
 from pipeline.text import Tokenize, word_id
@@ -196,7 +196,7 @@ def test_texts_that_expand(tmp_path, kind, piece):
 
 
 def test_what_zstd_gives_at_once_is_bounded(tmp_path):
-    from datasets.text.compressed import opened as opened_text
+    from pipeline.datasets.text.compressed import opened as opened_text
 
     zstandard = pytest.importorskip("zstandard")
     (tmp_path / "x").write_bytes(zstandard.compress(bytes(60 * MIB)))

@@ -17,13 +17,13 @@ from PIL import Image
 from torchvision import tv_tensors
 
 import pipeline
-from datasets.image_folder import ImageFolder
-from datasets.reading.image import encoded_image, read_image
 from pipeline import slots
 from pipeline.batch_colors import Normalize
 from pipeline.batch_transforms import BatchCompose
 from pipeline.build import Parts
 from pipeline.collate import Stack
+from pipeline.datasets.image_folder import ImageFolder
+from pipeline.datasets.reading.image import encoded_image, read_image
 from pipeline.errors import ConfigError, DataError
 from pipeline.image_decoding import (
     Decode,

@@ -15,8 +15,8 @@ from PIL import Image
 from torch.utils.data import IterableDataset
 
 import pipeline
-from datasets.packed import Packed
 from pipeline.build import Parts
+from pipeline.datasets.packed import Packed
 from pipeline.errors import ConfigError, DataError
 from pipeline.image_decoding import DecodeResizeCenterCrop
 from pipeline.images import native

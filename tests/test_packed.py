@@ -8,8 +8,8 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from datasets.packed import Packed
 from pipeline.collate import Stack
+from pipeline.datasets.packed import Packed
 from pipeline.errors import DataError
 from pipeline.fetch import Fetch, hash_sample, kinds_of
 from pipeline.loader import Loader

@@ -14,8 +14,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from datasets.image_folder import ImageFolder
 from pipeline.bad_samples import LeftOut
+from pipeline.datasets.image_folder import ImageFolder
 from pipeline.errors import ConfigError
 from pipeline.plan import Plan
 from pipeline.quarantine import (

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from datasets.reading.positioned_file import PositionedFile
-from datasets.reading.row_split import RowSplit
-from datasets.text import record_scan
-from datasets.text.record_index import RecordIndex, join_quoted, line_of
+from pipeline.datasets.reading.positioned_file import PositionedFile
+from pipeline.datasets.reading.row_split import RowSplit
+from pipeline.datasets.text import record_scan
+from pipeline.datasets.text.record_index import RecordIndex, join_quoted, line_of
 from pipeline.errors import ConfigError, DataError
 
 LINE_ENDS = ["\n", "\r\n"]

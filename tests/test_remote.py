@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datasets.arrays import Arrays
-from datasets.face_landmarks import FaceLandmarks
-from datasets.files import Files
-from datasets.image_folder import ImageFolder
-from datasets.sequences import Sequences
 from pipeline import build_train_loader, command, compose
+from pipeline.datasets.arrays import Arrays
+from pipeline.datasets.face_landmarks import FaceLandmarks
+from pipeline.datasets.files import Files
+from pipeline.datasets.image_folder import ImageFolder
+from pipeline.datasets.sequences import Sequences
 from pipeline.errors import ConfigError, DataError
 from tests.face_folder import write_faces
 from tests.program import run

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datasets.mixture import Mixture
 from pipeline.collate import Stack
+from pipeline.datasets.mixture import Mixture
 from pipeline.errors import ConfigError, DataError
 from pipeline.fetch import Fetch, batch_hash
 from pipeline.loader import Loader

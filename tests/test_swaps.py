@@ -7,11 +7,11 @@ import pytest
 import yaml
 
 import pipeline
-from datasets.files import Files
 from pipeline.build import Parts
 from pipeline.checks import trust
 from pipeline.checks.preflight import accept
 from pipeline.checks.signatures import arguments
+from pipeline.datasets.files import Files
 from pipeline.errors import ConfigError, PenstockError
 from tests import test_peoples_datasets as people
 from tests.face_folder import write_faces

@@ -159,7 +159,7 @@ def test_tables_of_a_stranger(here, capsys):
 
 def test_sweeps_and_errors_of_a_stranger(here, capsys, monkeypatch):
     def fails(config):
-        logging.getLogger("datasets.x").warning("read %s", HOSTILE)
+        logging.getLogger("pipeline.datasets.x").warning("read %s", HOSTILE)
         logging.getLogger("elsewhere").warning("read %s", HOSTILE)
         raise (DataError if config.seed == 1 else RuntimeError)(HOSTILE)
 

@@ -31,7 +31,7 @@ ALLOWED = [
     "torchvision.models.detection.ssd300_vgg16",
     "torchmetrics.classification.MulticlassRecall",
     "torchmetrics.MeanMetric",
-    "datasets.face_landmarks.FaceLandmarks",
+    "pipeline.datasets.face_landmarks.FaceLandmarks",
     "pipeline.samplers.Weighted",
     "pipeline.collate.Pad",
     "pipeline.transforms.LandmarkFlip",
@@ -70,11 +70,11 @@ REFUSED = [
     "torchmetrics.functional.accuracy", "pipeline.saving.checkpoint.load",
     "pipeline.samplers.hash64", "pipeline.checks.trust.resolve", "pipeline.making.make",
     "pipeline.command.main",
-    "datasets.reading.split.split_rows", "datasets.face_landmarks.read_image",
+    "pipeline.datasets.reading.split.split_rows", "pipeline.datasets.face_landmarks.read_image",
     # ways around
     "torch.nn.functional.torch.hub.load", "torch.nn.modules.module.torch.load",
     "torch.utils.data.dataloader.os.system", "torch.optim.lr_scheduler.warnings.sys.exit",
-    "pipeline.samplers.np.load", "datasets.face_landmarks.os.system",
+    "pipeline.samplers.np.load", "pipeline.datasets.face_landmarks.os.system",
     "torchvision.transforms.v2.functional._utils.register_kernel",
     "torch.nn.Linear.__init__", "torch.nn.Linear.__init__.__globals__",
     "torch.nn.Linear.forward.__globals__.get", "torch.nn.Module.__class__",
@@ -123,7 +123,10 @@ def test_the_refusal_says_how_to_trust():
     ("name", "message"),
     [
         ("torch.nn.Linaer", r"there is no 'Linaer' in torch.nn \(did you mean 'Linear'\?\)"),
-        ("datasets.face_landmark.X", r"no 'face_landmark' in datasets \(did you mean 'face_landm"),
+        (
+            "pipeline.datasets.face_landmark.X",
+            r"no 'face_landmark' in pipeline.datasets \(did you mean 'face_landm",
+        ),
         ("pipeline.samplers.Wieghted", r"did you mean 'Weighted'"),
         ("torch.nn.Linear.foo", r"torch.nn.Linear has no 'foo'"),
     ],
@@ -200,20 +203,3 @@ def test_an_import_that_fails_is_told_with_its_place(tmp_path, monkeypatch):
         trust.resolve("half_done.Net", "k")
     with pytest.raises(ConfigError, match="there is no package 'never_there' here"):
         trust.resolve("never_there.Net", "k")
-
-
-def test_another_package_named_datasets_is_told_from_ours(tmp_path, monkeypatch):
-    other = tmp_path / "datasets"
-    other.mkdir()
-    (other / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    mine = {name: sys.modules.pop(name) for name in list(sys.modules)
-            if name.split(".")[0] == "datasets"}  # fmt: skip
-    trust._resolve.cache_clear()
-    try:
-        with pytest.raises(ConfigError, match=r"`datasets` is another package here.*PYTHONPATH"):
-            trust.resolve("datasets.face_landmarks.FaceLandmarks", "dataset._target_")
-    finally:
-        for name in [name for name in sys.modules if name.split(".")[0] == "datasets"]:
-            del sys.modules[name]
-        sys.modules.update(mine)

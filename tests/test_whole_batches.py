@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision import tv_tensors
 
-from datasets.image_folder import ImageFolder
-from datasets.packed import Packed
 from pipeline import board, hands, whole_batches
 from pipeline.bad_samples import BadSamples
 from pipeline.batch_colors import Normalize
 from pipeline.collate import Stack
+from pipeline.datasets.image_folder import ImageFolder
+from pipeline.datasets.packed import Packed
 from pipeline.errors import DataError
 from pipeline.fetch import Fetch
 from pipeline.image_decoding import DecodeRandomResizedCrop, DecodeResize, DecodeResizeCenterCrop

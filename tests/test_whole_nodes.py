@@ -31,7 +31,7 @@ NODES = {
     "sampler": {"_target_": "pipeline.samplers.Sequential"},
     "collate": {"_target_": "pipeline.collate.Pad", "fields": ["image"]},
     "tracker": {"_target_": "pipeline.tracker.Nothing"},
-    "dataset": {"_target_": "datasets.face_landmarks.FaceLandmarks", "root": "faces"},
+    "dataset": {"_target_": "pipeline.datasets.face_landmarks.FaceLandmarks", "root": "faces"},
     "transform.train.flip": {"_target_": "torchvision.transforms.v2.RandomVerticalFlip"},
     "transform.train.crop": {"_target_": "torchvision.transforms.v2.CenterCrop", "size": 48},
     "transform.val.resize": {"_target_": "torchvision.transforms.v2.CenterCrop", "size": 48},
@@ -126,7 +126,7 @@ def test_the_same_target_is_merged_and_takes_arguments_that_the_yaml_does_not_li
 
 
 def test_a_node_for_each_split_replaces_the_one_for_both(experiment):
-    faces = {"_target_": "datasets.synthetic_faces.SyntheticFaces", "root": "x"}
+    faces = {"_target_": "pipeline.datasets.synthetic_faces.SyntheticFaces", "root": "x"}
     node = {"train": faces, "val": {**faces, "seed": 1}}
     assert pipeline.compose(f"dataset={flow(node)}").dataset == node
     config = pipeline.compose("experiment=mine", config_dir=experiment({"dataset": node}))

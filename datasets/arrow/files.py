@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from datasets.arrow.file import ArrowFile, damage_errors, first_line, open_file
-from datasets.reading.open_files import OpenFiles
-from datasets.reading.positioned_file import PositionedFile
+from pipeline.datasets.arrow.file import ArrowFile, damage_errors, first_line, open_file
+from pipeline.datasets.reading.open_files import OpenFiles
+from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.errors import DataError
 from pipeline.limits import Limits
 from pipeline.randomness import IntArray
@@ -27,7 +27,7 @@ from pipeline.randomness import IntArray
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from datasets.files import Files
+    from pipeline.datasets.files import Files
 
 
 class ArrowFiles:

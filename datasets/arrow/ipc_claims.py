@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from datasets.reading.expansion import check_expansion
+from pipeline.datasets.reading.expansion import check_expansion
 from pipeline.limits import Limits
 
 if TYPE_CHECKING:

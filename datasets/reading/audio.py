@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from datasets.reading.file_kind import stranger
-from datasets.reading.folder import Folder
+from pipeline.datasets.reading.file_kind import stranger
+from pipeline.datasets.reading.folder import Folder
 from pipeline.errors import ConfigError, DataError
 from pipeline.limits import DEFAULT, Limits
 from pipeline.randomness import IntArray

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import torchvision.io  # noqa: F401  (registers torch.ops.image)
 
-from datasets.reading.audio import read_audio, read_integers
+from pipeline.datasets.reading.audio import read_audio, read_integers
 from pipeline.limits import DEFAULT, Limits
 from pipeline.regular_file import read_regular
 from pipeline.terminal import say

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.data_file import DataFile
 
 Part = int | float | str | bytes | npt.NDArray[np.generic]
 

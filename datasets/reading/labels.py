@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from datasets.reading.folder import File
-from datasets.reading.mapped_array import MappedArray
+from pipeline.datasets.reading.folder import File
+from pipeline.datasets.reading.mapped_array import MappedArray
 from pipeline.errors import DataError
 from pipeline.limits import DEFAULT, Limits
 from pipeline.randomness import IntArray

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from datasets.reading.inner_name import leads_out
+from pipeline.datasets.reading.inner_name import leads_out
 from pipeline.errors import DataError
 from pipeline.limits import DEFAULT, Limits
 from pipeline.randomness import IntArray

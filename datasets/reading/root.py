@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from datasets.files import Files
-from datasets.reading.folder import Folder, LocalFolder, RemoteFolder
-from datasets.remote.store import is_remote, local_path
+from pipeline.datasets.files import Files
+from pipeline.datasets.reading.folder import Folder, LocalFolder, RemoteFolder
+from pipeline.datasets.remote.store import is_remote, local_path
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.limits import DEFAULT, Limits
 

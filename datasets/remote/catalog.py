@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from datasets.remote.crawl import Crawl
-from datasets.remote.listing import Found, Listing, bytes_of
-from datasets.remote.patience import Patience, is_transient
-from datasets.remote.store import Store, join, name_in, parse_address
+from pipeline.datasets.remote.crawl import Crawl
+from pipeline.datasets.remote.listing import Found, Listing, bytes_of
+from pipeline.datasets.remote.patience import Patience, is_transient
+from pipeline.datasets.remote.store import Store, join, name_in, parse_address
 from pipeline.errors import DataError
 from pipeline.limits import Limits
 

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Protocol
 
-from datasets.remote.catalog import Catalog
-from datasets.remote.listing import Found
-from datasets.remote.patience import Damaged, Patience
-from datasets.remote.store import Store
+from pipeline.datasets.remote.catalog import Catalog
+from pipeline.datasets.remote.listing import Found
+from pipeline.datasets.remote.patience import Damaged, Patience
+from pipeline.datasets.remote.store import Store
 from pipeline.errors import DataError
 
 PIECE = 32 * 2**20  # bytes of one request

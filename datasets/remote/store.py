@@ -27,9 +27,9 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
-from datasets.remote import web
-from datasets.remote.crawl import Crawl, Tokens
-from datasets.remote.listing import Found, Listing
+from pipeline.datasets.remote import web
+from pipeline.datasets.remote.crawl import Crawl, Tokens
+from pipeline.datasets.remote.listing import Found, Listing
 from pipeline.errors import ConfigError, DataError, Problem
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://", re.ASCII)

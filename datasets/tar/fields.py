@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from datasets.reading.image import decode_image
-from datasets.reading.plain_tensor import plain_tensor
+from pipeline.datasets.reading.image import decode_image
+from pipeline.datasets.reading.plain_tensor import plain_tensor
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.limits import Limits
 

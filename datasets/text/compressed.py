@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from datasets.reading.expansion import check_expansion
-from datasets.reading.regular_file import open_regular
+from pipeline.datasets.reading.expansion import check_expansion
+from pipeline.datasets.reading.regular_file import open_regular
 from pipeline.errors import DataError
 from pipeline.limits import Limits
 

@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from datasets.reading.positioned_file import PositionedFile
+from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.randomness import IntArray
 
 Quoting = Literal["standard", "none"]

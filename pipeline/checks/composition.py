@@ -37,7 +37,8 @@ from pipeline.disclosure import Plain
 from pipeline.errors import ConfigError, Problem
 from pipeline.words import show
 
-CONF = Path(__file__).resolve().parent.parent.parent / "conf"
+# In a checkout, `pipeline/conf` is a link to the folder beside it.
+CONF = (Path(__file__).resolve().parent.parent / "conf").resolve()
 VERSION_BASE = "1.3"
 _HYDRAS_FOLDER = "hydra.run.dir"
 

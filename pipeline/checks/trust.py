@@ -31,7 +31,6 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -39,7 +38,6 @@ from pipeline.errors import ConfigError, Problem
 from pipeline.words import nearest
 
 VARIABLE = "PENSTOCK_TRUST"
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 # Never to be had by naming them after --trust: they read pickles, load native code or run whatever
 # they are told to. A person who needs one calls it from a function of their own package.
@@ -181,8 +179,8 @@ RULES = (
     ),
     Rule("torchvision.models", "a model", _is_model),
     Rule("torchmetrics", "a metric", _subclass("torchmetrics.Metric"), homes=_METRICS),
-    Rule("datasets", "a torch.utils.data.Dataset", _subclass("torch.utils.data.Dataset")),
-    Rule("datasets.files", "access to files", _subclass("datasets.files.Files")),
+    Rule("pipeline.datasets", "a torch.utils.data.Dataset", _subclass("torch.utils.data.Dataset")),
+    Rule("pipeline.datasets.files", "access to files", _subclass("pipeline.datasets.files.Files")),
     Rule("pipeline.samplers", "a sampler", _is_class),
     Rule("pipeline.streams", "the order of a stream", _subclass("pipeline.streams.StreamOrder")),
     Rule("pipeline.collate", "a collate class", _is_class),
@@ -326,8 +324,6 @@ def _why_not(name: str) -> str:
 def _walk(name: str, packages: tuple[str, ...]) -> Any:
     """Import and look up `name`, part by part, through modules that it spells out only."""
     first, *parts = name.split(".")
-    if first == "datasets":
-        _check_our_datasets()
     found: Any = _import(first)
     path = first
     for part in parts:
@@ -383,15 +379,3 @@ def _vouched(found: Any, packages: tuple[str, ...]) -> bool:
     if any(_under(home, package) for package in packages):
         return True
     return bool(packages) and any(rule.admits(found) for rule in RULES)
-
-
-def _check_our_datasets() -> None:
-    """Refuse another package named `datasets`, which some people have installed."""
-    spec = importlib.util.find_spec("datasets")
-    origin = spec.origin if spec else None
-    if origin is not None and Path(origin).resolve().parent != ROOT / "datasets":
-        raise _Refusal(
-            f"`datasets` is another package here, from {Path(origin).parent}, and hides Penstock's "
-            f"own in {ROOT / 'datasets'}. Start it with `python run.py` from the checkout, or put "
-            "the checkout first on PYTHONPATH"
-        )

@@ -20,11 +20,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pipeline
 from pipeline.checks import trust
 from pipeline.checks.nodes import parts, walk
 from pipeline.config import Config
 
 OURS = "penstock"
+_OURS = Path(pipeline.__file__).parent
 UNKNOWN = "unknown"
 _PARTS = ("dataset", "transform", "sampler", "collate")
 _VERSIONED = frozenset(sys.stdlib_module_names) | {"hydra", "numpy", "torch", "torchvision"}
@@ -96,17 +98,15 @@ def _path(module: str) -> str | None:
 
 def _is_ours(module: str) -> bool:
     path = _path(module)
-    return path is not None and path.startswith(tuple(str(one) + os.sep for one in _our_folders()))
-
-
-def _our_folders() -> tuple[Path, Path]:
-    return trust.ROOT / "pipeline", trust.ROOT / "datasets"
+    return path is not None and path.startswith(str(_OURS) + os.sep)
 
 
 @functools.cache
 def _of_penstock() -> str:
-    files = (path for folder in _our_folders() for path in folder.rglob("*.[pc]*"))
-    return _of_files(sorted(str(path) for path in files if path.suffix in (".py", ".c")))
+    # In a checkout, `pipeline/datasets` is a link to the folder beside it.
+    found = (Path(folder, name) for folder, _, names in os.walk(_OURS, followlinks=True)
+             for name in names)  # fmt: skip
+    return _of_files(sorted(str(path) for path in found if path.suffix in (".py", ".c")))
 
 
 def _of_source(owner: Any) -> str:
