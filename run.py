@@ -9,7 +9,7 @@ from pathlib import Path
 # Ours come first, wherever this is started from: another package named `pipeline` may be there.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from pipeline import preemption
+from pipeline.distributed import preemption
 
 if __name__ == "__main__":
     preemption.leave_early()  # the imports below take seconds

@@ -27,15 +27,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.fetch import Batch, Fetch
-from pipeline.learner import Learner, Options
-from pipeline.loader import Loader
-from pipeline.objective import Regression
-from pipeline.plan import Plan, Request
-from pipeline.ranks.group import Group
-from pipeline.runner import train_epoch
-from pipeline.samplers import Random
-from pipeline.world import World
+from pipeline.distributed.group import Group
+from pipeline.distributed.world import World
+from pipeline.loading.fetch import Batch, Fetch
+from pipeline.loading.loader import Loader
+from pipeline.order.plan import Plan, Request
+from pipeline.order.samplers import Random
+from pipeline.training.objective import Regression
+from pipeline.training.runner import train_epoch
+from pipeline.training.train_step import Learner, Options
 
 ROWS = 1_000_000
 ROW = {"x": torch.zeros(3), "y": torch.zeros(())}

@@ -36,7 +36,7 @@ load = tasks.load
 
 def watched(name):
     task = load(name)
-    from pipeline.learner import Learner
+    from pipeline.training.train_step import Learner
     update = Learner.update
 
     def once(self):

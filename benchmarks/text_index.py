@@ -118,12 +118,12 @@ def memory(path: Path, cache: str, reads: int) -> None:
 
 
 def workers(data: DelimitedText, context: str, reads: int) -> None:
-    from pipeline.collate import List
-    from pipeline.fetch import Fetch
-    from pipeline.loader import Loader
-    from pipeline.plan import Plan
-    from pipeline.samplers import Random
-    from pipeline.workers.backends import LoaderOptions
+    from pipeline.loading.collate import List
+    from pipeline.loading.fetch import Fetch
+    from pipeline.loading.loader import Loader
+    from pipeline.loading.workers.backends import LoaderOptions
+    from pipeline.order.plan import Plan
+    from pipeline.order.samplers import Random
 
     options = LoaderOptions(backend="process", num_workers=2, multiprocessing_context=context)
     plan = Plan(Random(len(data), 0), 256)

@@ -21,10 +21,10 @@ from itertools import product
 
 import pipeline
 from benchmarks import built_cases
+from pipeline.loading.autotune import Auto
 from pipeline.tasks import profile, tune
 from pipeline.tasks.measuring import Course, fixed, steps_of
 from pipeline.tuning import verdict
-from pipeline.tuning.autotune import Auto
 from pipeline.tuning.search import Setting
 
 GRID_WORKERS = (1, 2, 3, 4, 6, 8, 12, 16)

@@ -28,8 +28,8 @@ from pipeline.datasets.reading.mapped_array import MappedArray
 from pipeline.datasets.reading.root import open_root
 from pipeline.datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
-from pipeline.limits import DEFAULT, Limits
-from pipeline.randomness import IntArray
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.order.randomness import IntArray
 
 if TYPE_CHECKING:
     import pandas as pd

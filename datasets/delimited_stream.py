@@ -37,8 +37,8 @@ from pipeline.datasets.text.record_index import RecordIndex
 from pipeline.datasets.text.record_reader import line_at, read_records
 from pipeline.datasets.text.record_scan import Quoting, text_bounds
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import Limits
-from pipeline.randomness import hash64, uniform
+from pipeline.files.limits import Limits
+from pipeline.order.randomness import hash64, uniform
 
 Record = tuple[int, int, bytes]  # number of the file, place of the record in its text, the record
 

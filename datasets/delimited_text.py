@@ -32,7 +32,7 @@ from pipeline.datasets.text.delimited_format import BadRecord, DelimitedFormat, 
 from pipeline.datasets.text.record_index import RecordIndex
 from pipeline.datasets.text.record_scan import Quoting
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 if TYPE_CHECKING:
     import pandas as pd

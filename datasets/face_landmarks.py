@@ -29,7 +29,7 @@ from pipeline.datasets.reading.landmark_table import LandmarkTable, read_landmar
 from pipeline.datasets.reading.root import open_root
 from pipeline.datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
-from pipeline.limits import DEFAULT, Limits
+from pipeline.files.limits import DEFAULT, Limits
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -32,8 +32,8 @@ from pipeline.datasets.remote.listing import Found
 from pipeline.datasets.remote.patience import Patience
 from pipeline.datasets.remote.store import check_options, is_remote, local_path
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import Limits
-from pipeline.regular_file import open_regular, size_of
+from pipeline.files.limits import Limits
+from pipeline.files.regular_file import open_regular, size_of
 
 if TYPE_CHECKING:
     from pipeline.datasets.remote.file_cache import FileCache

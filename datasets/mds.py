@@ -25,7 +25,6 @@ import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from pipeline import plain_json
 from pipeline.datasets.files import Files
 from pipeline.datasets.reading.data_file import DataFile, data_file
 from pipeline.datasets.reading.file_kind import stranger
@@ -39,8 +38,9 @@ from pipeline.datasets.reading.shard_files import ShardFiles
 from pipeline.datasets.reading.split import Split, check_split
 from pipeline.datasets.reading.table_rows import AllRows, TableRows
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import DEFAULT, Limits
-from pipeline.regular_file import read_regular, regular_descriptor
+from pipeline.files import plain_json
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.files.regular_file import read_regular, regular_descriptor
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,7 +22,7 @@ from pipeline.datasets.reading.data_file import DataFile
 from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
 from pipeline.datasets.reading.image import Reader
 from pipeline.datasets.reading.split import Split
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 if TYPE_CHECKING:
     from pipeline.datasets.files import Files

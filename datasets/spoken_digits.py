@@ -38,8 +38,8 @@ from pipeline.datasets.reading.labels import check_classes
 from pipeline.datasets.reading.root import open_root
 from pipeline.datasets.reading.split import Split
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import DEFAULT, Limits
-from pipeline.randomness import IntArray
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.order.randomness import IntArray
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -23,7 +23,7 @@ from pipeline.datasets.reading.generated_folder import (
 from pipeline.datasets.reading.image import Reader
 from pipeline.datasets.reading.split import Split
 from pipeline.errors import ConfigError, Problem
-from pipeline.randomness import hash64
+from pipeline.order.randomness import hash64
 from pipeline.terminal import watched
 
 VERSION = 1  # raise it when the drawings change

@@ -22,7 +22,7 @@ from pipeline.datasets.reading.generated_folder import (
 from pipeline.datasets.reading.split import Split
 from pipeline.datasets.sequences import Sequences
 from pipeline.errors import ConfigError, Problem
-from pipeline.randomness import hash64
+from pipeline.order.randomness import hash64
 
 VERSION = 1  # raise it when the strokes change
 CLASSES = ("straight", "left", "right", "zigzag")

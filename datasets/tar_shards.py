@@ -36,8 +36,8 @@ from pipeline.datasets.tar.fields import TarField, choose_fields, make_fields
 from pipeline.datasets.tar.samples import read_parts, read_samples
 from pipeline.datasets.tar.source import COMPRESSED, PLAIN, BytesTar, GzipTar, PlainTar
 from pipeline.errors import DataError
-from pipeline.limits import Limits
-from pipeline.randomness import IntArray
+from pipeline.files.limits import Limits
+from pipeline.order.randomness import IntArray
 
 # Shard, number in it, and where it lies: start and stop, or the bytes themselves.
 Record = tuple[int, int, int, int | bytes]

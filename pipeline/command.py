@@ -32,14 +32,21 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 import pipeline
-from pipeline import endpoints, familiar_names, hydra_output, preemption, tasks, terminal, world
-from pipeline.checks import allowances, hydra_loader, preflight
-from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain, with_run_dir
-from pipeline.config import Config
+from pipeline import tasks, terminal
+from pipeline.config import (
+    allowances,
+    endpoints,
+    familiar_names,
+    hydra_loader,
+    hydra_output,
+    preflight,
+)
+from pipeline.config.composition import CONF, VERSION_BASE, Composer, plain, with_run_dir
+from pipeline.config.schema import Config
+from pipeline.distributed import launch, preemption, world
+from pipeline.distributed.preemption import Preempted, Preemption, Stop
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
-from pipeline.preemption import Preempted, Preemption, Stop
-from pipeline.ranks import launch
-from pipeline.resumption import with_overrides_of_run
+from pipeline.runs.resumption import with_overrides_of_run
 from pipeline.tasks import sweep
 from pipeline.terminal import put, say
 
@@ -184,7 +191,7 @@ def _accepted(composed: DictConfig, folder: Path | None = None) -> Config:
 
 
 def _run(config: Config) -> float | None:
-    from pipeline.checks import notices  # imports torch, which `--help` does without
+    from pipeline.config import notices  # imports torch, which `--help` does without
 
     for notice in (*notices.find(config), *endpoints.notices(config.plain())):
         _announce(notice)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import PenstockError
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 LIMITS = Limits()
 FEW = 120  # samples of a file that are read, from its start and its end

@@ -12,10 +12,10 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from pipeline import command, tasks
-from pipeline.announcement import of_sweep
-from pipeline.checks import preflight
-from pipeline.checks.composition import Composer
-from pipeline.checks.hydra_loader import CheckedLoader
+from pipeline.config import preflight
+from pipeline.config.announcement import of_sweep
+from pipeline.config.composition import Composer
+from pipeline.config.hydra_loader import CheckedLoader
 
 ROOT = Path(__file__).parent.parent
 
@@ -170,6 +170,6 @@ def test_it_is_said_once_for_all_ranks(environment, monkeypatch, capsys):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(tasks, "load", lambda name: lambda config: None)
-    monkeypatch.setattr("pipeline.ranks.launch.leave_result", lambda value: None)
+    monkeypatch.setattr("pipeline.distributed.launch.leave_result", lambda value: None)
     assert command.main(["distributed=ddp", "loader.pin_memory=true"]) == 0
     assert capsys.readouterr().err == ""

@@ -10,17 +10,17 @@ from skimage import color, exposure, filters, transform, util
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
-from pipeline.array_transforms import Albumentations, OnPicture, Rescale
-from pipeline.checks import trust
-from pipeline.collate import Stack
-from pipeline.composing import Compose
+from pipeline.config import allow_list
 from pipeline.errors import ConfigError, DataError
-from pipeline.fetch import Fetch, batch_hash
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.randomness import begin_sample, scope
-from pipeline.samplers import Random
-from pipeline.workers.backends import LoaderOptions
+from pipeline.loading.collate import Stack
+from pipeline.loading.compose import Compose
+from pipeline.loading.fetch import Fetch, batch_hash
+from pipeline.loading.loader import Loader
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.plan import Plan
+from pipeline.order.randomness import begin_sample, scope
+from pipeline.order.samplers import Random
+from pipeline.transforms.arrays import Albumentations, OnPicture, Rescale
 from tests import toy
 
 MISSING = importlib.util.find_spec("albumentations") is None
@@ -161,7 +161,7 @@ def test_a_sample_without_one_picture_is_refused(sample, said):
     [
         ("skimage.transform.rotate", True),
         ("skimage.exposure.equalize_adapthist", True),
-        ("pipeline.array_transforms.Rescale", True),
+        ("pipeline.transforms.arrays.Rescale", True),
         ("skimage.io.imsave", False),
         ("skimage.io.imread", False),
         ("skimage.data.astronaut", False),
@@ -175,10 +175,10 @@ def test_a_sample_without_one_picture_is_refused(sample, said):
 )
 def test_what_a_configuration_may_call_of_these_libraries(name, allowed):
     if allowed:
-        assert callable(trust.resolve(name, "transform.train.x"))
+        assert callable(allow_list.resolve(name, "transform.train.x"))
         return
     with pytest.raises(ConfigError, match=r"transform\.train\.x"):
-        trust.resolve(name, "transform.train.x")
+        allow_list.resolve(name, "transform.train.x")
 
 
 @pytest.mark.skipif(not MISSING, reason="albumentations is installed")
@@ -186,7 +186,7 @@ def test_a_missing_library_is_named():
     with pytest.raises(ConfigError, match="pip install albumentations"):
         Albumentations([])
     with pytest.raises(ConfigError, match="no package 'albumentations'"):
-        trust.resolve("albumentations.HorizontalFlip", "transform.train.x")
+        allow_list.resolve("albumentations.HorizontalFlip", "transform.train.x")
 
 
 @needs_albumentations

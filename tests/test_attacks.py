@@ -20,8 +20,8 @@ import pytest
 import yaml
 
 from pipeline import command, tasks
-from pipeline.checks import preflight
-from pipeline.saving.run_folder import git_state
+from pipeline.config import preflight
+from pipeline.runs.run_folder import git_state
 
 ROOT = Path(__file__).parent.parent
 MESSAGE = re.compile(r"(a sweep of [^\n]*\n)?(error|\d+ errors) in the configuration: ?", re.ASCII)
@@ -494,8 +494,8 @@ def test_a_loader_checks_in_other_processes_too(tmp_path):
     from hydra._internal.utils import create_config_search_path
     from hydra.types import RunMode
 
-    from pipeline.checks.composition import CONF
-    from pipeline.checks.hydra_loader import CheckedLoader
+    from pipeline.config.composition import CONF
+    from pipeline.config.hydra_loader import CheckedLoader
 
     loader = CheckedLoader(create_config_search_path(str(CONF)))
     loader = pickle.loads(cloudpickle.dumps(loader))

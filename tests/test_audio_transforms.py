@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.audio import (
+from pipeline.errors import ConfigError, DataError
+from pipeline.training.models import AudioNet
+from pipeline.transforms import resampling
+from pipeline.transforms.audio import (
     Gain,
     LogMel,
     MaskFeatures,
@@ -16,11 +19,8 @@ from pipeline.audio import (
     Resample,
     Standardize,
 )
-from pipeline.errors import ConfigError, DataError
-from pipeline.models import AudioNet
-from pipeline.sound import resampling
-from pipeline.sound.mel import mel_filters
-from pipeline.sound.resampling import resample
+from pipeline.transforms.mel import mel_filters
+from pipeline.transforms.resampling import resample
 
 RATES = [(48000, 8000), (44100, 16000), (8000, 16000), (44100, 48000), (11025, 8000), (8001, 8000)]
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.tuning.autotune import GAIN, Auto, Autotune, Climb, Window
-from pipeline.tuning.memory import available, tree_pss
-from pipeline.workers.backends import LoaderOptions
+from pipeline.loading.autotune import GAIN, Auto, Autotune, Climb, Window
+from pipeline.loading.memory import available, tree_pss
+from pipeline.loading.workers.backends import LoaderOptions
 from tests import toy
 
 

@@ -12,21 +12,21 @@ import torch
 from PIL import Image
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from pipeline.bad_samples import ATTEMPTS, is_bad, rule
-from pipeline.budget import Budget
-from pipeline.collate import List, Pad, Single, Stack
 from pipeline.datasets.image_folder import ImageFolder
 from pipeline.datasets.reading.image import decode_image
+from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, DataError, UnreachableError
-from pipeline.fetch import Fetch, SampleError, batch_hash, row_hashes
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
-from pipeline.stream_fetch import StreamFetch
-from pipeline.streams import StreamOrder, StreamPlan
-from pipeline.torch_samplers import adapt
-from pipeline.workers.backends import LoaderOptions
-from pipeline.world import World
+from pipeline.loading.bad_samples import ATTEMPTS, is_bad, rule
+from pipeline.loading.budget import Budget
+from pipeline.loading.collate import List, Pad, Single, Stack
+from pipeline.loading.fetch import Fetch, SampleError, batch_hash, row_hashes
+from pipeline.loading.loader import Loader
+from pipeline.loading.stream_fetch import StreamFetch
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from pipeline.order.streams import StreamOrder, StreamPlan
+from pipeline.order.torch_samplers import adapt
 from tests import broken_images, toy
 
 COUNT, SIZE, SEED = 36, 5, 3
@@ -517,7 +517,7 @@ def budget_of(limit, length=100):
 
 
 def missing(count, known=False, start=0):
-    from pipeline.bad_samples import LeftOut
+    from pipeline.loading.bad_samples import LeftOut
 
     return [LeftOut(n, n, 0, 0, f"{n}.jpg", "cut", "skip", known)
             for n in range(start, start + count)]  # fmt: skip

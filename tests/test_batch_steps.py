@@ -9,9 +9,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import pipeline
-from pipeline.build import Parts
+from pipeline.build.parts import Parts
 from pipeline.errors import ConfigError
-from pipeline.objective import Classification
+from pipeline.training.objective import Classification
 from tests.program import run
 
 IN_MAIN = ["loader.backend=main", "loader.num_workers=0"]
@@ -109,12 +109,12 @@ def test_batches_are_transformed_once_and_where_they_should_be(pets, place):
 
 
 def test_pairs_stay_together_in_streams_too(tmp_path, pets_root):
-    from pipeline.batch_transforms import BatchCompose
-    from pipeline.collate import Stack
-    from pipeline.fetch import batch_hash
-    from pipeline.mixing import MixUp
-    from pipeline.stream_fetch import StreamFetch
-    from pipeline.streams import StreamOrder, StreamPlan
+    from pipeline.loading.collate import Stack
+    from pipeline.loading.fetch import batch_hash
+    from pipeline.loading.stream_fetch import StreamFetch
+    from pipeline.order.streams import StreamOrder, StreamPlan
+    from pipeline.transforms.batch import BatchCompose
+    from pipeline.transforms.mixing import MixUp
     from tests.test_batch_transforms import Photos
 
     compose, hashes = BatchCompose({"mixup": MixUp(5)}, 0), set()
@@ -154,13 +154,13 @@ def test_the_loss_takes_soft_targets_where_there_are_some():
     assert torch.equal(objective.targets(batch), batch["label"])
 
 
-MIXUP = "{_target_: pipeline.mixing.MixUp}"
+MIXUP = "{_target_: pipeline.transforms.mixing.MixUp}"
 REFUSED = [
     (["batch.size=null"], "transform.train_batch", "works on batches, but batch.size=null"),
     (["collate=list"], "transform.train_batch", "collate=list stacks nothing"),
     (["batch.size=5"], "batch.size", "5 cannot be cut into pairs for 1 process.*take 4 or 6"),
     ([f"+transform.val_batch.mixup={MIXUP}"], "transform.val_batch.mixup", "mixes samples of val"),
-    (["+transform.train.normalize={_target_: pipeline.transforms.Normalize}"],
+    (["+transform.train.normalize={_target_: pipeline.transforms.image.Normalize}"],
      "transform.train_batch.normalize", "normalises what transform.train.normalize has"),
     (["transform.batch_on=gpu"], "transform.batch_on", r"auto \| loader \| device"),
     (["transform.train_batch.crop.sice=3"], "transform.train_batch.crop.sice", "size"),
@@ -188,8 +188,8 @@ def test_classes_that_a_dataset_does_not_tell(faces):
 
 
 def test_a_step_that_cannot_be_sent_to_workers_is_named():
-    from pipeline.batch_transforms import BatchCompose
-    from pipeline.workers.backends import LoaderOptions
+    from pipeline.loading.workers.backends import LoaderOptions
+    from pipeline.transforms.batch import BatchCompose
     from tests import toy
 
     loader = toy.loader()
@@ -201,13 +201,13 @@ def test_a_step_that_cannot_be_sent_to_workers_is_named():
 
 @pytest.mark.parametrize("way", ["skip", "substitute"])
 def test_bad_samples_leave_a_batch_alike_however_it_was_shared_out(way):
-    from pipeline.bad_samples import rule
-    from pipeline.batch_transforms import BatchCompose
-    from pipeline.collate import Stack
-    from pipeline.fetch import Fetch, batch_hash
-    from pipeline.mixing import MixUp
-    from pipeline.plan import Plan
-    from pipeline.samplers import Random
+    from pipeline.loading.bad_samples import rule
+    from pipeline.loading.collate import Stack
+    from pipeline.loading.fetch import Fetch, batch_hash
+    from pipeline.order.plan import Plan
+    from pipeline.order.samplers import Random
+    from pipeline.transforms.batch import BatchCompose
+    from pipeline.transforms.mixing import MixUp
     from tests.test_batch_transforms import Photos
 
     class Damaged(Photos):

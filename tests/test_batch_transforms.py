@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
-from pipeline.batch_colors import ColorJitter, Normalize, RandomErasing
-from pipeline.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop, forward
-from pipeline.batch_transforms import BatchCompose
-from pipeline.collate import List, Pad, Stack
 from pipeline.errors import ConfigError, DataError
-from pipeline.fetch import Batch, Fetch, SampleError, batch_hash
-from pipeline.images import warping
-from pipeline.images.warping import affine, crop_nearest, crop_resize, crop_resize_dense, layout
-from pipeline.keyed import KeyedRandom
-from pipeline.mixing import CutMix, MixUp
-from pipeline.plan import Plan, Request
-from pipeline.samplers import Random, Sequential
-from pipeline.transforms import LandmarkFlip
-from pipeline.transforms import Normalize as NormalizeSample
+from pipeline.loading.collate import List, Pad, Stack
+from pipeline.loading.fetch import Batch, Fetch, SampleError, batch_hash
+from pipeline.order.plan import Plan, Request
+from pipeline.order.sample_generators import KeyedRandom
+from pipeline.order.samplers import Random, Sequential
+from pipeline.transforms import warping
+from pipeline.transforms.batch import BatchCompose
+from pipeline.transforms.batch_colors import ColorJitter, Normalize, RandomErasing
+from pipeline.transforms.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop, forward
+from pipeline.transforms.image import LandmarkFlip
+from pipeline.transforms.image import Normalize as NormalizeSample
+from pipeline.transforms.mixing import CutMix, MixUp
+from pipeline.transforms.warping import affine, crop_nearest, crop_resize, crop_resize_dense, layout
 from tests.program import SHARED
 
 DEVICES = [
@@ -315,7 +315,7 @@ PARAMETERS = [(0, 1, 0, (0, 0)), (30, 1, 0, (0, 0)), (-15, 1.3, 8, (5, -3)), (90
 
 @pytest.mark.parametrize(("angle", "scale", "shear", "shift"), PARAMETERS)
 def test_an_affine_map_is_torchvisions(angle, scale, shear, shift):
-    from pipeline.batch_geometry import _Affine
+    from pipeline.transforms.batch_geometry import _Affine
 
     batch = batch_of(Marked(), rows=2)
     images = batch_of()["image"][:2]

@@ -8,13 +8,13 @@ import torch
 from torchvision.transforms import v2
 
 import pipeline
-from pipeline.build import Parts
+from pipeline.build.parts import Parts
+from pipeline.config.instantiate import Lazy, make
 from pipeline.errors import ConfigError
-from pipeline.making import Lazy, make
-from pipeline.samplers import Bucket, Random, Sequential, Weighted
-from pipeline.schedules import warmup_steps, with_warmup
-from pipeline.torch_samplers import TorchBatches, TorchOrder
-from pipeline.transforms import Normalize
+from pipeline.order.samplers import Bucket, Random, Sequential, Weighted
+from pipeline.order.torch_samplers import TorchBatches, TorchOrder
+from pipeline.training.schedules import warmup_steps, with_warmup
+from pipeline.transforms.image import Normalize
 from tests import own_parts
 from tests.test_contradictions import OWN
 
@@ -86,15 +86,15 @@ def test_the_gate_stands_here_too(name):
 
 
 def test_hydras_own_gate_is_a_second_one(monkeypatch):
-    from pipeline import making
+    from pipeline.config import instantiate
 
     def refuse(name):
         raise ValueError("on hydra's blocklist")
 
-    monkeypatch.setattr(making, "_passed_by_hydra", refuse)
+    monkeypatch.setattr(instantiate, "_passed_by_hydra", refuse)
     with pytest.raises(ConfigError, match=rf"hydra refuses {HOLDER}: on hydra's blocklist"):
         make({"_target_": HOLDER}, "model")
-    monkeypatch.setattr(making, "_passed_by_hydra", lambda name: print)
+    monkeypatch.setattr(instantiate, "_passed_by_hydra", lambda name: print)
     with pytest.raises(ConfigError, match="changed between its check and its call"):
         make({"_target_": HOLDER}, "model")
 
@@ -139,10 +139,10 @@ def test_a_persons_own_code_keeps_its_error():
 
 
 def test_a_parts_own_complaint_gets_the_key_of_this_configuration():
-    node = {"_target_": "pipeline.transforms.Normalize", "statistics": "imagnet"}
+    node = {"_target_": "pipeline.transforms.image.Normalize", "statistics": "imagnet"}
     with pytest.raises(ConfigError, match=r"^transform.train.norm.statistics: 'imagnet'"):
         make(node, "transform.train.norm")
-    node = {"_target_": "pipeline.samplers.Subset", "length": 3, "seed": 0, "fraction": 2.0}
+    node = {"_target_": "pipeline.order.samplers.Subset", "length": 3, "seed": 0, "fraction": 2.0}
     with pytest.raises(ConfigError, match=r"^sampler.fraction: 2.0"):
         make(node, "sampler")
 
@@ -288,7 +288,7 @@ def test_optimizers_get_the_weights_that_learn():
 
 
 def test_statistics_of_the_training_split(monkeypatch, tmp_path):
-    from pipeline import build
+    from pipeline.build import parts
 
     asked = []
 
@@ -296,7 +296,7 @@ def test_statistics_of_the_training_split(monkeypatch, tmp_path):
         asked.append((dataset.split, cache_dir))
         return {"mean": [0.1] * 3, "std": [0.2] * 3}
 
-    monkeypatch.setattr(build, "statistics_of", statistics)
+    monkeypatch.setattr(parts, "statistics_of", statistics)
     config = pipeline.compose(
         *OWN, "transform=faces", "transform.train.normalize.statistics=dataset", "cache_dir=here"
     )

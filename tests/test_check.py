@@ -15,7 +15,7 @@ from PIL import Image
 from pipeline import command
 from pipeline.datasets.image_folder import ImageFolder
 from pipeline.datasets.reading.damage import audio_damage, image_damage
-from pipeline.quarantine import NAME, read
+from pipeline.runs.quarantine import NAME, read
 from pipeline.tasks import check
 from pipeline.tasks.check import not_finite
 from tests import broken_images

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from pipeline.errors import PenstockError
-from pipeline.saving import checkpoint, checkpoint_file
-from pipeline.saving.checkpoint import CheckpointError, Checkpoints
+from pipeline.runs import checkpoint, checkpoint_file
+from pipeline.runs.checkpoint import CheckpointError, Checkpoints
 
 
 def small_state() -> dict[str, Any]:

@@ -201,7 +201,7 @@ def test_unknown_options_are_refused(here, capsys):
 
 
 def test_notices_go_to_stderr(here, task, capsys, monkeypatch):
-    from pipeline import world
+    from pipeline.distributed import world
 
     monkeypatch.setattr(world, "has_accelerator", lambda: False)
     task(lambda config: print("result"))
@@ -212,7 +212,7 @@ def test_notices_go_to_stderr(here, task, capsys, monkeypatch):
 
 
 def test_what_modules_log_goes_to_stderr(here, task, capsys):
-    task(lambda config: logging.getLogger("pipeline.statistics").info("computing"))
+    task(lambda config: logging.getLogger("pipeline.transforms.statistics").info("computing"))
     assert command.main([]) == 0
     out, err = capsys.readouterr()
     assert (out, err.partition("\n")[2]) == ("", "computing\n")

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 import pipeline
-from pipeline.checks.preflight import compose
-from pipeline.config import Config
+from pipeline.config.preflight import compose
+from pipeline.config.schema import Config
 from pipeline.tasks import TASKS
 
 CONF = Path(__file__).parent.parent / "conf"
@@ -91,7 +91,7 @@ def test_every_sampler_goes_with_every_loader(sampler, loader):
 @pytest.mark.parametrize("dataset", ["synthetic_faces", "sequences"])
 def test_what_is_drawn_on_first_use_can_be_built(dataset, tmp_path):
     """From nothing but the configuration: data, a batch, a model that takes it, a loss."""
-    from pipeline.build import Parts
+    from pipeline.build.parts import Parts
 
     config = pipeline.compose(f"dataset={dataset}", f"dataset.root={tmp_path}", "dataset.count=40",
                               "loader=debug", "batch.size=8")  # fmt: skip
@@ -107,9 +107,9 @@ def test_what_is_drawn_on_first_use_can_be_built(dataset, tmp_path):
 
 def test_a_recipe_is_laid_over_its_dataset():
     config = compose("experiment=sequences", "trainer.max_epochs=2")
-    assert config.sampler["_target_"] == "pipeline.samplers.Bucket"
-    assert config.collate["_target_"] == "pipeline.collate.Pad"
+    assert config.sampler["_target_"] == "pipeline.order.samplers.Bucket"
+    assert config.collate["_target_"] == "pipeline.loading.collate.Pad"
     assert config.trainer.max_epochs == 2
     config = compose("experiment=sequences", "sampler=random", "collate=list")
-    assert config.sampler["_target_"] == "pipeline.samplers.Random"
-    assert config.collate["_target_"] == "pipeline.collate.List"
+    assert config.sampler["_target_"] == "pipeline.order.samplers.Random"
+    assert config.collate["_target_"] == "pipeline.loading.collate.List"

@@ -2,10 +2,10 @@
 
 import pytest
 
-from pipeline import parsing
-from pipeline.config import Config
+from pipeline.config import parsing
+from pipeline.config.messages import describe
+from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
-from pipeline.words import describe
 
 PART = {"_target_": "a.b"}
 del_ = object()

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import pipeline
-from pipeline import world
-from pipeline.checks import contradictions, notices
+from pipeline.config import contradictions, notices
+from pipeline.distributed import world
 from pipeline.errors import ConfigError
 
 OWN = [

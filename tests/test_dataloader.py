@@ -35,7 +35,7 @@ from torch.utils.data import (
     random_split,
 )
 
-from pipeline.dataloader import DataLoader
+from pipeline.loading.dataloader import DataLoader
 from tests.deaths import until
 
 Pair = collections.namedtuple("Pair", "a b")

@@ -13,7 +13,7 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
-from pipeline.dataloader import DataLoader
+from pipeline.loading.dataloader import DataLoader
 from tests.test_dataloader import (
     Counting,
     Divided,
@@ -181,7 +181,7 @@ def test_a_loader_that_is_left_at_exit_says_nothing():
     # Held by a module that outlives the others, as those are which C code holds.
     program = (
         "import builtins, sys; builtins.me = sys.modules['__main__']\n"
-        "from pipeline.dataloader import DataLoader\n"
+        "from pipeline.loading.dataloader import DataLoader\n"
         "batches = iter(DataLoader(list(range(10)), 2, num_workers=1)); next(batches)\n"
     )
     done = subprocess.run(

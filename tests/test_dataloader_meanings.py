@@ -13,10 +13,10 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from pipeline.compat.item_fetch import ItemFetch, Keys
-from pipeline.dataloader import DataLoader
-from pipeline.generator_states import moved, put_back, take
-from pipeline.randomness import seed_global
+from pipeline.loading.compat.item_fetch import ItemFetch, Keys
+from pipeline.loading.dataloader import DataLoader
+from pipeline.order.generator_states import moved, put_back, take
+from pipeline.order.randomness import seed_global
 from tests.test_dataloader import Counting, Sleeping, Squares, everything, plain, theirs
 
 
@@ -300,7 +300,7 @@ def test_states_of_generators_are_taken_and_put_back_exactly():
 
 def test_importing_the_class_imports_nothing_slow():
     slow = "{'torchvision', 'pydantic', 'hydra', 'pandas'}"
-    code = f"import sys, pipeline.dataloader; sys.exit({slow} & set(sys.modules) or 0)"
+    code = f"import sys, pipeline.loading.dataloader; sys.exit({slow} & set(sys.modules) or 0)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 

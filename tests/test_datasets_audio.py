@@ -11,8 +11,7 @@ import soundfile
 import torch
 
 import pipeline
-from pipeline.build import Parts
-from pipeline.collate import Mismatch, PadTime
+from pipeline.build.parts import Parts
 from pipeline.datasets.audio_pairs import AudioPairs
 from pipeline.datasets.files import Files
 from pipeline.datasets.reading.audio import lengths_and_rates, read_audio, read_header
@@ -20,6 +19,7 @@ from pipeline.datasets.reading.file_kind import stranger
 from pipeline.datasets.reading.folder import LocalFolder
 from pipeline.datasets.spoken_digits import SpokenDigits
 from pipeline.errors import ConfigError, DataError
+from pipeline.loading.collate import Mismatch, PadTime
 from tests.program import SHARED, run
 
 WAV = ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW", "IMA_ADPCM"]

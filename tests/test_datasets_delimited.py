@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline.build import Parts
+from pipeline.build.parts import Parts
 from pipeline.datasets.delimited_stream import DelimitedStream
 from pipeline.datasets.delimited_text import DelimitedText
 from pipeline.datasets.files import Files
@@ -20,7 +20,7 @@ from pipeline.datasets.text import column_scan
 from pipeline.datasets.text.compressed import opened
 from pipeline.datasets.text.delimited_format import DelimitedFormat
 from pipeline.errors import ConfigError, DataError
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 CLASSES = ["ham", "spam"]
 SMS = Path(__file__).parent.parent.parent / "shared" / "data" / "sms"

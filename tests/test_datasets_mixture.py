@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pipeline.datasets.mixture import Mixture
 from pipeline.errors import ConfigError
-from pipeline.fetch import batch_hash
-from pipeline.streams import StreamOrder, StreamPlan
+from pipeline.loading.fetch import batch_hash
+from pipeline.order.streams import StreamOrder, StreamPlan
 from tests import streams
 from tests.test_streams import by_executors, fetch_of, loader_of, numbers
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_mixed_is_refused():
 
 
 def test_a_mixture_through_workers():
-    from pipeline.workers.backends import LoaderOptions
+    from pipeline.loading.workers.backends import LoaderOptions
 
     def epoch(options):
         return np.array(numbers(loader_of(mixture(), options, StreamOrder(1, 8)).epoch(1)))

@@ -11,20 +11,20 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from pipeline.collate import List
 from pipeline.datasets.arrow.row_groups import RowGroups
 from pipeline.datasets.parquet import Parquet
 from pipeline.datasets.parquet_stream import ParquetStream
 from pipeline.datasets.reading.row_split import RowSplit
 from pipeline.datasets.reading.table_rows import AllRows, ListedRows, rows_before
 from pipeline.errors import ConfigError, DataError
-from pipeline.fetch import Fetch
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.samplers import Random
-from pipeline.stream_fetch import StreamFetch
-from pipeline.streams import StreamOrder, StreamPlan
-from pipeline.workers.backends import LoaderOptions
+from pipeline.loading.collate import List
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.loader import Loader
+from pipeline.loading.stream_fetch import StreamFetch
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Random
+from pipeline.order.streams import StreamOrder, StreamPlan
 from tests import toy
 from tests.tables import FORMATS, make, pa, picture, pq, tensors, write
 

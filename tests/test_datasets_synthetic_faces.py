@@ -14,7 +14,7 @@ from pipeline.datasets.reading.generated_folder import generated_folder
 from pipeline.datasets.synthetic_faces import SyntheticFaces
 from pipeline.datasets.synthetic_sequences import SyntheticSequences
 from pipeline.errors import ConfigError, DataError
-from pipeline.own_files import NotOwnError
+from pipeline.files.own_files import NotOwnError
 
 
 def hashes(folder):

@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
-from pipeline.collate import List
 from pipeline.datasets.tar.members import _number, read_members
 from pipeline.datasets.tar.samples import read_samples
 from pipeline.datasets.tar.source import BytesTar, GzipTar
 from pipeline.datasets.tar_shards import TarShards
 from pipeline.errors import ConfigError, DataError
-from pipeline.limits import Limits
-from pipeline.loader import Loader
-from pipeline.stream_fetch import StreamFetch
-from pipeline.streams import StreamOrder, StreamPlan
-from pipeline.workers.backends import LoaderOptions
+from pipeline.files.limits import Limits
+from pipeline.loading.collate import List
+from pipeline.loading.loader import Loader
+from pipeline.loading.stream_fetch import StreamFetch
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.streams import StreamOrder, StreamPlan
 from tests import toy
 
 

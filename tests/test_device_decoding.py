@@ -6,15 +6,18 @@ import torch
 from PIL import Image
 
 import pipeline
-from pipeline.build import Parts
+from pipeline.build.parts import Parts
 from pipeline.datasets.image_folder import ImageFolder
-from pipeline.device_decoding import DecodeBatchRandomResizedCrop, DecodeBatchResizeCenterCrop
 from pipeline.errors import DataError
-from pipeline.fetch import Batch
-from pipeline.image_decoding import DecodeRandomResizedCrop, DecodeResizeCenterCrop
-from pipeline.keyed import KeyedRandom
-from pipeline.plan import Request
-from pipeline.randomness import begin_sample
+from pipeline.loading.fetch import Batch
+from pipeline.order.plan import Request
+from pipeline.order.randomness import begin_sample
+from pipeline.order.sample_generators import KeyedRandom
+from pipeline.transforms.device_decoding import (
+    DecodeBatchRandomResizedCrop,
+    DecodeBatchResizeCenterCrop,
+)
+from pipeline.transforms.image_decoding import DecodeRandomResizedCrop, DecodeResizeCenterCrop
 from tests.broken_images import cut
 from tests.program import run
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.saving import checkpoint, disk
-from pipeline.saving.disk import DiskError, Hold, cut, remove_leftovers, replacing, write_atomically
+from pipeline.files import disk
+from pipeline.files.disk import DiskError, Hold, cut, remove_leftovers, replacing, write_atomically
+from pipeline.runs import checkpoint
 from tests import warm
 
 ROOT = Path(__file__).parent.parent

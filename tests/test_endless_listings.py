@@ -11,7 +11,7 @@ import pytest
 from pipeline.datasets.files import Files, walk
 from pipeline.datasets.remote import crawl, web
 from pipeline.errors import DataError
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 from tests.program import run
 from tests.web_server import WebServer
 

@@ -11,15 +11,15 @@ from hypothesis.extra import numpy as arrays
 from torch.nn.utils.rnn import pack_padded_sequence
 from torchvision import tv_tensors
 
-from pipeline.collate import List, Pad, Stack
 from pipeline.errors import DataError
-from pipeline.fetch import Batch, Fetch, SampleError, batch_hash, hash_sample
-from pipeline.generator_states import moved, take
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.randomness import SEEDERS
-from pipeline.samplers import Random, Sequential
-from pipeline.workers.backends import LoaderOptions
+from pipeline.loading.collate import List, Pad, Stack
+from pipeline.loading.fetch import Batch, Fetch, SampleError, batch_hash, hash_sample
+from pipeline.loading.loader import Loader
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.generator_states import moved, take
+from pipeline.order.plan import Plan
+from pipeline.order.randomness import SEEDERS
+from pipeline.order.samplers import Random, Sequential
 from tests import toy
 
 

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 import pipeline
-from pipeline.build import Parts
+from pipeline.build.parts import Parts
 from pipeline.datasets.arrays import Arrays
 from pipeline.datasets.audio_pairs import AudioPairs
 from pipeline.datasets.delimited_stream import DelimitedStream
@@ -32,10 +32,10 @@ from pipeline.datasets.sequences import Sequences
 from pipeline.datasets.spoken_digits import SpokenDigits
 from pipeline.datasets.tar_shards import TarShards
 from pipeline.errors import ConfigError
-from pipeline.identity import contents
-from pipeline.identity.contents import UNREADABLE, digests
-from pipeline.identity.fingerprints import fingerprint_of, first_difference
-from pipeline.identity.sources import UNKNOWN, changes, code_of
+from pipeline.runs.identity import contents
+from pipeline.runs.identity.contents import UNREADABLE, digests
+from pipeline.runs.identity.fingerprints import fingerprint_of, first_difference
+from pipeline.runs.identity.sources import UNKNOWN, changes, code_of
 from tests.program import run
 from tests.test_contradictions import OWN
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from pipeline import command
+from pipeline.distributed.world import World
 from pipeline.errors import ConfigError
-from pipeline.learner import Options
-from pipeline.runner import Result
-from pipeline.saving import checkpoint
+from pipeline.runs import checkpoint
 from pipeline.tasks import fit, outcome
 from pipeline.tasks.fit import scheduler_moves, spare_cores
 from pipeline.tasks.outcome import print_report
-from pipeline.world import World
+from pipeline.training.runner import Result
+from pipeline.training.train_step import Options
 from tests.program import run
 
 QUICK = ["loader=debug", "trainer.max_epochs=2", "run_dir=run", "tracker=none"]

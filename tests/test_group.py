@@ -6,11 +6,11 @@ import re
 import pytest
 import torch
 
+from pipeline.distributed.group import Group, join
+from pipeline.distributed.presence import LateError
+from pipeline.distributed.world import World, from_environment, is_launched
 from pipeline.errors import ConfigError
-from pipeline.ranks.group import Group, join
-from pipeline.ranks.presence import LateError
-from pipeline.workers.death import state_of
-from pipeline.world import World, from_environment, is_launched
+from pipeline.loading.workers.failures import state_of
 
 
 def talk(rank, size, port, answers):

@@ -28,13 +28,13 @@ from pipeline.datasets.reading.mapped_array import MappedArray
 from pipeline.datasets.reading.shard_files import expand_braces
 from pipeline.datasets.reading.walk import walk
 from pipeline.datasets.sequences import Sequences
-from pipeline.device_decoding import DecodeBatchResizeCenterCrop
 from pipeline.errors import ConfigError, DataError
-from pipeline.image_decoding import DecodeResize
-from pipeline.images import native
-from pipeline.keyed import KeyedRandom
-from pipeline.limits import Limits
-from pipeline.packs.squares import Squares
+from pipeline.files.limits import Limits
+from pipeline.order.sample_generators import KeyedRandom
+from pipeline.packing.center_crops import Squares
+from pipeline.transforms import native_images
+from pipeline.transforms.device_decoding import DecodeBatchResizeCenterCrop
+from pipeline.transforms.image_decoding import DecodeResize
 from tests import broken_images, hostile_files
 from tests.hostile_files import ALL, ARRAYS, AUDIO, IMAGES, SPECIAL, put, put_special
 from tests.program import ROOT, run
@@ -98,7 +98,7 @@ DECODERS = {
 @pytest.mark.parametrize("way", ["pure", "native", "batch", "squares", "device"])
 @pytest.mark.parametrize("attack", ["jpeg", "jpeg of scans", "png"])
 def test_decoders_of_files_that_are_not_decoded_yet(tmp_path, attack, way, limits):
-    if way not in ("pure", "device") and native.jpeg() is None:
+    if way not in ("pure", "device") and native_images.jpeg() is None:
         pytest.skip("the native decoder was not built")
     path = tmp_path / "a.jpg"
     small = limits.pixels < 256

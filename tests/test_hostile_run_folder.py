@@ -13,20 +13,21 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline import plain_json, quarantine, statistics
+from pipeline.config import tuned
 from pipeline.datasets.reading.cache_folder import CacheFolder
 from pipeline.datasets.remote.file_cache import FileCache
 from pipeline.errors import ConfigError, DataError, PenstockError
-from pipeline.own_files import NotOwnError, check_tree, open_own, own_folder
-from pipeline.packs.folder import Pack
-from pipeline.regular_file import open_regular
-from pipeline.saving import checkpoint, checkpoint_file, disk, run_state
-from pipeline.saving.checkpoint import CheckpointError
-from pipeline.saving.manifest import read_manifest
-from pipeline.saving.run_folder import RunFolder
-from pipeline.saving.state_tree import encode
+from pipeline.files import disk, plain_json
+from pipeline.files.own_files import NotOwnError, check_tree, open_own, own_folder
+from pipeline.files.regular_file import open_regular
+from pipeline.packing.folder import Pack
+from pipeline.runs import checkpoint, checkpoint_file, quarantine, run_state
+from pipeline.runs.checkpoint import CheckpointError
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run_folder import RunFolder
+from pipeline.runs.state_tree import encode
 from pipeline.tasks import sweep, verify
-from pipeline.tuning import tuned
+from pipeline.transforms import statistics
 from tests.program import run
 from tests.resuming import Case
 

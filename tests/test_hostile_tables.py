@@ -15,8 +15,8 @@ from pipeline.datasets.delimited_text import DelimitedText
 from pipeline.datasets.parquet import Parquet
 from pipeline.datasets.tar_shards import TarShards
 from pipeline.errors import DataError
-from pipeline.limits import Limits
-from pipeline.text import Tokenize, word_id
+from pipeline.files.limits import Limits
+from pipeline.transforms.text import Tokenize, word_id
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

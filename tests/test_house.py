@@ -101,13 +101,13 @@ def test_datasets_know_only_the_top_of_the_pipeline(path):
             "terminal", "transforms")  # fmt: skip
     allowed = {f"pipeline.{name}" for name in tops}
     allowed |= {
-        "pipeline.images.encoded",
-        "pipeline.images.jpeg_header",
-        "pipeline.images.stored",
-        "pipeline.packs.fields",
-        "pipeline.packs.folder",
-        "pipeline.packs.npy",
-        "pipeline.packs.table",
+        "pipeline.loading.encoded",
+        "pipeline.transforms.jpeg_header",
+        "pipeline.loading.stored",
+        "pipeline.packing.fields",
+        "pipeline.packing.folder",
+        "pipeline.packing.npy",
+        "pipeline.packing.table",
     }
     for module in imports_of(path):
         if re.fullmatch(r"pipeline\.\w+(\.\w+)?", module) and module_exists(module):

@@ -17,30 +17,30 @@ from PIL import Image
 from torchvision import tv_tensors
 
 import pipeline
-from pipeline import slots
-from pipeline.batch_colors import Normalize
-from pipeline.batch_transforms import BatchCompose
-from pipeline.build import Parts
-from pipeline.collate import Stack
+from pipeline.build.parts import Parts
 from pipeline.datasets.image_folder import ImageFolder
 from pipeline.datasets.reading.image import encoded_image, read_image
 from pipeline.errors import ConfigError, DataError
-from pipeline.image_decoding import (
+from pipeline.loading import output_buffers
+from pipeline.loading.collate import Stack
+from pipeline.loading.encoded import EncodedImage
+from pipeline.loading.loader import Loader, LoaderOptions
+from pipeline.order.randomness import begin_sample, hash64, uniform, uniform_at
+from pipeline.transforms import native_images
+from pipeline.transforms.batch import BatchCompose
+from pipeline.transforms.batch_colors import Normalize
+from pipeline.transforms.crops import CenterCrop, Crop, RandomResizedCrop
+from pipeline.transforms.image import Compose
+from pipeline.transforms.image_decoding import (
     Decode,
     DecodeRandomResizedCrop,
     DecodeResize,
     DecodeResizeCenterCrop,
 )
-from pipeline.images import native
-from pipeline.images.crops import CenterCrop, Crop, RandomResizedCrop
-from pipeline.images.encoded import EncodedImage
-from pipeline.images.jpeg_header import jpeg_header
-from pipeline.loader import Loader, LoaderOptions
-from pipeline.randomness import begin_sample, hash64, uniform, uniform_at
-from pipeline.transforms import Compose
+from pipeline.transforms.jpeg_header import jpeg_header
 from tests import program
 
-BUILT = native.jpeg() is not None
+BUILT = native_images.jpeg() is not None
 DECODERS = ["pure", pytest.param("native", marks=pytest.mark.skipif(not BUILT, reason="not built"))]
 both = pytest.mark.skipif(not BUILT, reason="the native decoder was not built")
 INSECTS = Path(__file__).parent.parent.parent / "shared" / "data" / "hymenoptera"
@@ -370,7 +370,7 @@ def test_arguments_that_make_no_sense(make, key):
 
 
 def test_without_the_native_decoder(monkeypatch):
-    monkeypatch.setattr(native, "jpeg", lambda: None)
+    monkeypatch.setattr(native_images, "jpeg", lambda: None)
     assert DecodeRandomResizedCrop(8).decoder == "pure"
     with pytest.raises(ConfigError, match=r"'native' was not built: .*libjpeg-dev.*decoder=pure"):
         DecodeRandomResizedCrop(8, decoder="native")
@@ -492,9 +492,9 @@ def test_a_batch_is_written_in_place(tmp_path):
 
 def test_memory_is_used_again_only_when_nobody_holds_it():
     def one():
-        with slots.batch(3):
-            rows = [slots.take((4, 5), np.float32).tensor for _ in range(3)]
-            return slots.together(rows)
+        with output_buffers.batch(3):
+            rows = [output_buffers.take((4, 5), np.float32).tensor for _ in range(3)]
+            return output_buffers.together(rows)
 
     first = one()
     place = first.data_ptr()
@@ -525,28 +525,28 @@ def test_workers_write_into_shared_memory(tmp_path):
 
 
 def test_rows_that_are_not_in_order_are_stacked_as_usual():
-    with slots.batch(3):
-        rows = [slots.take((2,), np.float32).tensor.fill_(number) for number in range(3)]
-        assert slots.together(rows).tolist() == [[0, 0], [1, 1], [2, 2]]
-        assert slots.together(rows[1:]).tolist() == [[1, 1], [2, 2]]
-        assert slots.together(rows[::-1]) is None
-        assert slots.together([rows[0], rows[2]]) is None
-        assert slots.together([rows[0], rows[1].clone()]) is None
-        assert slots.together([row[:1] for row in rows]) is None
-        beyond = slots.take((2,), np.float32).tensor
-        assert slots.together([rows[2], beyond]) is None
-    assert slots.together(rows) is None  # the batch is over
+    with output_buffers.batch(3):
+        rows = [output_buffers.take((2,), np.float32).tensor.fill_(number) for number in range(3)]
+        assert output_buffers.together(rows).tolist() == [[0, 0], [1, 1], [2, 2]]
+        assert output_buffers.together(rows[1:]).tolist() == [[1, 1], [2, 2]]
+        assert output_buffers.together(rows[::-1]) is None
+        assert output_buffers.together([rows[0], rows[2]]) is None
+        assert output_buffers.together([rows[0], rows[1].clone()]) is None
+        assert output_buffers.together([row[:1] for row in rows]) is None
+        beyond = output_buffers.take((2,), np.float32).tensor
+        assert output_buffers.together([rows[2], beyond]) is None
+    assert output_buffers.together(rows) is None  # the batch is over
 
 
 def test_slots_of_threads_are_their_own():
     found = {}
 
     def work(name):
-        with slots.batch(2):
-            found[name] = [slots.take((8,), np.uint8).tensor for _ in range(2)]
+        with output_buffers.batch(2):
+            found[name] = [output_buffers.take((8,), np.uint8).tensor for _ in range(2)]
 
-    with slots.batch(2):
-        work_here = slots.take((8,), np.uint8).tensor
+    with output_buffers.batch(2):
+        work_here = output_buffers.take((8,), np.uint8).tensor
         threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
         for thread in threads:
             thread.start()
@@ -600,7 +600,7 @@ def test_no_generator_is_seeded_or_drawn_from(tmp_path):
 
 
 def test_statistics_of_files_that_are_not_decoded_yet(tmp_path):
-    from pipeline.statistics import statistics_of
+    from pipeline.transforms.statistics import statistics_of
 
     root = folder(tmp_path / "data")
     eager, lazy = (

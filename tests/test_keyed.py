@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.keyed import KeyedRandom
-from pipeline.plan import Plan
-from pipeline.randomness import hash64_array, hash64_rows
-from pipeline.samplers import Random
+from pipeline.order.plan import Plan
+from pipeline.order.randomness import hash64_array, hash64_rows
+from pipeline.order.sample_generators import KeyedRandom
+from pipeline.order.samplers import Random
 
 ROWS = 40_000
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipeline import command
-from pipeline.build import Parts
-from pipeline.checks import preflight
+from pipeline.build.parts import Parts
+from pipeline.config import preflight, tuned
 from pipeline.tasks.sweep import read_results
-from pipeline.tuning import tuned
 from tests.own_parts import NUMBERS
 
 ROOT = Path(__file__).parent.parent

@@ -2,11 +2,11 @@ import json
 
 import pytest
 
-from pipeline.meter import Meter, Step
-from pipeline.ranks.group import Group
-from pipeline.samplers import Random
-from pipeline.saving.disk import DiskError, cut
+from pipeline.distributed.group import Group
+from pipeline.files.disk import DiskError, cut
+from pipeline.order.samplers import Random
 from pipeline.tasks.recording import Ledger
+from pipeline.training.epoch_metrics import Meter, Step
 from tests.toy import loader
 
 

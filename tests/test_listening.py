@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.ranks import launch
-from pipeline.ranks.group import join
-from pipeline.ranks.meeting import announced
-from pipeline.world import from_environment
+from pipeline.distributed import launch
+from pipeline.distributed.group import join
+from pipeline.distributed.meeting import announced
+from pipeline.distributed.world import from_environment
 from tests import listening, warm
 from tests.program import ROOT
 from tests.test_group import free_port
@@ -57,9 +57,9 @@ def test_a_run_of_two_ranks_listens_on_loopback_only(strategy, tmp_path):
 RESTARTED = """
 import os, sys
 from pathlib import Path
-from pipeline.ranks.group import join
-from pipeline.ranks.launch import leave_result
-from pipeline.world import from_environment, restarts
+from pipeline.distributed.group import join
+from pipeline.distributed.launch import leave_result
+from pipeline.distributed.world import from_environment, restarts
 from tests import listening
 with join(from_environment("cpu"), timeout=60) as group:
     assert group.gather(group.world.rank) == [0, 1]

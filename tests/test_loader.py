@@ -10,9 +10,9 @@ import torch
 from torchvision.transforms import v2
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.fetch import SampleError
-from pipeline.isolation import SharedGeneratorError
-from pipeline.workers.backends import LoaderOptions, WorkerError
+from pipeline.loading.fetch import SampleError
+from pipeline.loading.workers.backends import LoaderOptions, WorkerError
+from pipeline.order.thread_generators import SharedGeneratorError
 from tests import toy
 
 MAIN = LoaderOptions()

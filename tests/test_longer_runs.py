@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.learner import Learner
-from pipeline.resumption import SCHEDULES, with_schedules
-from pipeline.saving import checkpoint
+from pipeline.runs import checkpoint
+from pipeline.runs.resumption import SCHEDULES, with_schedules
+from pipeline.training.train_step import Learner
 from tests.own_parts import NUMBERS, Numbers
 from tests.program import run
 

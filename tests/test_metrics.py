@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from pipeline.metrics import NormalizedMeanError
+from pipeline.training.metrics import NormalizedMeanError
 
 
 def faces(count=3, landmarks=68):

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import pipeline
-from pipeline import familiar_names, world
-from pipeline.checks import notices
-from pipeline.checks.composition import Composer
-from pipeline.config import Config
-from pipeline.words import choices
+from pipeline.config import familiar_names, notices
+from pipeline.config.composition import Composer
+from pipeline.config.messages import choices
+from pipeline.config.schema import Config
+from pipeline.distributed import world
 from tests.program import run
 
 ARRAYS = ["dataset=arrays", "tracker=none", "trainer.pictures=false"]

@@ -4,7 +4,7 @@ from torch import nn
 from torchvision import models as torchvision_models
 
 from pipeline.errors import ConfigError
-from pipeline.models import (
+from pipeline.training.models import (
     LandmarkNet,
     SequenceNet,
     SmallConvNet,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.packs import npy
-from pipeline.packs.npy import NpyStream
+from pipeline.packing import npy
+from pipeline.packing.npy import NpyStream
 
 PIECE = npy._PIECE
 

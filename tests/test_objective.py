@@ -8,10 +8,10 @@ from torchmetrics import MeanMetric, MeanSquaredError
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
 from pipeline.errors import ConfigError
-from pipeline.fetch import Batch
-from pipeline.metrics import NormalizedMeanError
-from pipeline.objective import Classification, Constant, LandmarkRegression, Regression
-from pipeline.plan import Request
+from pipeline.loading.fetch import Batch
+from pipeline.order.plan import Request
+from pipeline.training.metrics import NormalizedMeanError
+from pipeline.training.objective import Classification, Constant, LandmarkRegression, Regression
 
 
 def batch(fields, valid=None):

@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset
 from torchvision.transforms import v2
 
-from pipeline.bad_samples import SampleError
-from pipeline.batch_transforms import BatchCompose
-from pipeline.collate import Stack
-from pipeline.composing import Compose
-from pipeline.dataloader import DataLoader
 from pipeline.errors import ConfigError
-from pipeline.fetch import Fetch, batch_hash
-from pipeline.isolation import SharedGeneratorError
-from pipeline.loader import Loader
-from pipeline.own_generators import OwnDraws, generators_in
-from pipeline.plan import Plan
-from pipeline.randomness import GLOBAL, scope
-from pipeline.samplers import Random
-from pipeline.stream_fetch import StreamFetch
-from pipeline.streams import StreamOrder, StreamPlan
-from pipeline.workers.backends import LoaderOptions
+from pipeline.loading.bad_samples import SampleError
+from pipeline.loading.collate import Stack
+from pipeline.loading.compose import Compose
+from pipeline.loading.dataloader import DataLoader
+from pipeline.loading.fetch import Fetch, batch_hash
+from pipeline.loading.loader import Loader
+from pipeline.loading.stream_fetch import StreamFetch
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.plan import Plan
+from pipeline.order.private_generators import OwnDraws, generators_in
+from pipeline.order.randomness import GLOBAL, scope
+from pipeline.order.samplers import Random
+from pipeline.order.streams import StreamOrder, StreamPlan
+from pipeline.order.thread_generators import SharedGeneratorError
+from pipeline.transforms.batch import BatchCompose
 from tests import toy
 
 PLAN = Plan(Random(24, 0), 6)

@@ -13,16 +13,16 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision import tv_tensors
 
 import pipeline
-from pipeline.build import Parts
-from pipeline.collate import Stack
-from pipeline.dataset_facts import classes_of, facts_of, table_of
+from pipeline.build.parts import Parts
 from pipeline.errors import ConfigError, DataError
-from pipeline.fetch import Fetch
-from pipeline.named_fields import Fields, OwnCollate, restorer
-from pipeline.plan import Plan
-from pipeline.samplers import Sequential
-from pipeline.statistics import statistics_of
+from pipeline.loading.collate import Stack
+from pipeline.loading.dataset_facts import classes_of, facts_of, table_of
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.named_fields import Fields, OwnCollate, restorer
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Sequential
 from pipeline.tasks.digest import lines
+from pipeline.transforms.statistics import statistics_of
 from tests import peoples_data
 from tests.peoples_data import Point, Record
 from tests.program import run

@@ -15,16 +15,16 @@ from PIL import Image
 from torch.utils.data import IterableDataset
 
 import pipeline
-from pipeline.build import Parts
+from pipeline.build.parts import Parts
 from pipeline.datasets.packed import Packed
+from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, DataError
-from pipeline.image_decoding import DecodeResizeCenterCrop
-from pipeline.images import native
-from pipeline.packs.folder import Pack
-from pipeline.packs.packing import pack
-from pipeline.packs.recipe import Recipe
-from pipeline.workers.backends import LoaderOptions
-from pipeline.world import World
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.packing.folder import Pack
+from pipeline.packing.packing import pack
+from pipeline.packing.recipe import Recipe
+from pipeline.transforms import native_images
+from pipeline.transforms.image_decoding import DecodeResizeCenterCrop
 from tests import warm
 from tests.face_folder import write_faces
 from tests.packs import Changing, Drawing, Everything, Large, write_images
@@ -135,10 +135,10 @@ def test_a_full_disk_is_said_and_nothing_remains(tmp_path):
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
         "from tests.packs import Large\n"
-        "from pipeline.packs.packing import pack\n"
-        "from pipeline.packs.recipe import Recipe\n"
+        "from pipeline.packing.packing import pack\n"
+        "from pipeline.packing.recipe import Recipe\n"
         "from pipeline.errors import DataError\n"
-        "from pipeline.workers.backends import LoaderOptions\n"
+        "from pipeline.loading.workers.backends import LoaderOptions\n"
         "options = LoaderOptions('thread', 2)\n"
         "try:\n    pack(Large(8), 'train', Recipe(), sys.argv[1], options=options)\n"
         "except DataError as error:\n    print(error)\n"
@@ -324,7 +324,7 @@ def photos(tmp_path):
     ]  # fmt: skip
 
 
-built = pytest.mark.skipif(native.jpeg() is None, reason="the native decoder was not built")
+built = pytest.mark.skipif(native_images.jpeg() is None, reason="the native decoder was not built")
 
 
 @built

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from pipeline.collate import Stack
 from pipeline.datasets.packed import Packed
 from pipeline.errors import DataError
-from pipeline.fetch import Fetch, hash_sample, kinds_of
-from pipeline.loader import Loader
-from pipeline.packs.packing import pack
-from pipeline.packs.recipe import Recipe
-from pipeline.plan import Plan, Request
-from pipeline.samplers import Bucket, Random, Weighted
-from pipeline.transforms import Compose
-from pipeline.workers.backends import LoaderOptions
+from pipeline.loading.collate import Stack
+from pipeline.loading.fetch import Fetch, hash_sample, kinds_of
+from pipeline.loading.loader import Loader
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.plan import Plan, Request
+from pipeline.order.samplers import Bucket, Random, Weighted
+from pipeline.packing.packing import pack
+from pipeline.packing.recipe import Recipe
+from pipeline.transforms.image import Compose
 from tests.packs import Everything, write_images
 from tests.program import run
 
@@ -193,7 +193,7 @@ def test_the_digest_of_landmarks_is_unchanged_too(capsys, tmp_path):
 
 def test_a_smaller_size_names_itself_in_the_fingerprint(capsys, tmp_path, images):
     import pipeline
-    from pipeline.build import Parts
+    from pipeline.build.parts import Parts
 
     own = [*images, f"cache_dir={tmp_path / 'cache'}"]
 

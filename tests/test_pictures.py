@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline import pictures
-from pipeline.pictures import confusion_matrix, contact_sheet, learning_curves, signals
+from pipeline.runs import pictures
+from pipeline.runs.pictures import confusion_matrix, contact_sheet, learning_curves, signals
 
 GREEN, ORANGE = (34, 224, 138), (255, 75, 31)
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
-from pipeline.plan import Plan
-from pipeline.samplers import Bucket, Identity, Random, Sequential, Weighted
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Bucket, Identity, Random, Sequential, Weighted
 
 
 def union(plan, epoch, step, world):

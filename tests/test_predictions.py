@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import pipeline
-from pipeline.build import Parts
+from pipeline.build.parts import Parts
 from pipeline.tasks import predictions
-from pipeline.transforms import Compose, Normalize
+from pipeline.transforms.image import Compose, Normalize
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from pipeline import preemption
+from pipeline.distributed import preemption
+from pipeline.distributed.preemption import SIGNALS, Preemption, Stop
 from pipeline.errors import PREEMPTED
-from pipeline.preemption import SIGNALS, Preemption, Stop
 from tests.program import ROOT
 
 
@@ -60,7 +60,7 @@ def run(code, *signals, pause=0.3):
 
 STUCK = """
     import sys, threading
-    from pipeline.preemption import Preemption
+    from pipeline.distributed.preemption import Preemption
     with Preemption({}, say=lambda text: print(text, file=sys.stderr, flush=True)):
         print("ready", flush=True)
         lock = threading.Lock()
@@ -85,7 +85,7 @@ def test_an_echo_is_no_second_signal():
 def test_forked_children_have_the_usual_signals():
     code = """
         import os, signal, time
-        from pipeline.preemption import Preemption
+        from pipeline.distributed.preemption import Preemption
         with Preemption() as preemption:
             child = os.fork()
             if not child:

@@ -3,8 +3,8 @@
 import pytest
 
 import pipeline
-from pipeline.checks import preflight
-from pipeline.checks.composition import Composer
+from pipeline.config import preflight
+from pipeline.config.composition import Composer
 from pipeline.errors import ConfigError, DataError
 
 
@@ -78,7 +78,8 @@ TYPOS = [
     ("+model._partial_=1", "model._partial_", "got 1, expected true | false"),
     ("+model._args_=3", "model._args_", "got 3, expected a list"),
     ("+model._args_=[1,2,3,4]", "model._args_", "4 positional arguments, but LandmarkNet takes 3"),
-    ("model._target_=pipeline.models.LandmarkNte", "model._target_", "did you mean 'LandmarkNet'"),
+    ("model._target_=pipeline.training.models.LandmarkNte", "model._target_",
+     "did you mean 'LandmarkNet'"),
     ("model._target_=torch.load", "model._target_", "may not be called from a configuration"),
     ("+transform.train.x={scale:1}", "transform.train.x", "has no _target_, only scale"),
     ("dataset.root=???", "dataset.root", "has no value yet; give it with dataset.root=..."),
@@ -148,7 +149,7 @@ def test_metrics_are_refused_by_name_also_where_nothing_is_measured():
 
 HYDRAS_OWN = [
     ("hydra.callbacks.table._target_=os.system", "hydra.callbacks.table._target_"),
-    ("+hydra.callbacks.more={_target_:pipeline.build.make}", "hydra.callbacks.more._target_"),
+    ("+hydra.callbacks.more={_target_:pipeline.build.parts.make}", "hydra.callbacks.more._target_"),
     ("+hydra.callbacks.more={_target_:tests.own_parts.Holder,y:{_target_:os.system}}",
      "hydra.callbacks.more.y._target_"),
     ("hydra.launcher._target_=os.system", "hydra.launcher._target_"),
@@ -239,11 +240,11 @@ def test_the_order_of_defaults(own):
         "seed: 7\ntrainer: {max_epochs: 2}\n",
     )
     config = pipeline.compose("experiment=mine", config_dir=folder)
-    assert config.collate["_target_"] == "pipeline.collate.Pad"
+    assert config.collate["_target_"] == "pipeline.loading.collate.Pad"
     assert config.model["_target_"] == "torch.nn.Linear"
     assert (config.seed, config.trainer.max_epochs) == (7, 2)
     config = pipeline.compose("experiment=mine", "model=sequence_net", "seed=8", config_dir=folder)
-    assert config.model["_target_"] == "pipeline.models.SequenceNet"
+    assert config.model["_target_"] == "pipeline.training.models.SequenceNet"
     assert (config.seed, config.trainer.max_epochs) == (8, 2)
 
 

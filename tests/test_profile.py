@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from benchmarks import built_cases
-from pipeline.clock import Clock
+from pipeline.loading.stage_timer import Clock
+from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.tasks.measuring import steps_of
 from pipeline.tuning.timeline import Timeline
 from pipeline.tuning.verdict import SLOWED, Measured, judge
-from pipeline.workers.backends import LoaderOptions
 from tests import toy
 from tests.program import run
 

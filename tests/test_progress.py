@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pipeline.loader import LoaderStats
+from pipeline.loading.loader import LoaderStats
 from pipeline.tasks import progress
 from pipeline.terminal import left, watched
 

@@ -14,11 +14,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pipeline.bad_samples import LeftOut
 from pipeline.datasets.image_folder import ImageFolder
 from pipeline.errors import ConfigError
-from pipeline.plan import Plan
-from pipeline.quarantine import (
+from pipeline.loading.bad_samples import LeftOut
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Sequential
+from pipeline.order.streams import StreamOrder, StreamPlan
+from pipeline.runs.quarantine import (
     COLUMNS,
     NAME,
     QuarantineFile,
@@ -28,8 +30,6 @@ from pipeline.quarantine import (
     policy,
     read,
 )
-from pipeline.samplers import Sequential
-from pipeline.streams import StreamOrder, StreamPlan
 from tests import broken_images, streams
 from tests.program import run
 

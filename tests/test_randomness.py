@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from pipeline.randomness import (
+from pipeline.order.randomness import (
     Permutation,
     hash64,
     hash64_array,
@@ -116,7 +116,7 @@ def test_a_scope_puts_all_three_generators_back():
 
 
 def test_moved_names_the_generators_that_were_drawn_from():
-    from pipeline.generator_states import moved, take
+    from pipeline.order.generator_states import moved, take
 
     with scope():
         states = take()
@@ -132,7 +132,7 @@ def test_importing_the_package_is_silent_and_starts_nothing():
     code = (
         "import threading, multiprocessing, sys, pipeline\n"
         "assert 'torch' not in sys.modules\n"
-        "import pipeline.loader, pipeline.samplers\n"
+        "import pipeline.loading.loader, pipeline.order.samplers\n"
         "assert threading.active_count() == 1 and not multiprocessing.active_children()\n"
         "assert 'pandas' not in sys.modules and 'matplotlib' not in sys.modules\n"
     )

@@ -1,10 +1,10 @@
 import json
 
-from pipeline.fetch import batch_hash
-from pipeline.meter import Meter
-from pipeline.ranks.group import Group
-from pipeline.saving.run_folder import RunFolder
+from pipeline.distributed.group import Group
+from pipeline.loading.fetch import batch_hash
+from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.recording import Digests, Metrics
+from pipeline.training.epoch_metrics import Meter
 from tests.toy import loader
 
 

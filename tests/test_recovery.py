@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline import board
-from pipeline.collate import List, Stack
-from pipeline.fetch import Batch
-from pipeline.loader import Loader
-from pipeline.stream_fetch import StreamFetch
-from pipeline.streams import StreamOrder, StreamPlan
-from pipeline.workers import channel, crew, death
-from pipeline.workers.backends import LoaderOptions, WorkerError
-from pipeline.workers.process_backend import ProcessBackend
+from pipeline.loading import worker_status
+from pipeline.loading.collate import List, Stack
+from pipeline.loading.fetch import Batch
+from pipeline.loading.loader import Loader
+from pipeline.loading.stream_fetch import StreamFetch
+from pipeline.loading.workers import channel, failures, pool
+from pipeline.loading.workers.backends import LoaderOptions, WorkerError
+from pipeline.loading.workers.process_backend import ProcessBackend
+from pipeline.order.streams import StreamOrder, StreamPlan
 from tests import deaths, toy
 from tests.deaths import Doom, Files
 
@@ -45,7 +45,9 @@ def undisturbed(transform=None, epoch=0):
 def message(caplog):
     """What was said of one death."""
     said = [
-        record.getMessage() for record in caplog.records if record.name == "pipeline.workers.crew"
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "pipeline.loading.workers.pool"
     ]
     assert len(said) == 1
     return said[0]
@@ -114,8 +116,8 @@ def test_a_worker_that_cannot_go_on_is_told_from_one_that_works(
     how, said, tmp_path, caplog, monkeypatch
 ):
     # With the limit of 300 s; the patience with what cannot go on is shortened here.
-    monkeypatch.setattr(crew, "_STOPPED", 1.0)
-    monkeypatch.setattr(crew, "_LOCKED", 1.0)
+    monkeypatch.setattr(pool, "_STOPPED", 1.0)
+    monkeypatch.setattr(pool, "_LOCKED", 1.0)
     loader = toy.loader(TWO, Doom(how, 7, tmp_path), Files())
     assert toy.hashes(loader) == undisturbed()
     assert loader.stats.deaths == 1
@@ -131,10 +133,10 @@ def test_a_worker_that_may_be_at_work_keeps_its_300_seconds(how, tmp_path):
     process.start()
     try:
         time.sleep(0.2)
-        looks = [death.waits_for_locks(process.pid)]
+        looks = [failures.waits_for_locks(process.pid)]
         time.sleep(0.3)
-        looks.append(death.waits_for_locks(process.pid))
-        assert death.state_of(process.pid) in "RS"
+        looks.append(failures.waits_for_locks(process.pid))
+        assert failures.state_of(process.pid) in "RS"
         assert looks[0] is None or looks[1] is None or looks[0] != looks[1]
     finally:
         process.kill()
@@ -348,16 +350,16 @@ def test_a_program_ends_although_a_worker_is_stopped(tmp_path):
 
 
 def test_what_the_board_says_is_where_an_executor_stands():
-    cell = memoryview(bytearray(8 * board.FIELDS)).cast("q")
-    board.clear(cell)
-    assert board.look(cell).stage == board.STARTING
-    board.use(cell)
-    board.begin(3, 14)
-    assert board.look(cell) == (3, 14, board.WHOLE, board.READ)
-    board.at(5, board.TRANSFORM)
-    assert board.look(cell) == (3, 14, 5, board.TRANSFORM)
-    board.rest()
-    assert not board.look(cell).works
+    cell = memoryview(bytearray(8 * worker_status.FIELDS)).cast("q")
+    worker_status.clear(cell)
+    assert worker_status.look(cell).stage == worker_status.STARTING
+    worker_status.use(cell)
+    worker_status.begin(3, 14)
+    assert worker_status.look(cell) == (3, 14, worker_status.WHOLE, worker_status.READ)
+    worker_status.at(5, worker_status.TRANSFORM)
+    assert worker_status.look(cell) == (3, 14, 5, worker_status.TRANSFORM)
+    worker_status.rest()
+    assert not worker_status.look(cell).works
 
 
 def test_messages_keep_tensors_that_share_memory_together():

@@ -12,9 +12,9 @@ import yaml
 from torch.utils.data import DataLoader
 
 import pipeline
-from pipeline import reference
-from pipeline.checks.composition import Composer
-from pipeline.config import Loader
+from pipeline.config import reference
+from pipeline.config.composition import Composer
+from pipeline.config.schema import Loader
 from tests.program import ROOT, run
 
 
@@ -27,7 +27,7 @@ def keys(tree, prefix=""):
 
 def test_the_page_of_all_keys_is_up_to_date():
     page = (ROOT / "docs" / "keys.md").read_text()
-    assert page == reference.page(), "python -m pipeline.reference > docs/keys.md"
+    assert page == reference.page(), "python -m pipeline.config.reference > docs/keys.md"
 
 
 def test_help_lists_every_group_and_key(capsys):
@@ -59,7 +59,7 @@ def test_groups_of_ones_own_are_read_too(capsys, tmp_path):
     done = run(
         capsys, "--config-dir", str(tmp_path), "sampler=mine", "--cfg", "job", "-p", "sampler"
     )
-    assert done.out.splitlines()[1:] == ["_target_: pipeline.samplers.Random",
+    assert done.out.splitlines()[1:] == ["_target_: pipeline.order.samplers.Random",
                                          "default_seed: 3  # 'mine' # and more"]  # fmt: skip
 
 

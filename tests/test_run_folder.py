@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from pipeline.errors import ConfigError, PenstockError
-from pipeline.saving.run_folder import RunFolder, git_state
+from pipeline.runs.run_folder import RunFolder, git_state
 
 
 def manifest(folder):

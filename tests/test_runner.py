@@ -9,20 +9,20 @@ from torch import nn
 from torch.utils.data import Dataset
 from torchmetrics import MeanSquaredError
 
-from pipeline.collate import Stack
+from pipeline.distributed.group import Group
+from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, PenstockError
-from pipeline.fetch import Fetch
-from pipeline.learner import Learner, Options
-from pipeline.loader import Loader
-from pipeline.objective import Regression
-from pipeline.plan import Plan
-from pipeline.ranks.group import Group
-from pipeline.runner import NonFiniteLossError, Observer, fit, train_epoch, validate
-from pipeline.samplers import Random, Sequential
-from pipeline.saving import checkpoint
-from pipeline.saving.checkpoint import Checkpoints
-from pipeline.workers.backends import LoaderOptions
-from pipeline.world import World
+from pipeline.loading.collate import Stack
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.loader import Loader
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Random, Sequential
+from pipeline.runs import checkpoint
+from pipeline.runs.checkpoint import Checkpoints
+from pipeline.training.objective import Regression
+from pipeline.training.runner import NonFiniteLossError, Observer, fit, train_epoch, validate
+from pipeline.training.train_step import Learner, Options
 
 
 class Line(Dataset):

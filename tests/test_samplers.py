@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from pipeline.bucketing import cuts
 from pipeline.errors import ConfigError, DataError
-from pipeline.plan import Plan
-from pipeline.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
-from pipeline.torch_samplers import TorchBatches, TorchOrder, adapt
+from pipeline.order.bucketing import cuts
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from pipeline.order.torch_samplers import TorchBatches, TorchOrder, adapt
 
 
 def epoch_of(order, epoch=0):

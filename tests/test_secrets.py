@@ -7,8 +7,9 @@ import os
 import pytest
 import yaml
 
-from pipeline import command, disclosure, endpoints, tasks
-from pipeline.resumption import fingerprint
+from pipeline import command, tasks
+from pipeline.config import disclosure, endpoints
+from pipeline.runs.resumption import fingerprint
 from tests.program import run
 from tests.web_server import WebServer
 

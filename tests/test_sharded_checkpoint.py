@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.saving import checkpoint
-from pipeline.saving.checkpoint import CheckpointError, Checkpoints
+from pipeline.runs import checkpoint
+from pipeline.runs.checkpoint import CheckpointError, Checkpoints
 from tests import warm
 from tests.shards import network, state_of, step
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import slots
+from pipeline.loading import output_buffers
 
 SHAPE = (4, 3, 5)
 FLOATS = np.dtype(np.float32)
@@ -14,7 +14,7 @@ FLOATS = np.dtype(np.float32)
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    monkeypatch.setattr(slots, "_idle", {})
+    monkeypatch.setattr(output_buffers, "_idle", {})
 
 
 def places(batches):
@@ -23,7 +23,7 @@ def places(batches):
 
 def crowd(count):
     """So many batches that are held at the same time."""
-    return [slots.room(SHAPE, FLOATS).tensor for _ in range(count)]
+    return [output_buffers.room(SHAPE, FLOATS).tensor for _ in range(count)]
 
 
 def test_a_batch_lies_where_one_lay_that_is_gone():
@@ -49,9 +49,9 @@ def test_all_that_an_epoch_gives_back_at_once_is_there_for_the_next():
 
 def test_what_is_not_needed_for_long_is_given_up():
     crowd(10)
-    (idle,) = slots._idle.values()
+    (idle,) = output_buffers._idle.values()
     for most in (6, 1, 1):
-        for _ in range(5 * slots._LOOKED_AT):
+        for _ in range(5 * output_buffers._LOOKED_AT):
             crowd(1)
         assert len(idle._pieces) <= most
     assert len(idle._pieces) == 1
@@ -63,7 +63,7 @@ def test_no_two_batches_share_memory(steps):
     held = []
     for number, (takes, which, rows) in enumerate(steps):
         if takes:
-            held.append((number, slots.room((rows, 3), FLOATS).tensor.fill_(number)))
+            held.append((number, output_buffers.room((rows, 3), FLOATS).tensor.fill_(number)))
         elif held:
             held.pop(which % len(held))
         for value, batch in held:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import pipeline
-from pipeline import slurm, world
-from pipeline.checks import notices
+from pipeline.config import notices
+from pipeline.distributed import slurm, world
 from tests.program import ROOT, run
 
 # As srun sets them for task 5 of 7 on three machines, and for one of two tasks on one machine.

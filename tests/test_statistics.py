@@ -7,7 +7,7 @@ import torch
 from torchvision import tv_tensors
 
 from pipeline.errors import DataError
-from pipeline.statistics import statistics_of
+from pipeline.transforms.statistics import statistics_of
 
 
 class Images:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pipeline
-from pipeline.checks import step_order
+from pipeline.config import step_order
 from pipeline.errors import ConfigError
 
 GRAY = "_target_: torchvision.transforms.v2.Grayscale, num_output_channels: 3"

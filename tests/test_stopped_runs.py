@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.saving import checkpoint
+from pipeline.runs import checkpoint
 from tests import warm
 from tests.program import ROOT, run
 

@@ -11,11 +11,11 @@ import threading
 import pytest
 import torch
 
-from pipeline import preemption
-from pipeline.checks.composition import Composer
-from pipeline.learner import Learner, Options
-from pipeline.preemption import Preemption, Stop, held, in_turns, waiting
-from pipeline.ranks.group import Group
+from pipeline.config.composition import Composer
+from pipeline.distributed import preemption
+from pipeline.distributed.group import Group
+from pipeline.distributed.preemption import Preemption, Stop, held, in_turns, waiting
+from pipeline.training.train_step import Learner, Options
 from tests.resuming import Case
 from tests.stopping import EPOCHS, ROWS, Runs, ended, stop
 

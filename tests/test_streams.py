@@ -7,17 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.collate import Stack
 from pipeline.datasets.mixture import Mixture
+from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, DataError
-from pipeline.fetch import Fetch, batch_hash
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.samplers import Random
-from pipeline.stream_fetch import StreamFetch
-from pipeline.streams import End, StreamOrder, StreamPlan, is_stream
-from pipeline.workers.backends import LoaderOptions
-from pipeline.world import World
+from pipeline.loading.collate import Stack
+from pipeline.loading.fetch import Fetch, batch_hash
+from pipeline.loading.loader import Loader
+from pipeline.loading.stream_fetch import StreamFetch
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Random
+from pipeline.order.streams import End, StreamOrder, StreamPlan, is_stream
 from tests import streams, toy
 
 KINDS = {
@@ -150,7 +150,7 @@ class Noise:
 
 
 def test_threads_refuse_a_stream_that_draws_where_they_cannot_follow():
-    from pipeline.isolation import SharedGeneratorError
+    from pipeline.order.thread_generators import SharedGeneratorError
 
     with pytest.raises(SharedGeneratorError, match="random"):
         list(loader_of(streams.Drawing(20), OPTIONS["3 threads"]))

@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 import pipeline
-from pipeline.build import Parts
-from pipeline.checks import trust
-from pipeline.checks.preflight import accept
-from pipeline.checks.signatures import arguments
+from pipeline.build.parts import Parts
+from pipeline.config import allow_list
+from pipeline.config.preflight import accept
+from pipeline.config.signatures import arguments
 from pipeline.datasets.files import Files
 from pipeline.errors import ConfigError, PenstockError
 from tests import test_peoples_datasets as people
@@ -155,7 +155,7 @@ def test_files_can_be_set_for_every_dataset_that_reads_files():
     for path in sorted((CONF / "dataset").glob("*.yaml")):
         tree = yaml.safe_load(path.read_text())
         node = tree.get("dataset", tree)
-        taken = "files" in arguments(trust.resolve(node["_target_"], "")).names
+        taken = "files" in arguments(allow_list.resolve(node["_target_"], "")).names
         assert taken == ("files" in node), path.name
         assert not taken or set(node["files"]) - {"_target_"} == known, path.name
 

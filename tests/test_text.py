@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from pipeline.collate import Pad
 from pipeline.errors import ConfigError, DataError
-from pipeline.models import TextNet
-from pipeline.text import Tokenize, word_id
+from pipeline.loading.collate import Pad
+from pipeline.training.models import TextNet
+from pipeline.transforms.text import Tokenize, word_id
 
 
 def tokens(text, **arguments):

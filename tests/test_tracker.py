@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipeline.tracker import Nothing, TensorBoard
+from pipeline.runs.tracker import Nothing, TensorBoard
 
 
 def test_tensorboard_files_hold_what_was_logged(tmp_path):
@@ -45,7 +45,7 @@ def test_nothing_writes_nothing(tmp_path, monkeypatch):
 
 def test_importing_is_cheap():
     code = (
-        "import pipeline.tracker, pipeline.pictures, sys;"
+        "import pipeline.runs.tracker, pipeline.runs.pictures, sys;"
         "print([m for m in ('tensorboard', 'matplotlib', 'PIL') if m in sys.modules])"
     )
     root = Path(__file__).parent.parent

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.learner import Learner
-from pipeline.plan import Plan
-from pipeline.samplers import Bucket, Random
-from pipeline.saving import checkpoint
-from pipeline.streams import StreamOrder, StreamPlan
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Bucket, Random
+from pipeline.order.streams import StreamOrder, StreamPlan
+from pipeline.runs import checkpoint
 from pipeline.tasks.lr_find import smoothed, suggestion
+from pipeline.training.train_step import Learner
 from tests.program import run
 from tests.resuming import TABLE, Case
 from tests.test_longer_runs import NUMBERS

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from pipeline.batch_colors import Normalize
-from pipeline.batch_transforms import BatchCompose
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.samplers import Random
-from pipeline.transfer import Buffers, Transfer, ahead
-from pipeline.workers.backends import LoaderOptions
-from pipeline.world import World
+from pipeline.distributed.world import World
+from pipeline.loading.loader import Loader
+from pipeline.loading.transfer import Buffers, Transfer, ahead
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Random
+from pipeline.transforms.batch import BatchCompose
+from pipeline.transforms.batch_colors import Normalize
 from tests import toy
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

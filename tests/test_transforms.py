@@ -5,7 +5,7 @@ import torch
 from torchvision import tv_tensors
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.transforms import Compose, FaceCrop, LandmarkFlip, Normalize
+from pipeline.transforms.image import Compose, FaceCrop, LandmarkFlip, Normalize
 
 
 def face(height=40, width=60):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pipeline.checks import trust
+from pipeline.config import allow_list
 from pipeline.errors import ConfigError
 
 ALLOWED = [
@@ -32,13 +32,13 @@ ALLOWED = [
     "torchmetrics.classification.MulticlassRecall",
     "torchmetrics.MeanMetric",
     "pipeline.datasets.face_landmarks.FaceLandmarks",
-    "pipeline.samplers.Weighted",
-    "pipeline.collate.Pad",
-    "pipeline.transforms.LandmarkFlip",
-    "pipeline.models.torchvision_model",
-    "pipeline.objective.LandmarkRegression",
-    "pipeline.metrics.NormalizedMeanError",
-    "pipeline.tracker.TensorBoard",
+    "pipeline.order.samplers.Weighted",
+    "pipeline.loading.collate.Pad",
+    "pipeline.transforms.image.LandmarkFlip",
+    "pipeline.training.models.torchvision_model",
+    "pipeline.training.objective.LandmarkRegression",
+    "pipeline.training.metrics.NormalizedMeanError",
+    "pipeline.runs.tracker.TensorBoard",
 ]
 
 REFUSED = [
@@ -67,14 +67,15 @@ REFUSED = [
     "torchvision.datasets.folder.default_loader", "torch.utils.data.datapipes.iter.FileOpener",
     "torchvision.transforms.v2.functional.register_kernel", "torchvision.transforms.Resize",
     "torchmetrics.text.bert.BERTScore", "torchmetrics.image.fid.FrechetInceptionDistance",
-    "torchmetrics.functional.accuracy", "pipeline.saving.checkpoint.load",
-    "pipeline.samplers.hash64", "pipeline.checks.trust.resolve", "pipeline.making.make",
+    "torchmetrics.functional.accuracy", "pipeline.runs.checkpoint.load",
+    "pipeline.order.samplers.hash64", "pipeline.config.allow_list.resolve",
+    "pipeline.config.instantiate.make",
     "pipeline.command.main",
     "pipeline.datasets.reading.split.split_rows", "pipeline.datasets.face_landmarks.read_image",
     # ways around
     "torch.nn.functional.torch.hub.load", "torch.nn.modules.module.torch.load",
     "torch.utils.data.dataloader.os.system", "torch.optim.lr_scheduler.warnings.sys.exit",
-    "pipeline.samplers.np.load", "pipeline.datasets.face_landmarks.os.system",
+    "pipeline.order.samplers.np.load", "pipeline.datasets.face_landmarks.os.system",
     "torchvision.transforms.v2.functional._utils.register_kernel",
     "torch.nn.Linear.__init__", "torch.nn.Linear.__init__.__globals__",
     "torch.nn.Linear.forward.__globals__.get", "torch.nn.Module.__class__",
@@ -86,37 +87,37 @@ REFUSED = [
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_parts_may_be_called(name):
-    assert callable(trust.resolve(name, "model._target_"))
+    assert callable(allow_list.resolve(name, "model._target_"))
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_everything_else_may_not(name):
     with pytest.raises(ConfigError, match=r"^model._target_: ") as caught:
-        trust.resolve(name, "model._target_")
+        allow_list.resolve(name, "model._target_")
     assert name.strip() in str(caught.value) or repr(name) in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [None, 3, ["torch.nn.Linear"], {"a": 1}, True])
 def test_a_target_that_is_no_text_is_refused(name):
     with pytest.raises(ConfigError, match="is not a dotted name"):
-        trust.resolve(str(name) if isinstance(name, list | dict) else name, "k")
+        allow_list.resolve(str(name) if isinstance(name, list | dict) else name, "k")
 
 
 def test_nothing_is_imported_for_a_refused_name():
     assert "this" not in sys.modules
     with pytest.raises(ConfigError, match="may not be called"):
-        trust.resolve("this.d", "k")
+        allow_list.resolve("this.d", "k")
     assert "this" not in sys.modules
 
 
 def test_the_refusal_says_how_to_trust():
     way = r"'mypkg' is not trusted.*--trust mypkg .*PENSTOCK_TRUST=mypkg"
     with pytest.raises(ConfigError, match=way):
-        trust.resolve("mypkg.parts.Net", "model._target_")
+        allow_list.resolve("mypkg.parts.Net", "model._target_")
     with pytest.raises(ConfigError, match=r"--trust mypackage"):
-        trust.resolve("torch.load", "model._target_")
+        allow_list.resolve("torch.load", "model._target_")
     with pytest.raises(ConfigError, match=r"\(did you mean 'torch'\?\): 'toch' is not trusted"):
-        trust.resolve("toch.nn.Linear", "model._target_")
+        allow_list.resolve("toch.nn.Linear", "model._target_")
 
 
 @pytest.mark.parametrize(
@@ -127,41 +128,41 @@ def test_the_refusal_says_how_to_trust():
             "pipeline.datasets.face_landmark.X",
             r"no 'face_landmark' in pipeline.datasets \(did you mean 'face_landm",
         ),
-        ("pipeline.samplers.Wieghted", r"did you mean 'Weighted'"),
+        ("pipeline.order.samplers.Wieghted", r"did you mean 'Weighted'"),
         ("torch.nn.Linear.foo", r"torch.nn.Linear has no 'foo'"),
     ],
 )
 def test_a_name_that_does_not_exist_is_told_from_one_that_is_near(name, message):
     with pytest.raises(ConfigError, match=message):
-        trust.resolve(name, "k")
+        allow_list.resolve(name, "k")
 
 
 def test_a_package_is_trusted_by_the_environment_alone(monkeypatch):
     with pytest.raises(ConfigError, match="'tests' is not trusted"):
-        trust.resolve("tests.own_parts.Holder", "k")
+        allow_list.resolve("tests.own_parts.Holder", "k")
     monkeypatch.setenv("PENSTOCK_TRUST", "other, tests.own_parts")
-    assert trust.resolve("tests.own_parts.Holder", "k").__name__ == "Holder"
-    assert trust.resolve("tests.own_parts.add", "k").__name__ == "add"
-    assert trust.resolve("tests.own_parts.Holder.made", "k")().inner is None
+    assert allow_list.resolve("tests.own_parts.Holder", "k").__name__ == "Holder"
+    assert allow_list.resolve("tests.own_parts.add", "k").__name__ == "add"
+    assert allow_list.resolve("tests.own_parts.Holder.made", "k")().inner is None
     with pytest.raises(ConfigError, match="not trusted"):
-        trust.resolve("tests.toy.Pictures", "k")
+        allow_list.resolve("tests.toy.Pictures", "k")
     monkeypatch.delenv("PENSTOCK_TRUST")
     with pytest.raises(ConfigError, match="'tests' is not trusted"):
-        trust.resolve("tests.own_parts.Holder", "k")
+        allow_list.resolve("tests.own_parts.Holder", "k")
 
 
 def test_trust_in_a_package_is_no_trust_in_what_it_imports(monkeypatch):
     monkeypatch.setenv("PENSTOCK_TRUST", "tests")
     for name in ("os.system", "torch.load", "torch.hub.load"):
         with pytest.raises(ConfigError, match="leads through the module"):
-            trust.resolve(f"tests.own_parts.{name}", "k")
+            allow_list.resolve(f"tests.own_parts.{name}", "k")
     for name in ("tests.own_parts.Holder.__init__", "tests.own_parts.Holder.__class__"):
         with pytest.raises(ConfigError, match="internal name"):
-            trust.resolve(name, "k")
+            allow_list.resolve(name, "k")
     # Somebody else's part is called if it could have been named directly.
-    assert trust.resolve("tests.own_parts.resnet18", "k").__name__ == "resnet18"
+    assert allow_list.resolve("tests.own_parts.resnet18", "k").__name__ == "resnet18"
     with pytest.raises(ConfigError, match="LIMIT is int, not something that can be called"):
-        trust.resolve("tests.own_parts.LIMIT", "k")
+        allow_list.resolve("tests.own_parts.LIMIT", "k")
 
 
 def test_an_alias_of_a_loader_in_a_trusted_package_is_still_a_loader(monkeypatch):
@@ -174,12 +175,12 @@ def test_an_alias_of_a_loader_in_a_trusted_package_is_still_a_loader(monkeypatch
     monkeypatch.setattr(own_parts, "hidden", functools.partial(torch.load, "x"), raising=False)
     for name in ("fetch_weights", "hidden"):
         with pytest.raises(ConfigError, match="which is not at home in tests"):
-            trust.resolve(f"tests.own_parts.{name}", "k")
+            allow_list.resolve(f"tests.own_parts.{name}", "k")
 
 
 @pytest.mark.parametrize("name", ["os", "torch", "torch.hub", "builtins", "numpy", "hydra", "sys"])
 def test_packages_that_can_do_anything_cannot_be_trusted_as_a_whole(name):
-    (problem,) = trust.check_trusted([name])
+    (problem,) = allow_list.check_trusted([name])
     assert problem.key == "--trust"
     assert "cannot be trusted as a whole" in problem.message
 
@@ -187,12 +188,12 @@ def test_packages_that_can_do_anything_cannot_be_trusted_as_a_whole(name):
 def test_nor_by_the_environment(monkeypatch):
     monkeypatch.setenv("PENSTOCK_TRUST", "mypkg,torch")
     with pytest.raises(ConfigError, match=r"^PENSTOCK_TRUST: 'torch' cannot be trusted as a whole"):
-        trust.resolve("torch.load", "k")
+        allow_list.resolve("torch.load", "k")
 
 
 def test_names_given_to_trust_are_checked():
-    assert trust.check_trusted(["mypkg", "mypkg.parts"]) == []
-    assert "not the name of a package" in trust.check_trusted(["my-pkg"])[0].message
+    assert allow_list.check_trusted(["mypkg", "mypkg.parts"]) == []
+    assert "not the name of a package" in allow_list.check_trusted(["my-pkg"])[0].message
 
 
 def test_an_import_that_fails_is_told_with_its_place(tmp_path, monkeypatch):
@@ -200,6 +201,6 @@ def test_an_import_that_fails_is_told_with_its_place(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PENSTOCK_TRUST", "half_done,never_there")
     with pytest.raises(ConfigError, match=r"importing half_done failed: .*half_done.py:2\)"):
-        trust.resolve("half_done.Net", "k")
+        allow_list.resolve("half_done.Net", "k")
     with pytest.raises(ConfigError, match="there is no package 'never_there' here"):
-        trust.resolve("never_there.Net", "k")
+        allow_list.resolve("never_there.Net", "k")

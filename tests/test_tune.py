@@ -5,8 +5,8 @@ import json
 import pytest
 
 from benchmarks import built_cases
+from pipeline.config import tuned
 from pipeline.errors import ConfigError
-from pipeline.tuning import tuned
 from pipeline.tuning.search import Search, Setting, Slice, Space
 from tests.program import run
 

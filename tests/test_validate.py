@@ -7,10 +7,10 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import pipeline
 from pipeline.errors import PenstockError
-from pipeline.objective import Regression
-from pipeline.saving import checkpoint
+from pipeline.runs import checkpoint
 from pipeline.tasks import validate
 from pipeline.tasks.validate import load_weights, monitored, print_table
+from pipeline.training.objective import Regression
 from tests.program import run
 
 QUICK = ["loader=debug", "trainer=quick", "trainer.max_steps=3", "tracker=none",

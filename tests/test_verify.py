@@ -5,8 +5,8 @@ import shutil
 import pytest
 import torch
 
-from pipeline.saving import checkpoint
-from pipeline.saving.checkpoint import Checkpoints
+from pipeline.runs import checkpoint
+from pipeline.runs.checkpoint import Checkpoints
 from tests.program import run
 
 FIT = (

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torchvision import models
 
+from pipeline.config.instantiate import make
 from pipeline.errors import ConfigError
-from pipeline.making import make
 
 WAYS = [
     {"_target_": "torchvision.models.resnet18", "weights": "DEFAULT"},
     {"_target_": "torchvision.models.resnet18", "weights": "IMAGENET1K_V1", "_partial_": True},
-    {"_target_": "pipeline.models.torchvision_model", "name": "resnet18", "num_outputs": 3,
+    {"_target_": "pipeline.training.models.torchvision_model", "name": "resnet18", "num_outputs": 3,
      "weights": "DEFAULT"},
     {"_target_": "torchvision.models.detection.fasterrcnn_resnet50_fpn", "weights": None,
      "weights_backbone": "DEFAULT"},

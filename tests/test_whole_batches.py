@@ -12,26 +12,32 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision import tv_tensors
 
-from pipeline import board, hands, whole_batches
-from pipeline.bad_samples import BadSamples
-from pipeline.batch_colors import Normalize
-from pipeline.collate import Stack
 from pipeline.datasets.image_folder import ImageFolder
 from pipeline.datasets.packed import Packed
 from pipeline.errors import DataError
-from pipeline.fetch import Fetch
-from pipeline.image_decoding import DecodeRandomResizedCrop, DecodeResize, DecodeResizeCenterCrop
-from pipeline.images import native
-from pipeline.images.crops import CenterCrop, RandomResizedCrop, Whole
-from pipeline.loader import Loader, LoaderOptions
-from pipeline.packs.packing import pack
-from pipeline.packs.recipe import Recipe
-from pipeline.plan import Plan
-from pipeline.samplers import Random, Sequential
-from pipeline.transforms import Compose
-from pipeline.workers.worker import Worker
+from pipeline.loading import intra_batch, whole_batches, worker_status
+from pipeline.loading.bad_samples import BadSamples
+from pipeline.loading.collate import Stack
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.loader import Loader, LoaderOptions
+from pipeline.loading.workers.worker import Worker
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Random, Sequential
+from pipeline.packing.packing import pack
+from pipeline.packing.recipe import Recipe
+from pipeline.transforms import native_images
+from pipeline.transforms.batch_colors import Normalize
+from pipeline.transforms.crops import CenterCrop, RandomResizedCrop, Whole
+from pipeline.transforms.image import Compose
+from pipeline.transforms.image_decoding import (
+    DecodeRandomResizedCrop,
+    DecodeResize,
+    DecodeResizeCenterCrop,
+)
 
-pytestmark = pytest.mark.skipif(native.jpeg() is None, reason="the native decoder was not built")
+pytestmark = pytest.mark.skipif(
+    native_images.jpeg() is None, reason="the native decoder was not built"
+)
 
 STEPS = {
     "random": lambda: DecodeRandomResizedCrop([40, 32]),
@@ -200,7 +206,7 @@ def test_the_board_tells_which_file_is_at_hand(root):
     class Watched(DecodeResize):
         def decode_batch(self, pictures, keys):
             found = super().decode_batch(pictures, keys)
-            seen.append((int(board.place()[0]), len(keys)))
+            seen.append((int(worker_status.place()[0]), len(keys)))
             return found
 
     fetch(dataset, Watched(20))(requests(dataset)[0])
@@ -233,7 +239,7 @@ def test_more_hands_make_the_same_batch(root, count):
     dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
     work, request = fetch(dataset, STEPS["floats"]()), requests(dataset, 24)[0]
     alone = work(request)
-    with hands.lent(count):
+    with intra_batch.lent(count):
         shared = work(request)
     assert torch.equal(alone["image"], shared["image"])
 
@@ -241,10 +247,10 @@ def test_more_hands_make_the_same_batch(root, count):
 @given(count=st.integers(1, 40), rows=st.integers(0, 100))
 def test_hands_share_all_rows_between_them(count, rows):
     done = []
-    with hands.lent(count):
-        hands.share(lambda start, stop: done.extend(range(start, stop)), rows)
+    with intra_batch.lent(count):
+        intra_batch.share(lambda start, stop: done.extend(range(start, stop)), rows)
     assert sorted(done) == list(range(rows))
-    hands.share(lambda start, stop: done.append((start, stop)), rows)
+    intra_batch.share(lambda start, stop: done.append((start, stop)), rows)
     assert done[-1] == (0, rows)  # alone again
 
 
@@ -253,18 +259,18 @@ def test_an_error_under_any_hand_is_raised():
         if stop == 40:
             raise DataError("the last")
 
-    with hands.lent(4), pytest.raises(DataError, match="the last"):
-        hands.share(work, 40)
+    with intra_batch.lent(4), pytest.raises(DataError, match="the last"):
+        intra_batch.share(work, 40)
 
 
 def test_threads_lend_hands_for_the_first_batch_of_an_epoch(root, monkeypatch):
-    lent, share = [], hands.share
+    lent, share = [], intra_batch.share
 
     def spy(work, rows):
-        lent.append((hands._hands.count, rows))
+        lent.append((intra_batch._hands.count, rows))
         share(work, rows)
 
-    monkeypatch.setattr(hands, "share", spy)
+    monkeypatch.setattr(intra_batch, "share", spy)
     dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
     work = fetch(dataset, DecodeResize(20))
     with Loader(Plan(Random(len(dataset), 5), 8), work, LoaderOptions("thread", 2)) as loader:
@@ -294,7 +300,7 @@ def test_a_worker_that_dies_in_c_is_reported_with_its_file(tmp_path, caplog, mon
 
     def kill():
         while not killed.wait(0.002):
-            if workers and workers[0].sight[2:] == (5, board.TRANSFORM):
+            if workers and workers[0].sight[2:] == (5, worker_status.TRANSFORM):
                 os.kill(workers[0].process.pid, signal.SIGKILL)
                 killed.set()
 

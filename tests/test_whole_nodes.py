@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 import pipeline
-from pipeline.checks import whole_nodes
-from pipeline.checks.composition import Composer
-from pipeline.resumption import with_overrides_of_run
+from pipeline.config import whole_nodes
+from pipeline.config.composition import Composer
+from pipeline.runs.resumption import with_overrides_of_run
 from tests.program import run
 
 # Where a node stands, and one of another `_target_` that fits there.
@@ -20,7 +20,7 @@ NODES = {
     "objective.loss": {"_target_": "torch.nn.HuberLoss", "reduction": "none"},
     "objective.metrics.nme": {"_target_": "torchmetrics.regression.MeanAbsoluteError"},
     "objective": {
-        "_target_": "pipeline.objective.Regression",
+        "_target_": "pipeline.training.objective.Regression",
         "loss": {"_target_": "torch.nn.HuberLoss", "delta": 0.5},
         "metrics": {},
         "inputs": ["image"],
@@ -28,9 +28,9 @@ NODES = {
     },
     "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1},
     "scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 3},
-    "sampler": {"_target_": "pipeline.samplers.Sequential"},
-    "collate": {"_target_": "pipeline.collate.Pad", "fields": ["image"]},
-    "tracker": {"_target_": "pipeline.tracker.Nothing"},
+    "sampler": {"_target_": "pipeline.order.samplers.Sequential"},
+    "collate": {"_target_": "pipeline.loading.collate.Pad", "fields": ["image"]},
+    "tracker": {"_target_": "pipeline.runs.tracker.Nothing"},
     "dataset": {"_target_": "pipeline.datasets.face_landmarks.FaceLandmarks", "root": "faces"},
     "transform.train.flip": {"_target_": "torchvision.transforms.v2.RandomVerticalFlip"},
     "transform.train.crop": {"_target_": "torchvision.transforms.v2.CenterCrop", "size": 48},
@@ -135,7 +135,7 @@ def test_a_node_for_each_split_replaces_the_one_for_both(experiment):
 
 
 def test_a_node_takes_the_place_of_an_interpolation_and_leaves_alone_where_that_led():
-    step = {"_target_": "pipeline.audio.LogMel", "rate": 8000, "n_mels": 20}
+    step = {"_target_": "pipeline.transforms.audio.LogMel", "rate": 8000, "n_mels": 20}
     given = ("dataset=spoken_digits", f"transform.val.features={flow(step)}")
     before = pipeline.compose("dataset=spoken_digits").transform.train["features"]
     config = pipeline.compose(*given)

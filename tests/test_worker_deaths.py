@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from torch.utils.data import get_worker_info
 
-from pipeline.saving import checkpoint
-from pipeline.tuning import memory
-from pipeline.workers import death
-from pipeline.workers.backends import LoaderOptions
+from pipeline.loading import memory
+from pipeline.loading.workers import failures
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.runs import checkpoint
 from tests import deaths, toy
 from tests.resuming import Case, Rows
 
@@ -61,12 +61,12 @@ def test_a_worker_that_dies_when_nobody_asks_is_counted():
 
 def test_a_killed_worker_is_told_of_with_its_size_and_the_limit(monkeypatch):
     most, what = memory.limit()
-    hint = death.hint_for(-signal.SIGKILL, 3 * 2**30, memory.kills())
+    hint = failures.hint_for(-signal.SIGKILL, 3 * 2**30, memory.kills())
     assert "It had 3.00 GiB of memory when last looked at" in hint
     assert f"the limit is {most / 2**30:.2f} GiB, {what}" in hint
     assert "also sends it when memory runs out" in hint
     monkeypatch.setattr(memory, "kills", lambda: 1)
-    assert "the kernel ended it because memory ran out" in death.hint_for(-signal.SIGKILL, 0, 0)
+    assert "the kernel ended it because memory ran out" in failures.hint_for(-signal.SIGKILL, 0, 0)
 
 
 def test_the_least_limit_counts(tmp_path, monkeypatch):

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.saving import checkpoint, disk
-from pipeline.saving.checkpoint import CheckpointError, Checkpoints
-from pipeline.saving.disk import DiskError
+from pipeline.files import disk
+from pipeline.files.disk import DiskError
+from pipeline.runs import checkpoint
+from pipeline.runs.checkpoint import CheckpointError, Checkpoints
 
 KILLS = 30
 

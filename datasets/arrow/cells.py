@@ -19,8 +19,8 @@ from pipeline.datasets.arrow.columns import Column, is_list
 from pipeline.datasets.arrow.labels import label_codes
 from pipeline.datasets.reading.image import decode_image
 from pipeline.datasets.reading.plain_tensor import plain_tensor
-from pipeline.limits import Limits
-from pipeline.randomness import IntArray
+from pipeline.files.limits import Limits
+from pipeline.order.randomness import IntArray
 
 if TYPE_CHECKING:
     import pyarrow as pa

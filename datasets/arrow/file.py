@@ -14,7 +14,7 @@ from pipeline.datasets.reading.expansion import FREE
 from pipeline.datasets.reading.file_kind import stranger
 from pipeline.datasets.reading.regular_file import check_regular
 from pipeline.errors import DataError
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 if TYPE_CHECKING:
     import pyarrow as pa

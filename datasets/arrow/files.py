@@ -21,8 +21,8 @@ from pipeline.datasets.arrow.file import ArrowFile, damage_errors, first_line, o
 from pipeline.datasets.reading.open_files import OpenFiles
 from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.errors import DataError
-from pipeline.limits import Limits
-from pipeline.randomness import IntArray
+from pipeline.files.limits import Limits
+from pipeline.order.randomness import IntArray
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from pipeline.datasets.reading.expansion import check_expansion
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,7 +15,7 @@ from pipeline.datasets.arrow.parquet_footer import Chunk, row_groups
 from pipeline.datasets.arrow.parquet_pages import Claim, claim_of
 from pipeline.datasets.arrow.soundness import check_table
 from pipeline.datasets.reading.expansion import allowed, check_expansion
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 if TYPE_CHECKING:
     import pyarrow as pa

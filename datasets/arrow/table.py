@@ -36,8 +36,8 @@ from pipeline.datasets.reading.shard_files import ShardFiles, split_of
 from pipeline.datasets.reading.split import check_split
 from pipeline.datasets.reading.table_rows import AllRows, ListedRows, TableRows, rows_before
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import Limits
-from pipeline.randomness import IntArray
+from pipeline.files.limits import Limits
+from pipeline.order.randomness import IntArray
 
 _log = logging.getLogger(__name__)
 

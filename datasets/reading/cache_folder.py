@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipeline.datasets.reading.generated_folder import generated_folder
 from pipeline.errors import DataError
-from pipeline.own_files import check_tree, open_own, own_folder
+from pipeline.files.own_files import check_tree, open_own, own_folder
 
 
 class CacheFolder:

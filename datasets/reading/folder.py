@@ -20,11 +20,11 @@ from pipeline.datasets.reading.data_file import DataFile, data_file
 from pipeline.datasets.reading.walk import is_folder, walk
 from pipeline.datasets.remote.store import join
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import DEFAULT, Limits
-from pipeline.regular_file import size_of
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.files.regular_file import size_of
 
 if TYPE_CHECKING:
-    from pipeline.randomness import IntArray
+    from pipeline.order.randomness import IntArray
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from pipeline.datasets.files import Files
 from pipeline.datasets.reading.folder import Folder, LocalFolder, RemoteFolder
 from pipeline.datasets.remote.store import is_remote, local_path
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import DEFAULT, Limits
+from pipeline.files.limits import DEFAULT, Limits
 
 
 def open_root(

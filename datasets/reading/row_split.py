@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.datasets.reading.split import check_split
-from pipeline.randomness import IntArray, hash64, hash64_array
+from pipeline.order.randomness import IntArray, hash64, hash64_array
 
 
 class RowSplit:

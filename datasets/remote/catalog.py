@@ -19,10 +19,10 @@ from pipeline.datasets.remote.listing import Found, Listing, bytes_of
 from pipeline.datasets.remote.patience import Patience, is_transient
 from pipeline.datasets.remote.store import Store, join, name_in, parse_address
 from pipeline.errors import DataError
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 if TYPE_CHECKING:
-    from pipeline.randomness import IntArray
+    from pipeline.order.randomness import IntArray
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from pipeline.datasets.text.delimited_format import (
 )
 from pipeline.datasets.text.record_index import RecordIndex
 from pipeline.errors import DataError
-from pipeline.randomness import IntArray
+from pipeline.order.randomness import IntArray
 
 _PIECE = 1 << 20
 _GATHERED = 1 << 22  # bytes of labels that are compared at once

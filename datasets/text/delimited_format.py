@@ -20,7 +20,7 @@ from typing import Any
 
 from pipeline.datasets.text.record_scan import Quoting
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 
 class BadRecord(Exception):

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.datasets.reading.positioned_file import PositionedFile
-from pipeline.randomness import IntArray
+from pipeline.order.randomness import IntArray
 
 Quoting = Literal["standard", "none"]
 Mask = npt.NDArray[np.bool_]

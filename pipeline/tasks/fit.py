@@ -24,35 +24,35 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pipeline import disclosure, hydra_output, quarantine
-from pipeline.build import Parts
-from pipeline.checks.allowances import OPTIONS
-from pipeline.checks.data_rules import mode_of
-from pipeline.config import TASK_KEYS, Config
+from pipeline.build.parts import Parts
+from pipeline.config import disclosure, hydra_output
+from pipeline.config.allowances import OPTIONS
+from pipeline.config.data_rules import mode_of
+from pipeline.config.schema import TASK_KEYS, Config
+from pipeline.distributed.group import Group, join
+from pipeline.distributed.parallel import Parallel, prepare
+from pipeline.distributed.preemption import Preempted, Preemption, Stop
+from pipeline.distributed.world import World, usable_cpus
 from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.identity.sources import code_of
-from pipeline.learner import Options
-from pipeline.loader import Loader
-from pipeline.meter import NonFiniteLossError
-from pipeline.objective import Objective
-from pipeline.observer import Observer, Record
-from pipeline.plan import Plan
-from pipeline.preemption import Preempted, Preemption, Stop
-from pipeline.ranks.group import Group, join
-from pipeline.ranks.parallel import Parallel, prepare
-from pipeline.resumption import fingerprint, spans
-from pipeline.runner import Result, fit
-from pipeline.saving import run_state
-from pipeline.saving.run_folder import RunFolder, Status
-from pipeline.schedules import renewed
-from pipeline.streams import StreamPlan
+from pipeline.loading.loader import Loader
+from pipeline.order.plan import Plan
+from pipeline.order.streams import StreamPlan
+from pipeline.runs import quarantine, run_state
+from pipeline.runs.identity.sources import code_of
+from pipeline.runs.resumption import fingerprint, spans
+from pipeline.runs.run_folder import RunFolder, Status
+from pipeline.runs.tracker import Nothing, Tracker
 from pipeline.tasks import outcome, progress, summary
 from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.recording import Confusions, Digests, Ledger, Metrics, Quarantine
 from pipeline.tasks.validate import baseline, load_weights, monitored, try_one_batch
 from pipeline.terminal import say
-from pipeline.tracker import Nothing, Tracker
-from pipeline.world import World, usable_cpus
+from pipeline.training.epoch_metrics import NonFiniteLossError
+from pipeline.training.objective import Objective
+from pipeline.training.observer import Observer, Record
+from pipeline.training.runner import Result, fit
+from pipeline.training.schedules import renewed
+from pipeline.training.train_step import Options
 
 # Signals that come within these seconds of the first are its echo: a terminal sends Ctrl-C to all
 # processes, and the launcher hands it on to its ranks.
@@ -75,7 +75,7 @@ def _tried(config: Config, folder: str) -> Config:
     scheduler = {**config.scheduler, "warmup": 0} if config.scheduler else None
     return config.model_copy(update={
         "trainer": trainer, "scheduler": scheduler, "run_dir": f"{folder}/run", "resume": None,
-        "tracker": {"_target_": "pipeline.tracker.Nothing"},
+        "tracker": {"_target_": "pipeline.runs.tracker.Nothing"},
     })  # fmt: skip
 
 

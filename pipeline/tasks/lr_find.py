@@ -22,19 +22,19 @@ from pathlib import Path
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
-from pipeline.build import Parts
-from pipeline.config import Config
+from pipeline.build.parts import Parts
+from pipeline.config.schema import Config
+from pipeline.distributed.group import Group
+from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.fetch import Batch
-from pipeline.learner import Learner
-from pipeline.loader import Loader
-from pipeline.pictures import rate_curve
-from pipeline.ranks.group import Group
-from pipeline.saving.disk import write_atomically
-from pipeline.saving.run_folder import RunFolder
+from pipeline.files.disk import write_atomically
+from pipeline.loading.fetch import Batch
+from pipeline.loading.loader import Loader
+from pipeline.runs.pictures import rate_curve
+from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.fit import make_options, spare_cores
 from pipeline.terminal import put
-from pipeline.world import World
+from pipeline.training.train_step import Learner
 
 _STEPS = 100
 _MEMORY = 0.9  # what the smoothed loss keeps of itself from one step to the next

@@ -11,23 +11,23 @@ from typing import Any
 
 import torch
 
-from pipeline.build import Parts
-from pipeline.clock import delayed
-from pipeline.config import Config
+from pipeline.build.parts import Parts
+from pipeline.config.schema import Config
+from pipeline.distributed.group import Group
+from pipeline.distributed.parallel import Parallel, prepare
+from pipeline.distributed.world import World, resolve_device
 from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.fetch import Batch
-from pipeline.isolation import SharedGeneratorError, ThreadRandomness, probe
-from pipeline.learner import Learner
-from pipeline.loader import Loader
-from pipeline.plan import Request
-from pipeline.randomness import scope
-from pipeline.ranks.group import Group
-from pipeline.ranks.parallel import Parallel, prepare
-from pipeline.streams import End
+from pipeline.loading.fetch import Batch
+from pipeline.loading.loader import Loader
+from pipeline.loading.stage_timer import delayed
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.plan import Request
+from pipeline.order.randomness import scope
+from pipeline.order.streams import End
+from pipeline.order.thread_generators import SharedGeneratorError, ThreadRandomness, probe
 from pipeline.tasks.fit import make_options, spare_cores
+from pipeline.training.train_step import Learner
 from pipeline.tuning.timeline import Step
-from pipeline.workers.backends import LoaderOptions
-from pipeline.world import World, resolve_device
 
 WARM_UP = 3  # steps until allocations, compilation and autotuning are behind
 

@@ -24,13 +24,13 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline import disclosure, preemption
-from pipeline.checks import environment, preflight
-from pipeline.checks.nodes import direction
-from pipeline.config import Config
+from pipeline.config import disclosure, environment, preflight
+from pipeline.config.nodes import direction
+from pipeline.config.schema import Config
+from pipeline.distributed import preemption
 from pipeline.errors import PREEMPTED, ConfigError
-from pipeline.saving.disk import write_atomically
-from pipeline.saving.manifest import read_manifest
+from pipeline.files.disk import write_atomically
+from pipeline.runs.manifest import read_manifest
 from pipeline.tasks.result import FILE, Result
 from pipeline.terminal import console, one_line, put, say
 

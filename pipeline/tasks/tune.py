@@ -19,19 +19,19 @@ from contextlib import closing
 from datetime import datetime
 from typing import Any
 
-from pipeline import loader_options, world
-from pipeline.config import Config
+from pipeline.config import loader_options, tuned
+from pipeline.config.schema import Config
+from pipeline.config.tuned import Tuned
+from pipeline.distributed import world
 from pipeline.errors import ConfigError
-from pipeline.fetch import Batch
-from pipeline.loader import Loader
+from pipeline.loading.fetch import Batch
+from pipeline.loading.loader import Loader
+from pipeline.loading.memory import tree_pss
+from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.tasks.fit import command_line
 from pipeline.tasks.measuring import Course, fixed
 from pipeline.terminal import console, put, say
-from pipeline.tuning import tuned
-from pipeline.tuning.memory import tree_pss
 from pipeline.tuning.search import Backend, Search, Setting, Slice, Space, Trial
-from pipeline.tuning.tuned import Tuned
-from pipeline.workers.backends import LoaderOptions
 
 _MIB = 2**20
 _STEPS = 40  # that the training step is measured with

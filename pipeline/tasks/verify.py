@@ -23,16 +23,16 @@ import numpy as np
 import torch
 import yaml
 
-from pipeline import plain_json
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.identity.fingerprints import mode_in
-from pipeline.plain_json import JsonError, integer, mapping, shown
-from pipeline.regular_file import open_regular
-from pipeline.saving.checkpoint import find_newest, has_checkpoint
-from pipeline.saving.disk import LONGEST_LINE
-from pipeline.saving.manifest import read_config, read_manifest
-from pipeline.saving.state_tree import encode
+from pipeline.files import plain_json
+from pipeline.files.disk import LONGEST_LINE
+from pipeline.files.plain_json import JsonError, integer, mapping, shown
+from pipeline.files.regular_file import open_regular
+from pipeline.runs.checkpoint import find_newest, has_checkpoint
+from pipeline.runs.identity.fingerprints import mode_in
+from pipeline.runs.manifest import read_config, read_manifest
+from pipeline.runs.state_tree import encode
 from pipeline.terminal import one_line, put
 
 # Who loads the data, on which machine and in how many processes, changes no batch; and what is

@@ -1,1 +1,1 @@
-"""What a loader's time goes into, and which loader would be faster."""
+"""What bounds a run, and which loader would be faster."""

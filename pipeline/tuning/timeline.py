@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.clock import Trace
+from pipeline.loading.stage_timer import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,1 @@
+"""Samples decoded once, in files that are read from where they lie."""

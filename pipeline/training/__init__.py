@@ -1,0 +1,1 @@
+"""The epochs: models, objectives, metrics, schedules, and the loop that runs them."""

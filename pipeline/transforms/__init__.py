@@ -1,0 +1,1 @@
+"""What is done to samples and batches: pictures, sound, text, whole batches."""
