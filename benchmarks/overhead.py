@@ -35,7 +35,7 @@ from pipeline.order.plan import Plan, Request
 from pipeline.order.samplers import Random
 from pipeline.training.objective import Regression
 from pipeline.training.runner import train_epoch
-from pipeline.training.train_step import Learner, Options
+from pipeline.training.train_step import TrainOptions, TrainStep
 
 ROWS = 1_000_000
 ROW = {"x": torch.zeros(3), "y": torch.zeros(())}
@@ -176,11 +176,11 @@ def our_epoch(batches: list[Batch], times: int) -> float:
     model = Busy(times)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     objective = Regression(nn.MSELoss(reduction="none"), {}, ["x"], "y")
-    learner = Learner(model, objective, optimizer, None, Options(), Group(World()), 0)
+    train_step = TrainStep(model, objective, optimizer, None, TrainOptions(), Group(World()), 0)
     loader = Ready(Plan(Random(8 * len(batches), 0), 8), Fetch(Nothing(), None, One(), 0))
     loader.ready = batches
     began = time.process_time()
-    train_epoch(learner, loader, 0)
+    train_epoch(train_step, loader, 0)
     return time.process_time() - began
 
 

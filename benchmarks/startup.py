@@ -36,8 +36,8 @@ load = tasks.load
 
 def watched(name):
     task = load(name)
-    from pipeline.training.train_step import Learner
-    update = Learner.update
+    from pipeline.training.train_step import TrainStep
+    update = TrainStep.update
 
     def once(self):
         update(self)
@@ -46,7 +46,7 @@ def watched(name):
         json.dump(names, open({names!r}, "w"))
         os._exit(0)
 
-    Learner.update = once
+    TrainStep.update = once
     return task
 
 tasks.load = watched

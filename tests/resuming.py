@@ -28,7 +28,7 @@ from pipeline.runs import checkpoint
 from pipeline.runs.checkpoint import Checkpoints
 from pipeline.training.objective import Regression
 from pipeline.training.runner import Observer, fit
-from pipeline.training.train_step import Options
+from pipeline.training.train_step import TrainOptions
 from tests import streams
 
 LENGTH, SIZE, EPOCHS = 22, 4, 3
@@ -193,7 +193,7 @@ class Case:
         scheduler = SCHEDULERS[self.scheduler](optimizer)
         objective = self.objective()
         written = Written()
-        chosen = Options(
+        chosen = TrainOptions(
             **{"max_epochs": EPOCHS, "log_every": 3, **self.options, **(options or {})}
         )
         stopped = False

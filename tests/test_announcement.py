@@ -15,7 +15,7 @@ from pipeline import command, tasks
 from pipeline.config import preflight
 from pipeline.config.announcement import of_sweep
 from pipeline.config.composition import Composer
-from pipeline.config.hydra_loader import CheckedLoader
+from pipeline.config.hydra_loader import CheckedConfigLoader
 
 ROOT = Path(__file__).parent.parent
 
@@ -151,7 +151,7 @@ def test_what_is_kept_is_checked_like_any_other():
     composer = Composer()
     composer.compose([])
     kept = composer.kept
-    loader = CheckedLoader(composer.loader.config_search_path, kept)
+    loader = CheckedConfigLoader(composer.loader.config_search_path, kept)
     kept.config.hydra.callbacks = {"x": {"_target_": "os.system"}}
     with pytest.raises(SystemExit) as refused:
         loader.load_configuration("config", [], RunMode.RUN)

@@ -495,9 +495,9 @@ def test_a_loader_checks_in_other_processes_too(tmp_path):
     from hydra.types import RunMode
 
     from pipeline.config.composition import CONF
-    from pipeline.config.hydra_loader import CheckedLoader
+    from pipeline.config.hydra_loader import CheckedConfigLoader
 
-    loader = CheckedLoader(create_config_search_path(str(CONF)))
+    loader = CheckedConfigLoader(create_config_search_path(str(CONF)))
     loader = pickle.loads(cloudpickle.dumps(loader))
     loader.load_configuration("config", ["seed=1"], RunMode.RUN)
     with pytest.raises(SystemExit) as caught:

@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.datasets.files import Files, parse_size
-from pipeline.datasets.remote import catalog, download, patience
+from pipeline.datasets.remote import catalog, download, retry
 from pipeline.datasets.remote.file_cache import FileCache
 from pipeline.datasets.remote.listing import Found, Listing, bytes_of
-from pipeline.datasets.remote.patience import Patience
+from pipeline.datasets.remote.retry import RetryPolicy
 from pipeline.datasets.remote.store import Store
 from pipeline.errors import ConfigError, DataError
 from tests.web_server import WebServer
@@ -573,18 +573,18 @@ def test_checksums_of_the_stores():
     assert gs._version({"crc32c": "AAA=", "generation": "17", "etag": "CL="}) == "17"
 
 
-# Patience
+# RetryPolicy
 
 
 def test_waits_double_and_draw_from_no_generator_of_a_sample(monkeypatch):
     waits, before = [], random.getstate()
-    monkeypatch.setattr(patience.time, "sleep", waits.append)
+    monkeypatch.setattr(retry.time, "sleep", waits.append)
 
     def refused():
         raise ConnectionRefusedError
 
     with pytest.raises(DataError, match="9 attempts"):
-        Patience(8, 1.0)("s3://x", refused)
+        RetryPolicy(8, 1.0)("s3://x", refused)
     longest = [1, 2, 4, 8, 16, 32, 60, 60]
     assert len(waits) == 8
     assert all(top / 2 <= wait <= top for wait, top in zip(waits, longest, strict=True))

@@ -16,7 +16,7 @@ from pipeline.tasks import fit, outcome
 from pipeline.tasks.fit import scheduler_moves, spare_cores
 from pipeline.tasks.outcome import print_report
 from pipeline.training.runner import Result
-from pipeline.training.train_step import Options
+from pipeline.training.train_step import TrainOptions
 from tests.program import run
 
 QUICK = ["loader=debug", "trainer.max_epochs=2", "run_dir=run", "tracker=none"]
@@ -181,15 +181,15 @@ def plan(*steps):
 
 
 def test_how_often_the_scheduler_moves():
-    assert scheduler_moves(Options(max_epochs=3), plan(10)) == 30
-    assert scheduler_moves(Options(max_epochs=3, accumulate=4), plan(10)) == 9
-    assert scheduler_moves(Options(max_epochs=3, max_steps=25), plan(10)) == 25
-    assert scheduler_moves(Options(max_epochs=4), plan(10, 8)) == 36
-    by_epoch = Options(max_epochs=9, max_steps=25, schedule="epoch")
+    assert scheduler_moves(TrainOptions(max_epochs=3), plan(10)) == 30
+    assert scheduler_moves(TrainOptions(max_epochs=3, accumulate=4), plan(10)) == 9
+    assert scheduler_moves(TrainOptions(max_epochs=3, max_steps=25), plan(10)) == 25
+    assert scheduler_moves(TrainOptions(max_epochs=4), plan(10, 8)) == 36
+    by_epoch = TrainOptions(max_epochs=9, max_steps=25, schedule="epoch")
     assert scheduler_moves(by_epoch, plan(10)) == 3
-    assert scheduler_moves(Options(max_epochs=3, max_steps=25), plan(None)) == 25
+    assert scheduler_moves(TrainOptions(max_epochs=3, max_steps=25), plan(None)) == 25
     with pytest.raises(ConfigError, match=r"scheduler: needs to know how long.*trainer.max_steps"):
-        scheduler_moves(Options(max_epochs=3), plan(None))
+        scheduler_moves(TrainOptions(max_epochs=3), plan(None))
 
 
 def record(epoch, nme):

@@ -31,7 +31,7 @@ from pipeline.datasets.sequences import Sequences
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.limits import Limits
 from pipeline.order.sample_generators import KeyedRandom
-from pipeline.packing.center_crops import Squares
+from pipeline.packing.center_crops import CenterCrops
 from pipeline.transforms import native_images
 from pipeline.transforms.device_decoding import DecodeBatchResizeCenterCrop
 from pipeline.transforms.image_decoding import DecodeResize
@@ -110,7 +110,7 @@ def test_decoders_of_files_that_are_not_decoded_yet(tmp_path, attack, way, limit
     elif way == "batch":
         refused(match, DECODERS["native"]().decode_batch, [image], np.zeros(1, np.uint64))
     elif way == "squares":
-        refused(match, Squares(8), [{"image": image}])
+        refused(match, CenterCrops(8), [{"image": image}])
     else:
         step = DecodeBatchResizeCenterCrop(8)
         refused(match, step, {"image": [image]}, KeyedRandom(torch.zeros(1, dtype=torch.int64)))

@@ -493,8 +493,8 @@ def test_a_batch_is_written_in_place(tmp_path):
 def test_memory_is_used_again_only_when_nobody_holds_it():
     def one():
         with output_buffers.batch(3):
-            rows = [output_buffers.take((4, 5), np.float32).tensor for _ in range(3)]
-            return output_buffers.together(rows)
+            rows = [output_buffers.allocate_row((4, 5), np.float32).tensor for _ in range(3)]
+            return output_buffers.contiguous_view(rows)
 
     first = one()
     place = first.data_ptr()
@@ -526,16 +526,19 @@ def test_workers_write_into_shared_memory(tmp_path):
 
 def test_rows_that_are_not_in_order_are_stacked_as_usual():
     with output_buffers.batch(3):
-        rows = [output_buffers.take((2,), np.float32).tensor.fill_(number) for number in range(3)]
-        assert output_buffers.together(rows).tolist() == [[0, 0], [1, 1], [2, 2]]
-        assert output_buffers.together(rows[1:]).tolist() == [[1, 1], [2, 2]]
-        assert output_buffers.together(rows[::-1]) is None
-        assert output_buffers.together([rows[0], rows[2]]) is None
-        assert output_buffers.together([rows[0], rows[1].clone()]) is None
-        assert output_buffers.together([row[:1] for row in rows]) is None
-        beyond = output_buffers.take((2,), np.float32).tensor
-        assert output_buffers.together([rows[2], beyond]) is None
-    assert output_buffers.together(rows) is None  # the batch is over
+        rows = [
+            output_buffers.allocate_row((2,), np.float32).tensor.fill_(number)
+            for number in range(3)
+        ]
+        assert output_buffers.contiguous_view(rows).tolist() == [[0, 0], [1, 1], [2, 2]]
+        assert output_buffers.contiguous_view(rows[1:]).tolist() == [[1, 1], [2, 2]]
+        assert output_buffers.contiguous_view(rows[::-1]) is None
+        assert output_buffers.contiguous_view([rows[0], rows[2]]) is None
+        assert output_buffers.contiguous_view([rows[0], rows[1].clone()]) is None
+        assert output_buffers.contiguous_view([row[:1] for row in rows]) is None
+        beyond = output_buffers.allocate_row((2,), np.float32).tensor
+        assert output_buffers.contiguous_view([rows[2], beyond]) is None
+    assert output_buffers.contiguous_view(rows) is None  # the batch is over
 
 
 def test_slots_of_threads_are_their_own():
@@ -543,10 +546,10 @@ def test_slots_of_threads_are_their_own():
 
     def work(name):
         with output_buffers.batch(2):
-            found[name] = [output_buffers.take((8,), np.uint8).tensor for _ in range(2)]
+            found[name] = [output_buffers.allocate_row((8,), np.uint8).tensor for _ in range(2)]
 
     with output_buffers.batch(2):
-        work_here = output_buffers.take((8,), np.uint8).tensor
+        work_here = output_buffers.allocate_row((8,), np.uint8).tensor
         threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
         for thread in threads:
             thread.start()

@@ -6,7 +6,7 @@ from pipeline.distributed.group import Group
 from pipeline.files.disk import DiskError, cut
 from pipeline.order.samplers import Random
 from pipeline.tasks.recording import Ledger
-from pipeline.training.epoch_metrics import Meter, Step
+from pipeline.training.epoch_metrics import EpochMetrics, Step
 from tests.toy import loader
 
 
@@ -16,12 +16,12 @@ def written(path):
 
 def ledger_of(path, batches, every=3):
     """The lines of a ledger to which a meter's readings went."""
-    ledger, meter = Ledger(path), Meter(Group())
+    ledger, epoch_metrics = Ledger(path), EpochMetrics(Group())
     for number, batch in enumerate(batches, 1):
-        meter.add(batch, batch["label"].float() / 7)
+        epoch_metrics.add(batch, batch["label"].float() / 7)
         if number % every == 0:
-            ledger.on_steps(meter.read())
-    ledger.on_steps(meter.read())
+            ledger.on_steps(epoch_metrics.read())
+    ledger.on_steps(epoch_metrics.read())
     return written(path)
 
 

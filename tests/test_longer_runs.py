@@ -8,7 +8,7 @@ import torch
 
 from pipeline.runs import checkpoint
 from pipeline.runs.resumption import SCHEDULES, with_schedules
-from pipeline.training.train_step import Learner
+from pipeline.training.train_step import TrainStep
 from tests.own_parts import NUMBERS, Numbers
 from tests.program import run
 
@@ -38,13 +38,13 @@ def fit(tmp_path, monkeypatch, capsys):
 def rates(monkeypatch):
     """The learning rates of all steps, in order."""
     seen = []
-    update = Learner.update
+    update = TrainStep.update
 
     def noting(self):
         seen.append(self.lr)
         update(self)
 
-    monkeypatch.setattr(Learner, "update", noting)
+    monkeypatch.setattr(TrainStep, "update", noting)
     return seen
 
 

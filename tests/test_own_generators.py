@@ -23,7 +23,7 @@ from pipeline.loading.loader import Loader
 from pipeline.loading.stream_fetch import StreamFetch
 from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.order.plan import Plan
-from pipeline.order.private_generators import OwnDraws, generators_in
+from pipeline.order.private_generators import PrivateDraws, generators_in
 from pipeline.order.randomness import GLOBAL, scope
 from pipeline.order.samplers import Random
 from pipeline.order.streams import StreamOrder, StreamPlan
@@ -238,7 +238,7 @@ def test_the_global_generators_are_nobodys_own():
 @pytest.mark.parametrize("kind", GENERATORS)
 def test_states_are_saved_compared_and_put_back(kind):
     generator = GENERATORS[kind]()
-    draws = OwnDraws(GLOBAL, {"own": generator})
+    draws = PrivateDraws(GLOBAL, {"own": generator})
     with scope():
         draws.seed(5)
         before = draws.save()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from benchmarks import built_cases
-from pipeline.loading.stage_timer import Clock
+from pipeline.loading.stage_timer import StageTimer
 from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.tasks.measuring import steps_of
 from pipeline.tuning.timeline import Timeline
@@ -138,7 +138,7 @@ def test_without_tracing_nothing_is_kept():
 
 
 def test_a_trace_tells_computing_from_waiting_for_something_and_for_a_core():
-    clock = Clock(traced=True)
+    clock = StageTimer(traced=True)
     time.sleep(0.05)
     clock.lap("read")
     end = time.thread_time() + 0.05

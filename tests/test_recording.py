@@ -4,7 +4,7 @@ from pipeline.distributed.group import Group
 from pipeline.loading.fetch import batch_hash
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.recording import Digests, Metrics
-from pipeline.training.epoch_metrics import Meter
+from pipeline.training.epoch_metrics import EpochMetrics
 from tests.toy import loader
 
 
@@ -17,11 +17,11 @@ class Recorder:
 
 
 def test_digests_are_a_line_a_batch(tmp_path):
-    digests, meter = Digests(tmp_path / "digests.jsonl"), Meter(Group())
+    digests, epoch_metrics = Digests(tmp_path / "digests.jsonl"), EpochMetrics(Group())
     batches = list(loader().epoch(1))
     for batch in batches:
-        meter.add(batch, batch["label"].float())
-    digests.on_steps(meter.read())
+        epoch_metrics.add(batch, batch["label"].float())
+    digests.on_steps(epoch_metrics.read())
     lines = [json.loads(line) for line in digests.path.read_text().splitlines()]
     assert [(line["epoch"], line["step"]) for line in lines] == [(1, step) for step in range(5)]
     assert [line["hash"] for line in lines] == [batch_hash([batch]) for batch in batches]

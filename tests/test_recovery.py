@@ -352,14 +352,14 @@ def test_a_program_ends_although_a_worker_is_stopped(tmp_path):
 def test_what_the_board_says_is_where_an_executor_stands():
     cell = memoryview(bytearray(8 * worker_status.FIELDS)).cast("q")
     worker_status.clear(cell)
-    assert worker_status.look(cell).stage == worker_status.STARTING
+    assert worker_status.read(cell).stage == worker_status.STARTING
     worker_status.use(cell)
     worker_status.begin(3, 14)
-    assert worker_status.look(cell) == (3, 14, worker_status.WHOLE, worker_status.READ)
-    worker_status.at(5, worker_status.TRANSFORM)
-    assert worker_status.look(cell) == (3, 14, 5, worker_status.TRANSFORM)
-    worker_status.rest()
-    assert not worker_status.look(cell).works
+    assert worker_status.read(cell) == (3, 14, worker_status.WHOLE, worker_status.READ)
+    worker_status.report(5, worker_status.TRANSFORM)
+    assert worker_status.read(cell) == (3, 14, 5, worker_status.TRANSFORM)
+    worker_status.idle()
+    assert not worker_status.read(cell).works
 
 
 def test_messages_keep_tensors_that_share_memory_together():

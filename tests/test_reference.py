@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 import pipeline
 from pipeline.config import reference
 from pipeline.config.composition import Composer
-from pipeline.config.schema import Loader
+from pipeline.config.schema import LoaderSection
 from tests.program import ROOT, run
 
 
@@ -108,7 +108,7 @@ def test_the_table_of_arguments_has_all_of_torchs():
     arguments = list(inspect.signature(DataLoader).parameters)
     assert list(table()) == arguments
     page = (ROOT / "docs" / "loader.md").read_text()
-    for name in Loader.model_fields:
+    for name in LoaderSection.model_fields:
         assert f"`loader.{name}`" in page
 
 
@@ -117,7 +117,7 @@ def test_an_argument_of_torchs_is_taken_or_answered(name, capsys):
     """Under its name in `loader`, or with the key of the table."""
     key = table()[name]
     if key == f"loader.{name}":
-        assert name in Loader.model_fields
+        assert name in LoaderSection.model_fields
         return
     for prefix in ("", "+"):
         done = run(capsys, f"{prefix}loader.{name}=3")

@@ -22,7 +22,7 @@ from pipeline.runs import checkpoint
 from pipeline.runs.checkpoint import Checkpoints
 from pipeline.training.objective import Regression
 from pipeline.training.runner import NonFiniteLossError, Observer, fit, train_epoch, validate
-from pipeline.training.train_step import Learner, Options
+from pipeline.training.train_step import TrainOptions, TrainStep
 
 
 class Line(Dataset):
@@ -72,7 +72,7 @@ def run(train=None, model=None, lr=0.05, scheduler=None, val=None, observers=(),
     made = optimizer(model.parameters(), lr=lr)
     result = fit(
         model, objective(reduction), made, loader() if train is None else train, val or loader(),
-        Options(**{"max_epochs": 2, **options}),
+        TrainOptions(**{"max_epochs": 2, **options}),
         scheduler=scheduler(made) if scheduler else None,
         checkpoints=Checkpoints(folder, keep) if folder else None,
         observers=observers, seed=seed,
@@ -275,7 +275,7 @@ def test_the_best_is_saved_between_two_saves(tmp_path):
 
     scripted = Scripted(nn.MSELoss(reduction="none"), {}, ["x"], "y")
     optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
-    options = Options(max_epochs=4, save_every=3, monitor="mse")
+    options = TrainOptions(max_epochs=4, save_every=3, monitor="mse")
     kept = Checkpoints(tmp_path, keep_last=9)
     fit(network(), scripted, optimizer, loader(), loader(), options, checkpoints=kept)
     assert checkpoint.load(tmp_path / "best.safetensors")["metrics"]["mse"] == 1.0
@@ -316,11 +316,11 @@ def test_layout_and_compilation_are_asked_for(monkeypatch):
     monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(self))
     model = nn.Sequential(nn.Conv2d(3, 4, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    learner = Learner(model, objective(), optimizer, None,
-                      Options(channels_last=True, compile=True), Group(), 0)  # fmt: skip
+    train_step = TrainStep(model, objective(), optimizer, None,
+                      TrainOptions(channels_last=True, compile=True), Group(), 0)  # fmt: skip
     assert compiled == [model]
-    assert learner.model[0].weight.is_contiguous(memory_format=torch.channels_last)
-    assert optimizer.param_groups[0]["params"][0] is learner.model[0].weight
+    assert train_step.model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert optimizer.param_groups[0]["params"][0] is train_step.model[0].weight
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -358,8 +358,8 @@ def test_an_epoch_without_a_batch_is_refused():
 def test_train_epoch_alone():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    learner = Learner(model, objective(), optimizer, None, Options(), Group(), 0)
-    first = train_epoch(learner, loader(), 0)
-    second = train_epoch(learner, loader(), 1)
+    train_step = TrainStep(model, objective(), optimizer, None, TrainOptions(), Group(), 0)
+    first = train_epoch(train_step, loader(), 0)
+    second = train_epoch(train_step, loader(), 1)
     assert (first["step"], second["step"]) == (6, 12)
     assert second["train/loss"] < first["train/loss"]

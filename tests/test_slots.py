@@ -23,7 +23,7 @@ def places(batches):
 
 def crowd(count):
     """So many batches that are held at the same time."""
-    return [output_buffers.room(SHAPE, FLOATS).tensor for _ in range(count)]
+    return [output_buffers.allocate(SHAPE, FLOATS).tensor for _ in range(count)]
 
 
 def test_a_batch_lies_where_one_lay_that_is_gone():
@@ -63,7 +63,7 @@ def test_no_two_batches_share_memory(steps):
     held = []
     for number, (takes, which, rows) in enumerate(steps):
         if takes:
-            held.append((number, output_buffers.room((rows, 3), FLOATS).tensor.fill_(number)))
+            held.append((number, output_buffers.allocate((rows, 3), FLOATS).tensor.fill_(number)))
         elif held:
             held.pop(which % len(held))
         for value, batch in held:

@@ -15,7 +15,7 @@ from pipeline.config.composition import Composer
 from pipeline.distributed import preemption
 from pipeline.distributed.group import Group
 from pipeline.distributed.preemption import Preemption, Stop, held, in_turns, waiting
-from pipeline.training.train_step import Learner, Options
+from pipeline.training.train_step import TrainOptions, TrainStep
 from tests.resuming import Case
 from tests.stopping import EPOCHS, ROWS, Runs, ended, stop
 
@@ -225,12 +225,14 @@ def test_batches_since_the_last_step_can_be_dropped():
     with case.loader() as loader:
         batches = list(loader.epoch(0))
 
-    def learner():
+    def train_step():
         model = case.model()
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-        return Learner(model, case.objective(), optimizer, None, Options(accumulate=3), Group(), 0)
+        return TrainStep(
+            model, case.objective(), optimizer, None, TrainOptions(accumulate=3), Group(), 0
+        )
 
-    straight, turned = learner(), learner()
+    straight, turned = train_step(), train_step()
     for one in (straight, turned):
         for batch in batches[:3]:
             one.learn(batch)

@@ -14,7 +14,7 @@ from pipeline.order.samplers import Bucket, Random
 from pipeline.order.streams import StreamOrder, StreamPlan
 from pipeline.runs import checkpoint
 from pipeline.tasks.lr_find import smoothed, suggestion
-from pipeline.training.train_step import Learner
+from pipeline.training.train_step import TrainStep
 from tests.program import run
 from tests.resuming import TABLE, Case
 from tests.test_longer_runs import NUMBERS
@@ -36,13 +36,13 @@ def fit(tmp_path, monkeypatch, capsys):
 
 
 def test_the_mean_of_the_weights_is_torchs_rule_and_what_is_validated(tmp_path, monkeypatch):
-    seen, update = [], Learner.update
+    seen, update = [], TrainStep.update
 
     def noting(self):
         update(self)
         seen.append({key: value.clone() for key, value in self.model.state_dict().items()})
 
-    monkeypatch.setattr(Learner, "update", noting)
+    monkeypatch.setattr(TrainStep, "update", noting)
     case = Case(options={"ema": 0.5})
     case.fit(tmp_path / "run")
     expected = seen[0]

@@ -239,7 +239,7 @@ def test_more_hands_make_the_same_batch(root, count):
     dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
     work, request = fetch(dataset, STEPS["floats"]()), requests(dataset, 24)[0]
     alone = work(request)
-    with intra_batch.lent(count):
+    with intra_batch.extra_threads(count):
         shared = work(request)
     assert torch.equal(alone["image"], shared["image"])
 
@@ -247,10 +247,10 @@ def test_more_hands_make_the_same_batch(root, count):
 @given(count=st.integers(1, 40), rows=st.integers(0, 100))
 def test_hands_share_all_rows_between_them(count, rows):
     done = []
-    with intra_batch.lent(count):
-        intra_batch.share(lambda start, stop: done.extend(range(start, stop)), rows)
+    with intra_batch.extra_threads(count):
+        intra_batch.split_rows(lambda start, stop: done.extend(range(start, stop)), rows)
     assert sorted(done) == list(range(rows))
-    intra_batch.share(lambda start, stop: done.append((start, stop)), rows)
+    intra_batch.split_rows(lambda start, stop: done.append((start, stop)), rows)
     assert done[-1] == (0, rows)  # alone again
 
 
@@ -259,15 +259,15 @@ def test_an_error_under_any_hand_is_raised():
         if stop == 40:
             raise DataError("the last")
 
-    with intra_batch.lent(4), pytest.raises(DataError, match="the last"):
-        intra_batch.share(work, 40)
+    with intra_batch.extra_threads(4), pytest.raises(DataError, match="the last"):
+        intra_batch.split_rows(work, 40)
 
 
 def test_threads_lend_hands_for_the_first_batch_of_an_epoch(root, monkeypatch):
-    lent, share = [], intra_batch.share
+    lent, share = [], intra_batch.split_rows
 
     def spy(work, rows):
-        lent.append((intra_batch._hands.count, rows))
+        lent.append((intra_batch._threads.count, rows))
         share(work, rows)
 
     monkeypatch.setattr(intra_batch, "share", spy)

@@ -20,8 +20,7 @@ from pipeline.config.data_rules import mode_of
 from pipeline.config.instantiate import make
 from pipeline.config.loader_options import Backend
 from pipeline.config.nodes import FACTS, SAME_FACTS, SCHEDULE_KEYS, datasets, of_the_build
-from pipeline.config.schema import Config
-from pipeline.config.schema import Loader as LoaderSection
+from pipeline.config.schema import Config, LoaderSection
 from pipeline.distributed import world
 from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, Problem

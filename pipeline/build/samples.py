@@ -75,7 +75,7 @@ def sampler_of(
     supply = {
         "length": len(dataset),
         "seed": config.seed,
-        # No lambda: it may go to worker processes, which look there for a bad row's stand-in.
+        # No lambda: it may go to worker processes, which look there for a bad row's substitute.
         "metadata": Lazy(table),
         "batch_size": batch_size,
         "tail": config.batch.tail,

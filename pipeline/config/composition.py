@@ -32,7 +32,7 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, Omega
 
 from pipeline.config import environment, hydra_section, step_order, unknown_keys, whole_nodes
 from pipeline.config.disclosure import Plain
-from pipeline.config.hydra_loader import JOB_NAME, Kept, Loader, not_set
+from pipeline.config.hydra_loader import JOB_NAME, ConfigLoader, Kept, not_set
 from pipeline.config.messages import show
 from pipeline.distributed import preemption
 from pipeline.errors import ConfigError, Problem
@@ -106,7 +106,7 @@ class Composer:
             found = f"file://{_folder(config_dir, '--config-dir', Path())}"
             search_path.prepend("command-line", found, SearchPathQuery(provider="schema"))
         self.name = config_name or "config"
-        self.loader = Loader(search_path)
+        self.loader = ConfigLoader(search_path)
         self.kept: Kept | None = None
         self._hydra = Hydra(task_name=JOB_NAME, config_loader=self.loader)
         self._parser = OverridesParser.create(config_loader=self.loader)
@@ -306,7 +306,7 @@ def _resolve(config: DictConfig, composed: Composed) -> None:
 
 @contextmanager
 def _hydra_config(config: DictConfig) -> Iterator[None]:
-    """Let ${hydra:...} resolve, with stand-ins for what only a running job knows.
+    """Let ${hydra:...} resolve, with placeholders for what only a running job knows.
 
     Afterwards the section is what it was before.
     """

@@ -64,7 +64,7 @@ class Kept:
         return config
 
 
-class Loader(ConfigLoaderImpl):
+class ConfigLoader(ConfigLoaderImpl):
     """Looks at the search path before hydra imports what it names; replaces whole nodes."""
 
     def _load_configuration_impl(self, *args: Any, **options: Any) -> DictConfig:
@@ -110,7 +110,7 @@ class Loader(ConfigLoaderImpl):
         raise ConfigError(list(dict.fromkeys(problems)))
 
 
-class CheckedLoader(Loader):
+class CheckedConfigLoader(ConfigLoader):
     """Hands out only configurations whose section `hydra:` may be acted on.
 
     Args:
@@ -170,7 +170,7 @@ def _record_problems(config: DictConfig) -> list[Problem]:
 
 @contextmanager
 def checked(
-    single: bool, loads: type[CheckedLoader] = CheckedLoader, kept: Kept | None = None
+    single: bool, loads: type[CheckedConfigLoader] = CheckedConfigLoader, kept: Kept | None = None
 ) -> Iterator[None]:
     """Let hydra's entry load its configurations with `loads`.
 

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline import terminal
 from pipeline.config import disclosure, environment, reference
-from pipeline.config.hydra_loader import CheckedLoader
+from pipeline.config.hydra_loader import CheckedConfigLoader
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def saved() -> Iterator[None]:
         OmegaConf.save, utils._save_config = staticmethod(sweeps), jobs  # type: ignore[method-assign]
 
 
-class JobLoader(CheckedLoader):
+class JobLoader(CheckedConfigLoader):
     """Composes the jobs of a sweep.
 
     Launchers send it to their processes, where it is called before hydra saves anything of a job.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from pipeline.config import allow_list, tuned
-from pipeline.config.schema import Config, Loader
+from pipeline.config.schema import Config, LoaderSection
 from pipeline.distributed import world
 from pipeline.loading.autotune import Auto
 from pipeline.loading.memory import available
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def make(
-    given: Loader, transform: Callable[[], Compose], decodes: bool, *,
+    given: LoaderSection, transform: Callable[[], Compose], decodes: bool, *,
     backend: Backend | None = None, climbs: bool = False, ranks: int = 1, says: bool = False,
 ) -> LoaderOptions:  # fmt: skip
     """The options of a loader.
@@ -65,16 +65,16 @@ def make(
     )  # fmt: skip
 
 
-def _count(given: Loader) -> int:
+def _count(given: LoaderSection) -> int:
     count = given.num_workers
     return count if isinstance(count, int) else world.usable_cpus()
 
 
-def _may_climb(given: Loader, backend: Backend) -> bool:
+def _may_climb(given: LoaderSection, backend: Backend) -> bool:
     return given.num_workers == "auto" and backend != "main" and given.in_order
 
 
-def _bounds(given: Loader, ranks: int) -> Auto:
+def _bounds(given: LoaderSection, ranks: int) -> Auto:
     return Auto(max(2 * world.usable_cpus(), 16), budget(given.max_memory, ranks))
 
 
@@ -89,7 +89,9 @@ def budget(wanted: float | None, ranks: int = 1) -> int | None:
     return available() // (2 * ranks) or None
 
 
-def _backend(given: Loader, transform: Callable[[], Compose], decodes: bool, says: bool) -> Backend:
+def _backend(
+    given: LoaderSection, transform: Callable[[], Compose], decodes: bool, says: bool
+) -> Backend:
     """`loader.backend`, with the best that can be done here in the place of "auto"."""
     if given.backend != "auto":
         return given.backend
@@ -124,7 +126,7 @@ def data_of(config: Config, fingerprint: Mapping[str, str]) -> str:
     return fingerprint["dataset"] + packed
 
 
-def with_tuned(config: Config, fingerprint: Mapping[str, str]) -> Loader:
+def with_tuned(config: Config, fingerprint: Mapping[str, str]) -> LoaderSection:
     """The section with what was tuned in the place of `num_workers: tuned`.
 
     What a person gives besides stays: `loader=tuned loader.prefetch_factor=8`.

@@ -26,7 +26,7 @@ class Section(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class Batch(Section):
+class BatchSection(Section):
     """How positions are cut into batches.
 
     Attributes:
@@ -41,7 +41,7 @@ class Batch(Section):
     val_size: Count | None
 
 
-class Transforms(Section):
+class TransformSection(Section):
     """Steps by name, in order, for each split; a step that is None is left out.
 
     Attributes:
@@ -58,7 +58,7 @@ class Transforms(Section):
     batch_on: Literal["auto", "loader", "device"] = "auto"
 
 
-class Loader(Section):
+class LoaderSection(Section):
     """Who makes the batches and how far ahead; all but `backend` as in torch's DataLoader.
 
     Attributes:
@@ -92,7 +92,7 @@ class Loader(Section):
     max_memory: Annotated[float, Field(gt=0)] | None = None
 
 
-class BadSamples(Section):
+class BadSamplesSection(Section):
     """What becomes of samples that cannot be read; see docs/bad_samples.md.
 
     Attributes:
@@ -108,7 +108,7 @@ class BadSamples(Section):
     quarantine: str | None
 
 
-class Tune(Section):
+class TuneSection(Section):
     """What `task=tune` may take.
 
     Attributes:
@@ -120,7 +120,7 @@ class Tune(Section):
     workers: Count | None = None
 
 
-class Packing(Section):
+class PackSection(Section):
     """What `task=pack` and `dataset.packed=auto` make of a dataset; see docs/packing.md.
 
     Attributes:
@@ -140,14 +140,14 @@ class Packing(Section):
     out: str | None = None
 
 
-class LrFind(Section):
+class LrFindSection(Section):
     """The first and the last learning rate of `task=lr_find`."""
 
     lowest: Annotated[float, Field(gt=0)] = 1e-7
     highest: Annotated[float, Field(gt=0)] = 1.0
 
 
-class Distributed(Section):
+class DistributedSection(Section):
     """How several processes share a run.
 
     Attributes:
@@ -169,13 +169,13 @@ class Distributed(Section):
     sync_batchnorm: bool = False
 
 
-class Sweep(Section):
+class SweepSection(Section):
     """After a job that was asked to stop."""
 
     on_preempted: Literal["stop", "continue"]
 
 
-class Checkpoints(Section):
+class CheckpointSection(Section):
     """When to save and what to keep: the best, and the last `keep_last`.
 
     Attributes:
@@ -199,7 +199,7 @@ class LimitBatches(Section):
     val: Count | None = None
 
 
-class Trainer(Section):
+class TrainerSection(Section):
     """The training loop; conf/trainer/default.yaml says what each key does."""
 
     max_epochs: Count
@@ -215,7 +215,7 @@ class Trainer(Section):
     monitor: str | None
     mode: Literal["min", "max"]
     patience: Count | None
-    checkpoint: Checkpoints | None
+    checkpoint: CheckpointSection | None
     baseline: bool
     digest: bool
     ledger: bool
@@ -245,29 +245,29 @@ class Config(Section):
     """
 
     seed: Index
-    batch: Batch
+    batch: BatchSection
     run_dir: str
     cache_dir: str
     dataset: Node
-    transform: Transforms
+    transform: TransformSection
     sampler: Node
     collate: Node
-    loader: Loader
-    bad_samples: BadSamples
+    loader: LoaderSection
+    bad_samples: BadSamplesSection
     limits: Limits = Limits()
-    pack: Packing = Packing()
-    tune: Tune = Tune()
-    lr_find: LrFind = LrFind()
-    distributed: Distributed
+    pack: PackSection = PackSection()
+    tune: TuneSection = TuneSection()
+    lr_find: LrFindSection = LrFindSection()
+    distributed: DistributedSection
     model: Node
     objective: Node
     optimizer: Node
     scheduler: Node | None
-    trainer: Trainer
+    trainer: TrainerSection
     tracker: Node
     resume: str | None
     resume_despite: list[str]
-    sweep: Sweep
+    sweep: SweepSection
     task: Task
     split: Literal["train", "val", "both"] = "train"
     epoch: Index = 0

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import allow_list, familiar_names, signatures
-from pipeline.config.hydra_loader import Loader
+from pipeline.config.hydra_loader import ConfigLoader
 from pipeline.config.messages import nearest
 from pipeline.config.nodes import OF_THE_BUILD
 from pipeline.config.schema import TASK_KEYS
@@ -31,7 +31,7 @@ def option(group: str, given: str, known: Sequence[str]) -> Problem:
     return Problem(group, f"has no {given!r}{hint}; choose one of {', '.join(known)}{more}")
 
 
-def key(key: str, value: str, config: DictConfig, loader: Loader) -> Problem:
+def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Problem:
     """The problem of a key that isn't in a composed configuration.
 
     Args:
@@ -67,7 +67,9 @@ def key(key: str, value: str, config: DictConfig, loader: Loader) -> Problem:
     return Problem(key, f"unknown key {name!r}{hint}{allowed}")
 
 
-def _at_the_top(name: str, value: str, known: list[str], config: DictConfig, loader: Loader) -> str:
+def _at_the_top(
+    name: str, value: str, known: list[str], config: DictConfig, loader: ConfigLoader
+) -> str:
     if name in TASK_KEYS:
         tasks = [one for one in loader.get_group_options("task")
                  if _has_key(loader, f"task/{one}", name)]  # fmt: skip
@@ -80,7 +82,7 @@ def _at_the_top(name: str, value: str, known: list[str], config: DictConfig, loa
     return f"unknown key{hint}; there are {', '.join(sorted({*known, *groups}))}"
 
 
-def _has_key(loader: Loader, path: str, name: str) -> bool:
+def _has_key(loader: ConfigLoader, path: str, name: str) -> bool:
     loaded = loader.repository.load_config(path)
     return loaded is not None and name in loaded.config
 

@@ -27,7 +27,7 @@ _TIMED_OUT = "imed out"  # what gloo and the store say: "Timed out waiting 30000
 
 
 class LateError(PenstockError):
-    """Other ranks waited for one of them until their patience was used up."""
+    """Other ranks waited for one of them until their timeout was over."""
 
 
 class Presence:

@@ -100,7 +100,7 @@ class LeftOut:
         return f"{where}{self.position}){path}: {self.cause}"
 
 
-class StandIns(Protocol):
+class Substitutes(Protocol):
     """Says which rows may stand in for others."""
 
     def rows(self, request: Request, place: int) -> Iterator[int]:
@@ -113,12 +113,12 @@ class BadSamples:
 
     Attributes:
         on_error: see the module. Samples that are known are skipped under "raise", too.
-        stand_ins: needed by "substitute"; otherwise they fill shares that would be empty.
+        substitutes: needed by "substitute"; otherwise they fill shares that would be empty.
         known: causes by row, of samples that are not to be read: a quarantine.
     """
 
     on_error: OnError = "raise"
-    stand_ins: StandIns | None = None
+    substitutes: Substitutes | None = None
     known: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -145,12 +145,12 @@ def rule(
         sampler: of the plan: an order or a batch strategy.
         length: of the dataset; None for a stream, whose fetch knows what may stand in.
     """
-    stand_ins: StandIns | None = None
+    substitutes: Substitutes | None = None
     if length is not None and on_error == "substitute":
-        stand_ins = FromOrder(copy(sampler), seed)  # the plan's own may be asked in other threads
+        substitutes = FromOrder(copy(sampler), seed)  # the plan's own may be asked in other threads
     elif length is not None and (on_error == "skip" or known):
-        stand_ins = FromDataset(length, seed)
-    return BadSamples(on_error, stand_ins, known)
+        substitutes = FromDataset(length, seed)
+    return BadSamples(on_error, substitutes, known)
 
 
 class FromOrder:

@@ -198,7 +198,7 @@ def _stack(field: str, values: list[Any]) -> Any:
         return values
     if isinstance(first, torch.Tensor):
         rows = [plain(value) for value in values]
-        written = output_buffers.together(rows)
+        written = output_buffers.contiguous_view(rows)
         return default_collate(rows) if written is None else written
     try:
         return default_collate(values)

@@ -29,9 +29,9 @@ from pipeline.distributed.world import has_accelerator
 from pipeline.loading.compat.drawing import Drawing, is_stateful
 from pipeline.loading.compat.epoch_draws import EpochDraws, plain
 from pipeline.loading.compat.item_fetch import ItemFetch
-from pipeline.loading.compat.part_fetch import TurnFetch, is_pipe, world_size
-from pipeline.loading.compat.passes import Claim, Kept, Pass
-from pipeline.loading.compat.progress import PartsProgress, Progress, RowsProgress
+from pipeline.loading.compat.part_fetch import ShardFetch, is_pipe, world_size
+from pipeline.loading.compat.passes import EpochIterator, KeptWorkers, StatedLength
+from pipeline.loading.compat.progress import Progress, RowsProgress, ShardsProgress
 from pipeline.loading.loader import open_backend
 from pipeline.loading.workers.backends import Backend, LoaderOptions
 from pipeline.order.seeding import Seeding
@@ -90,14 +90,16 @@ class DataLoader(torch_data.DataLoader[Sample]):
         source = self.batch_sampler if self.batch_sampler is not None else self.sampler
         once = self.persistent_workers and not is_pipe(dataset)  # a pipe's shuffling is seeded anew
         self._draws = EpochDraws(source, self.generator, seed, once)
-        self._pass: weakref.ref[Pass] | None = None  # it ends when its consumer lets go of it
+        self._pass: weakref.ref[EpochIterator] | None = (
+            None  # it ends when its consumer lets go of it
+        )
         self._progress: Progress | None = None  # of the pass that was made last
-        self._kept: Kept | None = None  # persistent workers
+        self._kept: KeptWorkers | None = None  # persistent workers
         self._seeding = Seeding()
         self._pending: dict[str, Any] | None = None  # a state that was loaded
         self._begun: dict[str, Any] = {}  # from where the last epoch was drawn
         self._next_epoch = 0
-        self._claim: Claim | None = None
+        self._claim: StatedLength | None = None
 
     def _check(self) -> None:
         if self.backend not in ("process", "thread", "main"):
@@ -139,11 +141,11 @@ class DataLoader(torch_data.DataLoader[Sample]):
         length = super().__len__()
         if self._is_stream:
             samples = len(self.dataset)  # type: ignore[arg-type]
-            self._claim = Claim(str(self.dataset), samples, length, self.batch_size or 1)
+            self._claim = StatedLength(str(self.dataset), samples, length, self.batch_size or 1)
         return length
 
     # The iterator is ours, where torch's signature names a private class of its own.
-    def __iter__(self) -> Pass:  # type: ignore[override]
+    def __iter__(self) -> EpochIterator:  # type: ignore[override]
         """One epoch, or the rest of the one whose state was loaded."""
         saved, self._pending = self._pending, None
         under_way = self._under_way()
@@ -155,19 +157,19 @@ class DataLoader(torch_data.DataLoader[Sample]):
         with self._draws.epoch(self._next_epoch) as seed:
             progress = self._begin(seed, saved or {"carried": self._carried()})
         pin = self.pin_memory and self._can_pin()
-        made = Pass(progress, self._backend_for(progress, seed, pin), pin, self._claim)
+        made = EpochIterator(progress, self._backend_for(progress, seed, pin), pin, self._claim)
         self._pass, self._progress = weakref.ref(made), progress
         self._next_epoch += 1
         return made
 
-    def _under_way(self) -> Pass | None:
+    def _under_way(self) -> EpochIterator | None:
         return self._pass() if self._pass is not None else None
 
     def _begin(self, seed: int, state: Mapping[str, Any]) -> Progress:
         epoch, saved, carried = self._next_epoch, state.get("progress") or {}, state["carried"]
         if self._is_stream:
             workers = saved.get("workers", self._workers)
-            return PartsProgress(
+            return ShardsProgress(
                 epoch, seed, workers, self._workers, self.in_order, saved, carried,
                 is_stateful(self.dataset),
             )  # fmt: skip
@@ -186,9 +188,9 @@ class DataLoader(torch_data.DataLoader[Sample]):
             return None
         return self._at_the_end(done)
 
-    def _backend_for(self, progress: Progress, seed: int, pin: bool) -> Backend | Kept:
+    def _backend_for(self, progress: Progress, seed: int, pin: bool) -> Backend | KeptWorkers:
         # Parts of other workers than these are read from copies, with `worker_init_fn`.
-        elsewhere = isinstance(progress, PartsProgress) and progress.workers != self._workers
+        elsewhere = isinstance(progress, ShardsProgress) and progress.workers != self._workers
         options = self._options(seed, elsewhere)
         if not options.persistent_workers:
             self._let_go()
@@ -196,7 +198,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
         if self._kept is None or self._kept.options != options:
             self._let_go()
             backend = open_backend(self._fetch(), options, pin)  # type: ignore[arg-type]
-            self._kept = Kept(options, backend)
+            self._kept = KeptWorkers(options, backend)
         return self._kept
 
     def _options(self, seed: int, elsewhere: bool) -> LoaderOptions:
@@ -217,7 +219,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
             keyed=self.keyed,
         )
 
-    def _fetch(self) -> ItemFetch | TurnFetch:
+    def _fetch(self) -> ItemFetch | ShardFetch:
         remote = bool(self._workers) and self.backend == "process"
         collate: Any = self.collate_fn
         if not self._is_stream:
@@ -225,7 +227,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
                              _seeding=self._seeding)  # fmt: skip
         size = self.batch_size if self._auto_collation else None
         every = self.snapshot_every_n_steps
-        return TurnFetch(
+        return ShardFetch(
             self.dataset, collate, size, self.drop_last, every, remote, self.worker_init_fn,
             self.keyed,
         )  # fmt: skip
@@ -262,7 +264,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
 
     def _at_the_end(self, done: Progress) -> Any:
         """What the next epoch begins with, of samplers and datasets that outlive an epoch."""
-        if isinstance(done, PartsProgress):
+        if isinstance(done, ShardsProgress):
             outlives = self.persistent_workers or not self._workers
             if not outlives or done.workers != self._workers:
                 return None

@@ -29,7 +29,7 @@ from pipeline.loading.bad_samples import (
     BadSampleError,
     BadSamples,
     LeftOut,
-    StandIns,
+    Substitutes,
     explained,
 )
 from pipeline.loading.bad_samples import SampleError as SampleError  # where its readers look for it
@@ -37,11 +37,11 @@ from pipeline.loading.collate import Mismatch, kinds_of, plain
 from pipeline.loading.encoded import EncodedImage
 from pipeline.loading.named_fields import Fields, OwnCollate, Restore
 from pipeline.loading.repeatable import Again
-from pipeline.loading.sample_reader import NAMELESS, Share
-from pipeline.loading.stage_timer import Clock, Trace
+from pipeline.loading.sample_reader import NAMELESS, SampleReader
+from pipeline.loading.stage_timer import StageTimer, StageTrace
 from pipeline.loading.whole_batches import WholeBatches
 from pipeline.order.plan import Request
-from pipeline.order.private_generators import OwnGenerators
+from pipeline.order.private_generators import PrivateGenerators
 from pipeline.order.randomness import (
     GLOBAL,
     Draws,
@@ -83,7 +83,7 @@ class Batch(dict[str, Any]):
         self.valid = torch.from_numpy(order < request.valid) if padded else None
         self.kinds: dict[str, str] = {}
         self.timing: dict[str, float] = {}
-        self.trace: Trace | None = None
+        self.trace: StageTrace | None = None
         self.hashes: list[bytes] | None = None
         self.left_out: tuple[LeftOut, ...] = ()
         self.unlike = ""
@@ -163,7 +163,7 @@ class Fetch:
         self._keyed = keyed and not getattr(dataset, "draws", True)
         self._seeding = Seeding()
         named = {f"transform.{name}": step for name, step in self._steps().items()}
-        self._own = OwnGenerators({"dataset": dataset, **named, "collate": collate})
+        self._own = PrivateGenerators({"dataset": dataset, **named, "collate": collate})
         self.tried = self._keyed
         self._many = hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)
 
@@ -198,20 +198,20 @@ class Fetch:
         return self.dataset
 
     def work(
-        self, request: Request, rows: Any, draws: Draws, stand_ins: StandIns | None = None
+        self, request: Request, rows: Any, draws: Draws, substitutes: Substitutes | None = None
     ) -> Batch:
         """The batch of `request` with its samples read from `rows`, by index.
 
         Args:
-            stand_ins: which rows may stand in for bad ones; None takes those of `bad`.
+            substitutes: which rows may stand in for bad ones; None takes those of `bad`.
         """
-        batch = self._at_once(request, rows, draws, stand_ins)
+        batch = self._at_once(request, rows, draws, substitutes)
         if batch is not None:
             return batch
 
         def make(draws: Draws) -> Batch:
             with output_buffers.batch(len(request)):
-                return self._worked(request, rows, draws, stand_ins)
+                return self._worked(request, rows, draws, substitutes)
 
         try:
             if self._keyed:
@@ -228,62 +228,62 @@ class Fetch:
         return batch
 
     def _at_once(
-        self, request: Request, rows: Any, draws: Draws, stand_ins: StandIns | None
+        self, request: Request, rows: Any, draws: Draws, substitutes: Substitutes | None
     ) -> Batch | None:
         """The batch without a step of Python for each sample; None where that cannot be."""
         whole = WholeBatches(self.dataset, self.transform, self.collate)
         if self.hashed or not whole.usable or (self.bad.known and not whole.by_sample):
             return None
-        clock = self._clock()
-        share = Share(request, rows, self.dataset, None, self.bad, stand_ins,
+        timer = self._timer()
+        reader = SampleReader(request, rows, self.dataset, None, self.bad, substitutes,
                       self._many and whole.by_sample, draws, self.fields)  # fmt: skip
         keys = sample_key_array(self.seed, request.epoch, request.positions)
-        made = whole.make(share, rows, keys, clock)
+        made = whole.make(reader, rows, keys, timer)
         if made is None:
             return None
         batch = Batch(made.fields, request, np.arange(len(request)))
         batch.kinds = made.kinds
-        return self._finished(batch, clock)
+        return self._finished(batch, timer)
 
     def _worked(
-        self, request: Request, rows: Any, draws: Draws, stand_ins: StandIns | None
+        self, request: Request, rows: Any, draws: Draws, substitutes: Substitutes | None
     ) -> Batch:
-        clock = self._clock()
+        timer = self._timer()
         keys = sample_keys(self.seed, request.epoch, request.positions)
-        share = Share(
-            request, rows, self.dataset, self.transform, self.bad, stand_ins, self._many, draws,
+        reader = SampleReader(
+            request, rows, self.dataset, self.transform, self.bad, substitutes, self._many, draws,
             self.fields,
         )  # fmt: skip
         again = self._again(request, rows, keys, draws)
-        clock.lap("read")
+        timer.lap("read")
         samples: list[Any] = []
         bad: dict[int, BadSampleError] = {}
         begin = begin_sample if self._keyed else draws.seed
-        here = worker_status.here()
+        here = worker_status.current_cell()
         for place, key in enumerate(keys):
             begin(key)
             try:
                 here[worker_status.PLACE], here[worker_status.STAGE] = place, worker_status.READ
-                sample = share.read(place)
+                sample = reader.read(place)
                 here[worker_status.STAGE] = worker_status.TRANSFORM
                 if not self._many:  # it was read before
-                    clock.lap("read")
-                samples.append(share.transformed(sample, place))
+                    timer.lap("read")
+                samples.append(reader.transformed(sample, place))
             except BadSampleError as error:
                 samples.append(None)
                 bad[place] = error
-            clock.lap("transform")
+            timer.lap("transform")
         unlike = again.unlike(samples, bad, hash_sample) if again is not None else ""
-        worker_status.at(worker_status.WHOLE, worker_status.COLLATE)
+        worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
         if not bad:
-            batch = self._collated(samples, request, share.restore)
+            batch = self._collated(samples, request, reader.restore)
         else:
-            rest = share.without(bad, samples, keys, draws)
-            batch = self._collated(rest.samples, rest.request, share.restore)
+            rest = reader.without(bad, samples, keys, draws)
+            batch = self._collated(rest.samples, rest.request, reader.restore)
             batch.places, batch.left_out = rest.places[batch.places], rest.left_out
         batch.unlike = unlike
-        clock.lap("collate")
-        return self._finished(batch, clock)
+        timer.lap("collate")
+        return self._finished(batch, timer)
 
     def _again(self, request: Request, rows: Any, keys: list[int], draws: Draws) -> Again | None:
         """How the first samples of a process are made again; None where that need not be tried."""
@@ -293,17 +293,17 @@ class Fetch:
         named = self.fields.named
         return Again.of(request, rows, self._many, self._steps(), keys, draws, named)
 
-    def _finished(self, batch: Batch, clock: Clock) -> Batch:
+    def _finished(self, batch: Batch, timer: StageTimer) -> Batch:
         if self.batch_transform is not None:
-            worker_status.at(worker_status.WHOLE, worker_status.BATCH)
+            worker_status.report(worker_status.WHOLE, worker_status.BATCH)
             batch = self.batch_transform(batch)
-            clock.lap("batch")
-        batch.timing, batch.trace = clock.seconds, clock.trace()
+            timer.lap("batch")
+        batch.timing, batch.trace = timer.seconds, timer.trace()
         return batch
 
-    def _clock(self) -> Clock:
+    def _timer(self) -> StageTimer:
         """The clock of the batch at hand."""
-        return Clock(self.traced)
+        return StageTimer(self.traced)
 
     def _collated(self, samples: list[Any], request: Request, restore: Restore | None) -> Batch:
         theirs = isinstance(self.collate, OwnCollate) and restore is not None

@@ -1,10 +1,10 @@
 """More threads for one batch: the first, for which the consumer waits with nothing else to do.
 
-    with hands.lent(8):             a backend takes up such a batch
+    with intra_batch.extra_threads(8):    a backend takes up such a batch
         fetch(request)
-    hands.share(work, rows)         what can be divided by rows; alone, unless hands were lent
+    intra_batch.split_rows(work, rows)    what can be divided by rows; alone without extra threads
 
-Other executors go on with the batches behind it, so there are more hands than cores: the system
+Other executors go on with the batches behind it, so there are more threads than cores: the system
 divides its time evenly, and most of it goes to the batch that has most of them.
 """
 
@@ -17,28 +17,28 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 
-class _Hands(threading.local):
+class _Threads(threading.local):
     """How many the work of this thread may have."""
 
     count: int = 1
 
 
-_hands = _Hands()
+_threads = _Threads()
 
 
 @contextmanager
-def lent(count: int) -> Iterator[None]:
+def extra_threads(count: int) -> Iterator[None]:
     """Let what this thread does be shared by `count` threads, itself among them."""
-    _hands.count = count
+    _threads.count = count
     try:
         yield
     finally:
-        _hands.count = 1
+        _threads.count = 1
 
 
-def share(work: Callable[[int, int], None], rows: int) -> None:
+def split_rows(work: Callable[[int, int], None], rows: int) -> None:
     """Call `work(start, stop)` for ranges that make up `rows`, the first of them in this thread."""
-    count = min(_hands.count, rows // 2)
+    count = min(_threads.count, rows // 2)
     if count < 2:
         work(0, rows)
         return

@@ -1,11 +1,11 @@
 """Samples that are written where their batch will be, so that stacking them copies nothing.
 
-    with slots.batch(64):                           fetch: so many samples of one batch follow
-        slot = slots.take((3, 224, 224), np.float32)
+    with output_buffers.batch(64):           fetch: so many samples of one batch follow
+        row = output_buffers.allocate_row((3, 224, 224), np.float32)
         ...                                         a transform writes its sample into each
-        slots.together(rows)                        collate: [64, 3, 224, 224] if they lie in order
+        output_buffers.contiguous_view(rows)     collate: [64, 3, 224, 224] if they lie in order
 
-A slot's tensor is like any other; whatever does not fit is a tensor of its own, and is stacked as
+A row's tensor is like any other; whatever does not fit is a tensor of its own, and is stacked as
 usual. All of it is per thread. In a worker process the batch lies in shared memory, as torch's own
 collate has it; elsewhere its memory is used again when the last tensor that shares it has gone.
 """
@@ -31,7 +31,7 @@ _MOST_SIZES = 4
 _LINE = 64  # bytes
 
 
-class Slot(NamedTuple):
+class OutputRow(NamedTuple):
     """Room for one sample, uninitialised: the same memory as an array and as a tensor."""
 
     array: npt.NDArray[Any]
@@ -44,7 +44,7 @@ class _Block(threading.local):
     rows: int = 0
     taken: int = 0
     tensor: torch.Tensor | None = None
-    slots: list[Slot]
+    outputs: list[OutputRow]
 
 
 class _Idle:
@@ -91,25 +91,25 @@ def batch(rows: int) -> Iterator[None]:
     try:
         yield
     finally:
-        _current.rows, _current.tensor, _current.slots = 0, None, []
+        _current.rows, _current.tensor, _current.outputs = 0, None, []
 
 
-def take(shape: Shape, dtype: type[np.generic]) -> Slot:
+def allocate_row(shape: Shape, dtype: type[np.generic]) -> OutputRow:
     """The next row of the batch at hand, where there is one and it has this shape and type."""
     if _current.rows > 1 and _current.tensor is None:
-        array, _current.tensor = room((_current.rows, *shape), np.dtype(dtype))
-        _current.slots = list(map(Slot, array, _current.tensor.unbind(0)))
+        array, _current.tensor = allocate((_current.rows, *shape), np.dtype(dtype))
+        _current.outputs = list(map(OutputRow, array, _current.tensor.unbind(0)))
     place = _current.taken
     if place < _current.rows and _current.tensor is not None:
-        slot = _current.slots[place]
-        if slot.array.shape == shape and slot.array.dtype == dtype:
+        row = _current.outputs[place]
+        if row.array.shape == shape and row.array.dtype == dtype:
             _current.taken = place + 1
-            return slot
+            return row
     array = np.empty(shape, dtype)
-    return Slot(array, torch.from_numpy(array))
+    return OutputRow(array, torch.from_numpy(array))
 
 
-def together(values: Sequence[torch.Tensor]) -> torch.Tensor | None:
+def contiguous_view(values: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The rows as one tensor without a copy, if they are consecutive rows of the batch at hand."""
     block, first = _current.tensor, values[0]
     if block is None or first.shape != block.shape[1:] or first.dtype != block.dtype:
@@ -125,16 +125,16 @@ def together(values: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return None if rest else block[row : row + len(values)]
 
 
-def room(shape: Shape, dtype: np.dtype[Any]) -> Slot:
+def allocate(shape: Shape, dtype: np.dtype[Any]) -> OutputRow:
     """Room for all samples of a batch, uninitialised."""
     size = math.prod(shape) * dtype.itemsize
     if get_worker_info() is None:
         array = _recycled(size).view(dtype).reshape(shape)
-        return Slot(array, torch.from_numpy(array))
+        return OutputRow(array, torch.from_numpy(array))
     kind = torch.from_numpy(np.empty(0, dtype))
     shared = torch.UntypedStorage._new_shared(size, device="cpu")
     tensor = kind.new_empty(0).set_(shared, 0, shape)  # type: ignore[call-overload]
-    return Slot(tensor.numpy(), tensor)
+    return OutputRow(tensor.numpy(), tensor)
 
 
 def _recycled(size: int) -> npt.NDArray[np.uint8]:
@@ -147,7 +147,7 @@ def _recycled(size: int) -> npt.NDArray[np.uint8]:
     memory = idle.take() if idle else None
     if memory is None:
         memory = _aligned(size)
-    held = _Held(memory)
+    held = _Lease(memory)
     weakref.finalize(held, _give_back, memory).atexit = False
     return np.asarray(held)
 
@@ -159,7 +159,7 @@ def _aligned(size: int) -> npt.NDArray[np.uint8]:
     return memory[start : start + size]
 
 
-class _Held:
+class _Lease:
     """Goes when the last array or tensor that shares its memory goes.
 
     An array could not stand here: a view of a view refers to the array that owns the memory.

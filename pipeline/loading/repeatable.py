@@ -81,7 +81,7 @@ class Again:
             return None
 
         def read(place: int) -> Any:
-            worker_status.at(place, worker_status.READ)
+            worker_status.report(place, worker_status.READ)
             row = indices[place]
             return named(spare.__getitems__([row])[0] if many else spare[row])
 

@@ -25,7 +25,7 @@ from pipeline.loading.bad_samples import (
     LeftOut,
     SampleError,
     Stage,
-    StandIns,
+    Substitutes,
     explained,
     in_one_line,
     is_bad,
@@ -38,7 +38,7 @@ from pipeline.order.randomness import GLOBAL, Draws, IntArray
 NAMELESS = Fields()
 
 
-class Rest(NamedTuple):
+class KeptSamples(NamedTuple):
     """A share without its bad samples.
 
     Attributes:
@@ -54,7 +54,7 @@ class Rest(NamedTuple):
     left_out: tuple[LeftOut, ...]
 
 
-class Share:
+class SampleReader:
     """Samples of one request.
 
     Args:
@@ -63,7 +63,7 @@ class Share:
         dataset: what knows their paths.
         transform: sample -> sample; None leaves it.
         bad: what becomes of bad samples.
-        stand_ins: which rows may stand in for others; None takes those of `bad`.
+        substitutes: which rows may stand in for others; None takes those of `bad`.
         many: read all rows at once.
         draws: the generators that nothing may draw from while it does.
         fields: names for samples that are no dicts.
@@ -79,7 +79,7 @@ class Share:
         dataset: Any,
         transform: Callable[[Any], Any] | None,
         bad: BadSamples,
-        stand_ins: StandIns | None = None,
+        substitutes: Substitutes | None = None,
         many: bool = False,
         draws: Draws = GLOBAL,
         fields: Fields = NAMELESS,
@@ -91,7 +91,7 @@ class Share:
         self._transform = transform
         self._bad = bad
         self._known = bool(bad.known)
-        self._stand_ins = stand_ins or bad.stand_ins
+        self._substitutes = substitutes or bad.substitutes
         self._many = many
         self._draws = draws
         self._fields = fields
@@ -122,7 +122,7 @@ class Share:
 
     def without(
         self, bad: Mapping[int, BadSampleError], samples: list[Any], keys: list[int], draws: Draws
-    ) -> Rest:
+    ) -> KeptSamples:
         """What is left without the bad samples.
 
         A share is never empty: where nothing would be left, its first row is replaced and becomes
@@ -144,12 +144,12 @@ class Share:
         places = places or [0]
         indices = request.indices.copy()
         for place in bad.keys() & places:
-            row, sample = self._stand_in(place, bad[place], keys[place], draws)
+            row, sample = self._substitute(place, bad[place], keys[place], draws)
             indices[place], samples[place] = row, sample
         kept = replace(request, positions=request.positions[places], indices=indices[places],
                        valid=valid)  # fmt: skip
         chosen = np.array(places, dtype=np.int64)
-        return Rest([samples[place] for place in places], kept, chosen, left_out)
+        return KeptSamples([samples[place] for place in places], kept, chosen, left_out)
 
     def _read(self, row: int, place: int) -> Any:
         if self._known:
@@ -209,9 +209,11 @@ class Share:
         return LeftOut(row, position, *self.request.address, path_of(self._dataset, row),
                        error.cause, self._bad.action, error.known)  # fmt: skip
 
-    def _stand_in(self, place: int, bad: BadSampleError, key: int, draws: Draws) -> tuple[int, Any]:
+    def _substitute(
+        self, place: int, bad: BadSampleError, key: int, draws: Draws
+    ) -> tuple[int, Any]:
         """Row and sample for the place of a bad one; its draws are those of the place."""
-        rows = self._stand_ins.rows(self.request, place) if self._stand_ins else iter(())
+        rows = self._substitutes.rows(self.request, place) if self._substitutes else iter(())
         for row in islice(rows, ATTEMPTS):
             draws.seed(key)
             try:

@@ -1,9 +1,9 @@
 """What the time of one batch went into: seconds by stage, and on request when and where.
 
-A `Clock` is started for a batch, and `lap` ends a stage of it. One that traces also keeps when each
-stage was, in which process and thread, and how much of it was computing, as the kernel counts: a
-thread that is neither computing nor waiting for a free core waits for something else, which for a
-loader is the data.
+A `StageTimer` is started for a batch, and `lap` ends a stage of it. One that traces also keeps
+when each stage was, in which process and thread, and how much of it was computing, as the kernel
+counts: a thread that is neither computing nor waiting for a free core waits for something else,
+which for a loader is the data.
 
 Times are of `time.perf_counter`, which on Linux is CLOCK_MONOTONIC: those of different processes of
 one machine compare. Cost: 0.2 us a lap, 1 us where it traces.
@@ -21,7 +21,7 @@ _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 @dataclass
-class Trace:
+class StageTrace:
     """The work on one batch.
 
     Attributes:
@@ -46,11 +46,11 @@ class Trace:
         return max(self.end - self.begin - sum(self.computing.values()) - self.delayed, 0.0)
 
 
-class Clock:
+class StageTimer:
     """Seconds by stage of the batch that begins now.
 
     Args:
-        traced: keep what a `Trace` has, too.
+        traced: keep what a `StageTrace` has, too.
     """
 
     def __init__(self, traced: bool = False) -> None:
@@ -82,13 +82,13 @@ class Clock:
             begin = self._laps.pop()[1]
         self._laps.append((stage, begin, end))
 
-    def trace(self) -> Trace | None:
+    def trace(self) -> StageTrace | None:
         """The work up to the last lap; None if it was not traced."""
         if not self._traced:
             return None
         late = delayed() - self._delayed
         late = max(late - (time.perf_counter() - self._last), 0.0)
-        return Trace(
+        return StageTrace(
             os.getpid(), threading.get_native_id(), self._begin, self._last, self._laps,
             self._computing, late,
         )  # fmt: skip

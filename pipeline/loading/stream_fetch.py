@@ -24,7 +24,7 @@ from pipeline.loading.bad_samples import ATTEMPTS, RAISE, BadSamples
 from pipeline.loading.fetch import Batch, Fetch
 from pipeline.loading.named_fields import Fields
 from pipeline.loading.sample_reader import NAMELESS
-from pipeline.loading.stage_timer import Clock
+from pipeline.loading.stage_timer import StageTimer
 from pipeline.order.plan import Request, deal
 from pipeline.order.randomness import GLOBAL, Draws, IntArray, Permutation, hash64
 from pipeline.order.samplers import Tail
@@ -210,7 +210,7 @@ class StreamFetch(Fetch):
     def __call__(self, request: StreamRequest, draws: Draws = GLOBAL) -> Batch | End:  # type: ignore[override]
         """The batch of `request`, or End."""
         draws = self._with_own(request.epoch, draws)
-        self._local.clock = Clock(self.traced)  # raw records are read before there are samples
+        self._local.timer = StageTimer(self.traced)  # raw records are read before there are samples
         start = request.step * self.batch_size
         found = self._records(request, start, start + self.batch_size, draws)
         full = len(found) == self.batch_size
@@ -227,8 +227,8 @@ class StreamFetch(Fetch):
         records = _Decoded(self.dataset, found, first, self.seed)
         return self.work(share, records, draws, records)
 
-    def _clock(self) -> Clock:
-        return self._local.clock
+    def _timer(self) -> StageTimer:
+        return self._local.timer
 
     def _records(
         self, request: StreamRequest, start: int, stop: int, draws: Draws
@@ -297,7 +297,7 @@ class _Local(threading.local):
     def __init__(self) -> None:
         self._reader: StreamReader | None = None
         self._process = -1
-        self.clock = Clock()
+        self.timer = StageTimer()
 
     def reader(self, dataset: Any, order: StreamOrder) -> StreamReader:
         if self._reader is None or self._process != os.getpid():

@@ -23,13 +23,13 @@ from pipeline.loading.bad_samples import BadSampleError
 from pipeline.loading.collate import Stack, kinds_of
 from pipeline.loading.compose import Compose
 from pipeline.loading.encoded import EncodedImage
-from pipeline.loading.sample_reader import Share
-from pipeline.loading.stage_timer import Clock
+from pipeline.loading.sample_reader import SampleReader
+from pipeline.loading.stage_timer import StageTimer
 from pipeline.loading.stored import StoredPictures
 from pipeline.order.randomness import KeyArray
 
 
-class Made(NamedTuple):
+class WholeBatch(NamedTuple):
     """A batch's fields, and what they are to transforms of batches, as `kinds_of` tells."""
 
     fields: dict[str, Any]
@@ -63,7 +63,9 @@ class WholeBatches:
         self.usable = type(collate) is Stack and bool(stacked or stored or read)
         self.by_sample = not (stacked or stored)
 
-    def make(self, share: Share, rows: Any, keys: KeyArray, clock: Clock) -> Made | None:
+    def make(
+        self, reader: SampleReader, rows: Any, keys: KeyArray, timer: StageTimer
+    ) -> WholeBatch | None:
         """The batch of a share; None where it has to be made sample by sample.
 
         Args:
@@ -74,22 +76,22 @@ class WholeBatches:
             DataError, SampleError: a row cannot be read, and is not to be left out.
         """
         if not self.by_sample:
-            found = rows.fetch_batch(share.request.indices, in_place=self._decode is not None)
-            clock.lap("read")
-            return self._finished(found, dict(rows.kinds), keys, clock)
-        samples = _read(share)
-        clock.lap("read")
+            found = rows.fetch_batch(reader.request.indices, in_place=self._decode is not None)
+            timer.lap("read")
+            return self._finished(found, dict(rows.kinds), keys, timer)
+        samples = _read(reader)
+        timer.lap("read")
         if samples is None or not _are_pictures(samples):
             return None
-        return self._finished(_columns(samples), kinds_of(samples[0]), keys, clock)
+        return self._finished(_columns(samples), kinds_of(samples[0]), keys, timer)
 
     def _finished(
-        self, columns: Mapping[str, Any], kinds: dict[str, str], keys: KeyArray, clock: Clock
-    ) -> Made | None:
+        self, columns: Mapping[str, Any], kinds: dict[str, str], keys: KeyArray, timer: StageTimer
+    ) -> WholeBatch | None:
         fields: dict[str, Any] = {}
         try:
             for name, values in columns.items():
-                worker_status.at(worker_status.WHOLE, worker_status.TRANSFORM)
+                worker_status.report(worker_status.WHOLE, worker_status.TRANSFORM)
                 done = self._field(name, values, keys)
                 if done is None:
                     return None
@@ -97,8 +99,8 @@ class WholeBatches:
         except Exception:  # sample by sample it is found out which one it was
             return None
         if self._decode is not None:
-            clock.lap("transform")
-        return Made(fields, kinds)
+            timer.lap("transform")
+        return WholeBatch(fields, kinds)
 
     def _field(self, name: str, values: Any, keys: KeyArray) -> Any:
         if isinstance(values, torch.Tensor):
@@ -110,12 +112,12 @@ class WholeBatches:
         return self._collate([{name: value} for value in values])[name]
 
 
-def _read(share: Share) -> list[Any] | None:
+def _read(reader: SampleReader) -> list[Any] | None:
     samples = []
     try:
-        for place in range(len(share.request)):
-            worker_status.at(place, worker_status.READ)
-            samples.append(share.read(place))
+        for place in range(len(reader.request)):
+            worker_status.report(place, worker_status.READ)
+            samples.append(reader.read(place))
     except BadSampleError:
         return None
     return samples

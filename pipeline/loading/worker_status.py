@@ -25,16 +25,16 @@ WHOLE = -1  # the place of what is done to a batch as a whole
 Cell = memoryview  # of FIELDS int64 numbers
 
 
-class _Here(threading.local):
+class _Current(threading.local):
     """The cell of this thread."""
 
     cell: Cell = memoryview(bytearray(8 * FIELDS)).cast("q")
 
 
-_here = _Here()
+_current = _Current()
 
 
-class Sight(NamedTuple):
+class WorkerStatus(NamedTuple):
     """What a cell said.
 
     Attributes:
@@ -56,7 +56,7 @@ class Sight(NamedTuple):
 
 def use(cell: Cell) -> None:
     """Write what this thread does into `cell` from now on."""
-    _here.cell = cell
+    _current.cell = cell
 
 
 def clear(cell: Cell) -> None:
@@ -65,33 +65,33 @@ def clear(cell: Cell) -> None:
     cell[STAGE] = STARTING
 
 
-def look(cell: Cell) -> Sight:
+def read(cell: Cell) -> WorkerStatus:
     """What stands in `cell` now."""
-    return Sight(*cell.tolist())
+    return WorkerStatus(*cell.tolist())
 
 
 def begin(epoch: int, step: int) -> None:
     """This thread works on batch (epoch, step)."""
-    cell = _here.cell
+    cell = _current.cell
     cell[EPOCH], cell[STEP], cell[PLACE], cell[STAGE] = epoch, step, WHOLE, READ
 
 
-def at(place: int, stage: int) -> None:
+def report(place: int, stage: int) -> None:
     """This thread has come to `stage` of the sample at `place`, or of the WHOLE batch."""
-    cell = _here.cell
+    cell = _current.cell
     cell[PLACE], cell[STAGE] = place, stage
 
 
-def here() -> Cell:
+def current_cell() -> Cell:
     """This thread's cell."""
-    return _here.cell
+    return _current.cell
 
 
 def place() -> memoryview:
     """Where this thread's place stands, int64 [1]: C code that goes through samples writes it."""
-    return _here.cell[PLACE:STAGE]
+    return _current.cell[PLACE:STAGE]
 
 
-def rest() -> None:
+def idle() -> None:
     """This thread works on nothing."""
-    at(WHOLE, IDLE)
+    report(WHOLE, IDLE)

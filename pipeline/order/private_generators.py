@@ -4,10 +4,10 @@ A transform may keep `np.random.default_rng()` and draw from it; Albumentations 
 generator goes on from sample to sample, so what a sample draws would depend on which worker made
 which samples before.
 
-1. `OwnGenerators` walks through the attributes of the parts: containers, wrapped functions, what
-   functions refer to. It finds numpy's `Generator`, `BitGenerator` and `RandomState`,
+1. `PrivateGenerators` walks through the attributes of the parts: containers, wrapped functions,
+   what functions refer to. It finds numpy's `Generator`, `BitGenerator` and `RandomState`,
    `random.Random` and `torch.Generator`.
-2. `OwnDraws` seeds them beside the global generators, each from the sample's key and its own path.
+2. `PrivateDraws` seeds them beside the global generators, each from the sample's key and its path.
 
 Generators that are made anew at each call, and those of the system, cannot be found in this way;
 `pipeline.loading.repeatable` tries that out. Threads share a generator, so they are refused.
@@ -55,7 +55,7 @@ _REPEATABLE = frozenset({
 })  # fmt: skip
 
 
-class OwnGenerators:
+class PrivateGenerators:
     """The generators that parts hold, found when they are asked for in an epoch for the first time.
 
     What a part makes for itself with its first sample is found by `grown`. Nothing of it travels to
@@ -72,7 +72,7 @@ class OwnGenerators:
         self._foreign = False
         self._settled = False
 
-    def __reduce__(self) -> tuple[type[OwnGenerators], tuple[dict[str, Any]]]:
+    def __reduce__(self) -> tuple[type[PrivateGenerators], tuple[dict[str, Any]]]:
         return type(self), (self._parts,)
 
     def names(self, epoch: int) -> list[str]:
@@ -94,9 +94,9 @@ class OwnGenerators:
         self._look()
         return {id(one) for one in self._found.values()} != before
 
-    def beside(self, draws: Draws) -> OwnDraws:
+    def beside(self, draws: Draws) -> PrivateDraws:
         """`draws`, and the generators that were found."""
-        return OwnDraws(draws.others if isinstance(draws, OwnDraws) else draws, self._found)
+        return PrivateDraws(draws.others if isinstance(draws, PrivateDraws) else draws, self._found)
 
     def _look_in(self, epoch: int) -> None:
         if epoch != self._epoch:
@@ -107,7 +107,7 @@ class OwnGenerators:
         self._found, self._foreign = generators_in(self._parts)
 
 
-class OwnDraws:
+class PrivateDraws:
     """Generators by name beside the global ones; see `pipeline.order.randomness.Draws`.
 
     Attributes:

@@ -135,12 +135,12 @@ class Seeding:
         self._draws = GLOBAL if len(self.names) == len(SEEDERS) else some
 
 
-# Who asks for a seed or a state is heard by stand-ins, which are in place while a batch is made.
+# Who asks for a seed or a state is noticed by substitutes, in place while a batch is made.
 # Functions that others have imported by name are not heard.
 
 
 def _listen() -> tuple[Any, ...]:
-    """Put the stand-ins in place; what stood there."""
+    """Put the substitutes in place; what stood there."""
     kept = random.getstate, np.random.get_state, _torch_random.default_generator
     if kept[0] is not _STAND_INS[0]:  # else within a batch of another loader
         _asked.clear()

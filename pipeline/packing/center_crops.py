@@ -18,7 +18,7 @@ from pipeline.packing.fields import Column, Encode, Field
 from pipeline.transforms.image_decoding import DecodeResizeCenterCrop
 
 
-class Squares(Encode):
+class CenterCrops(Encode):
     """Samples to columns, with their files of pictures decoded to [size, size, 3].
 
     Args:
@@ -52,7 +52,7 @@ class Squares(Encode):
 
     def _column(self, files: list[EncodedImage]) -> Column:
         shape = (self._size, self._size, 3)
-        array, tensor = output_buffers.room((len(files), *shape), np.dtype(np.uint8))
+        array, tensor = output_buffers.allocate((len(files), *shape), np.dtype(np.uint8))
         self._step.decode_files(files, np.zeros(len(files), np.uint64), array, channels_last=True)
         return Column(tensor.reshape(-1), np.array([shape] * len(files), np.int32))
 

@@ -202,7 +202,7 @@ def _column(one: Field, values: Sequence[Any]) -> Column:
     if one.has_canvas:
         canvases = np.array([value.canvas_size for value in values], np.int32)
     size = sum(array.nbytes for array in arrays)
-    target, numbers = output_buffers.room((size,), np.dtype(np.uint8))
+    target, numbers = output_buffers.allocate((size,), np.dtype(np.uint8))
     start = 0
     for array in arrays:
         stop = start + array.nbytes

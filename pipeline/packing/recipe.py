@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torchvision.transforms import v2
 
-from pipeline.packing.center_crops import Squares
+from pipeline.packing.center_crops import CenterCrops
 from pipeline.packing.fields import Encode
 from pipeline.packing.folder import VERSION
 from pipeline.transforms import native_images
@@ -48,7 +48,7 @@ class Recipe:
 
     def collate(self) -> Encode:
         """What turns samples into columns."""
-        return Squares(self.size) if self.decoder == "native" and self.size else Encode()
+        return CenterCrops(self.size) if self.decoder == "native" and self.size else Encode()
 
     def name(self, fingerprint: str) -> str:
         """The name of a pack: other samples, another name."""

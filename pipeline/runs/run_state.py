@@ -55,10 +55,10 @@ def check(state: State) -> None:
     for part in ("model", "optimizer"):
         _part(state, part)
     _numbers(_part(state, "metrics"), "metrics")
-    meter = _part(progress, "meter")
-    _numbers(meter, "progress/meter", _OF_A_METER)
-    integer(meter, "samples", most=_MOST)
-    integer(meter, "window_samples", most=_MOST)
+    epoch_metrics = _part(progress, "meter")
+    _numbers(epoch_metrics, "progress/meter", _OF_A_METER)
+    integer(epoch_metrics, "samples", most=_MOST)
+    integer(epoch_metrics, "window_samples", most=_MOST)
     if not isinstance(progress.get("begun"), bool):
         raise JsonError(f"progress/begun is {shown(progress.get('begun'))}, and has to be a truth "
                         "value")  # fmt: skip

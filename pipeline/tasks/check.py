@@ -32,7 +32,7 @@ from pipeline.errors import DataError
 from pipeline.loading.bad_samples import BadSampleError, LeftOut, Stage, in_one_line, path_of
 from pipeline.loading.fetch import Batch, Fetch
 from pipeline.loading.loader import Loader
-from pipeline.loading.sample_reader import Share
+from pipeline.loading.sample_reader import SampleReader
 from pipeline.loading.stream_fetch import StreamFetch
 from pipeline.order.plan import Plan, Request
 from pipeline.order.randomness import Draws, sample_keys
@@ -135,7 +135,7 @@ class _Checking(Fetch):
         return batch
 
     def _wrong(
-        self, share: Share, request: Request, keys: Sequence[int], draws: Draws
+        self, share: SampleReader, request: Request, keys: Sequence[int], draws: Draws
     ) -> Iterator[LeftOut]:
         for place, key in enumerate(keys):
             row = int(request.indices[place])
@@ -167,7 +167,7 @@ class CheckStream(_Checking, StreamFetch):
     """Checks records."""
 
 
-class _Suspicious(Share):
+class _Suspicious(SampleReader):
     """Whatever goes wrong with a sample is said of it, and ends nothing."""
 
     def _failed(

@@ -52,7 +52,7 @@ from pipeline.training.objective import Objective
 from pipeline.training.observer import Observer, Record
 from pipeline.training.runner import Result, fit
 from pipeline.training.schedules import renewed
-from pipeline.training.train_step import Options
+from pipeline.training.train_step import TrainOptions
 
 # Signals that come within these seconds of the first are its echo: a terminal sends Ctrl-C to all
 # processes, and the launcher hands it on to its ranks.
@@ -203,11 +203,11 @@ def spare_cores(world: World) -> None:
         torch.set_num_threads(min(torch.get_num_threads(), max(1, share)))
 
 
-def make_options(config: Config, objective: Objective) -> Options:
+def make_options(config: Config, objective: Objective) -> TrainOptions:
     """What the configuration says about the loop, as plain values."""
     trainer, kept = config.trainer, config.trainer.checkpoint
     monitor, mode = monitored(config, objective)
-    return Options(
+    return TrainOptions(
         max_epochs=trainer.max_epochs,
         max_steps=trainer.max_steps,
         accumulate=trainer.accumulate,
@@ -234,7 +234,7 @@ def make_parallel(config: Config) -> Parallel:
     return Parallel(wanted.strategy, wanted.find_unused_parameters, wanted.sync_batchnorm)
 
 
-def scheduler_moves(options: Options, plan: Plan | StreamPlan) -> int:
+def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
     """How often a fit will move its scheduler: optimizer steps, or epochs.
 
     Raises:

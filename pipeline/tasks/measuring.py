@@ -26,7 +26,7 @@ from pipeline.order.randomness import scope
 from pipeline.order.streams import End
 from pipeline.order.thread_generators import SharedGeneratorError, ThreadRandomness, probe
 from pipeline.tasks.fit import make_options, spare_cores
-from pipeline.training.train_step import Learner
+from pipeline.training.train_step import TrainStep
 from pipeline.tuning.timeline import Step
 
 WARM_UP = 3  # steps until allocations, compilation and autotuning are behind
@@ -48,8 +48,8 @@ class Course:
         group = Group(self.parts.world)
         model = prepare(self.parts.model(), Parallel(), group)
         optimizer = self.parts.optimizer(model)
-        self.learner = Learner(model, objective, optimizer, None, options, group, config.seed)
-        self.learner.model.train()
+        self.train_step = TrainStep(model, objective, optimizer, None, options, group, config.seed)
+        self.train_step.model.train()
         self.options = self.parts.loader("train").options
         self.cached = self._first()
         for _ in range(WARM_UP):
@@ -57,11 +57,11 @@ class Course:
 
     def train(self, batch: Batch) -> None:
         """A training step, up to its end on the device."""
-        self.learner.learn(batch)
-        if self.learner.batches % self.learner.options.accumulate == 0:
-            self.learner.update()
-        if self.learner.device.type == "cuda":
-            torch.cuda.synchronize(self.learner.device)
+        self.train_step.learn(batch)
+        if self.train_step.batches % self.train_step.options.accumulate == 0:
+            self.train_step.update()
+        if self.train_step.device.type == "cuda":
+            torch.cuda.synchronize(self.train_step.device)
 
     def step_seconds(self, steps: int, most: float = float("inf")) -> float:
         """Median seconds of a step on the cached batch, of `steps` or as many as fit in `most`."""

@@ -63,12 +63,12 @@ def search(course: Course, ceiling: float, end: float) -> Search:
     ranks = _ranks(config)
     most = config.tune.workers or max(2 * world.usable_cpus() // ranks, 16)
     space = Space(
-        backends(course), most, course.learner.device.type == "cuda",
+        backends(course), most, course.train_step.device.type == "cuda",
         loader_options.budget(config.loader.max_memory, ranks), tree_pss(),
     )  # fmt: skip
     left = end - time.perf_counter()
-    meter = Meter(course, end)
-    found = Search(space, meter, left, max(left / 60, min(12 * ceiling, left / 20)))
+    epoch_metrics = Meter(course, end)
+    found = Search(space, epoch_metrics, left, max(left / 60, min(12 * ceiling, left / 20)))
     found.run()
     return found
 

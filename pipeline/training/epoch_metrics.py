@@ -55,7 +55,7 @@ class Step:
     left_out: tuple[Any, ...] = ()
 
 
-class Meter:
+class EpochMetrics:
     """Losses and speed of one epoch.
 
     Args:

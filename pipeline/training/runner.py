@@ -2,7 +2,7 @@
 
     fit             epochs until the number, the optimizer steps or the patience is used up
       train_epoch   batches of one epoch; every `accumulate` of them make an optimizer step
-        Learner     one batch, one optimizer step (pipeline/training/train_step.py)
+        TrainStep   one batch, one optimizer step (pipeline/training/train_step.py)
       validate      loss and metrics over a whole split (pipeline/training/validation.py)
 
 Everything arrives as plain values and finished parts; what is shown and written while it runs is up
@@ -34,10 +34,10 @@ from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.loading.fetch import Batch
 from pipeline.loading.loader import Loader
 from pipeline.runs.checkpoint import Checkpoints, State
-from pipeline.training.epoch_metrics import Meter, NonFiniteLossError, Step, order_hash
+from pipeline.training.epoch_metrics import EpochMetrics, NonFiniteLossError, Step, order_hash
 from pipeline.training.objective import Objective
 from pipeline.training.observer import Observer, Record
-from pipeline.training.train_step import Learner, Options
+from pipeline.training.train_step import TrainOptions, TrainStep
 from pipeline.training.validation import validate
 
 __all__ = ["NonFiniteLossError", "Observer", "Record", "Result", "fit", "train_epoch", "validate"]
@@ -68,7 +68,7 @@ def fit(
     optimizer: Optimizer,
     train: Loader,
     val: Loader | None,
-    options: Options,
+    options: TrainOptions,
     *,
     scheduler: LRScheduler | None = None,
     checkpoints: Checkpoints | None = None,
@@ -99,8 +99,8 @@ def fit(
         Preempted: asked to stop; a checkpoint has been saved.
     """
     group = group or Group(train.world)
-    learner = Learner(model, objective, optimizer, scheduler, options, group, seed, parallel)
-    run = _Fit(learner, train, val, checkpoints, observers, preemption, dict(fingerprint or {}))
+    train_step = TrainStep(model, objective, optimizer, scheduler, options, group, seed, parallel)
+    run = _Fit(train_step, train, val, checkpoints, observers, preemption, dict(fingerprint or {}))
     if resume is not None:
         run.restore(resume)
     return run.go()
@@ -110,16 +110,17 @@ class _Fit(Observer):
     """A fit under way: where it is, and everything that it saves."""
 
     def __init__(
-        self, learner: Learner, train: Loader, val: Loader | None, checkpoints: Checkpoints | None,
-        observers: Sequence[Observer], preemption: Preemption | None, fingerprint: dict[str, Any],
+        self, train_step: TrainStep, train: Loader, val: Loader | None,
+        checkpoints: Checkpoints | None, observers: Sequence[Observer],
+        preemption: Preemption | None, fingerprint: dict[str, Any],
     ) -> None:  # fmt: skip
-        self.learner, self.train, self.val = learner, train, val
+        self.train_step, self.train, self.val = train_step, train, val
         self.checkpoints, self.observers = checkpoints, (self, *observers)
         self.preemption, self.fingerprint = preemption, fingerprint
-        self.options, self.group = learner.options, learner.group
+        self.options, self.group = train_step.options, train_step.group
         self.agreement = self.group.agreement()
         self.result = Result()
-        self.meter = Meter(self.group)
+        self.epoch_metrics = EpochMetrics(self.group)
         self.address = (0, 0)  # of the next batch
         self.begun = False  # whether the epoch at that address has begun, and has no record yet
         self.metrics: Record = {}  # of the last validation
@@ -128,13 +129,13 @@ class _Fit(Observer):
 
     def restore(self, state: State) -> None:
         """Go on from what `_state` gave."""
-        self.learner.load_state_dict(state)
+        self.train_step.load_state_dict(state)
         self.address = (int(state["loader"]["epoch"]), int(state["loader"]["step"]))
         progress = state["progress"]
         self.begun = bool(progress["begun"])
         self.result = result = Result(**progress["result"])
         result.best = next((one for one in result.history if one == result.best), result.best)
-        self.meter = Meter(self.group, progress["meter"])
+        self.epoch_metrics = EpochMetrics(self.group, progress["meter"])
         self.metrics = dict(state["metrics"])
 
     def on_steps(self, steps: Sequence[Step]) -> None:
@@ -150,7 +151,7 @@ class _Fit(Observer):
         options, result = self.options, self.result
         if self.begun or not result.history:
             return False
-        if self.learner.finished:
+        if self.train_step.finished:
             result.reason = "max_steps"
         elif options.patience is not None and result.stale >= options.patience:
             result.reason = "patience"
@@ -163,10 +164,10 @@ class _Fit(Observer):
         options, result = self.options, self.result
         self.begun = True
         record = train_epoch(
-            self.learner, self.train, epoch, self.observers, start, self.meter,
+            self.train_step, self.train, epoch, self.observers, start, self.epoch_metrics,
             self._after_step, self._turn,
         )  # fmt: skip
-        last = epoch + 1 == options.max_epochs or self.learner.finished
+        last = epoch + 1 == options.max_epochs or self.train_step.finished
         improved = False
         if self.val is not None and (last or (epoch + 1) % options.val_every == 0):
             self._validate(record)
@@ -179,10 +180,10 @@ class _Fit(Observer):
         if result.history and result.history[-1]["epoch"] == epoch:  # max_steps was raised
             result.history.pop()
         result.history.append(record)
-        self.learner.end_epoch(record.get(f"val/{options.monitor}"))
-        if not self.learner.finished or self.address[1] == self.train.plan.steps(epoch):
-            self.address, self.meter, lost = (epoch + 1, 0), Meter(self.group), 0
-        self.meter.deaths = lost
+        self.train_step.end_epoch(record.get(f"val/{options.monitor}"))
+        if not self.train_step.finished or self.address[1] == self.train.plan.steps(epoch):
+            self.address, self.epoch_metrics, lost = (epoch + 1, 0), EpochMetrics(self.group), 0
+        self.epoch_metrics.deaths = lost
         self.begun = False
         for observer in self.observers:
             observer.on_epoch_end(record)
@@ -191,16 +192,16 @@ class _Fit(Observer):
 
     def _lost(self) -> int:
         """Workers that died since the last epoch's record: in validation too, of all ranks."""
-        return self.meter.deaths + sum(self.group.gather(self._own_deaths() - self.deaths))
+        return self.epoch_metrics.deaths + sum(self.group.gather(self._own_deaths() - self.deaths))
 
     def _own_deaths(self) -> int:
         return self.train.deaths + (self.val.deaths if self.val is not None else 0)
 
     def _validate(self, record: Record) -> None:
         assert self.val is not None
-        same_buffers(self.learner.measured, self.group)
+        same_buffers(self.train_step.measured, self.group)
         measured = validate(
-            self.learner.measured, self.learner.objective, self.val, self.options.precision,
+            self.train_step.measured, self.train_step.objective, self.val, self.options.precision,
             self.group, self._val_turn, self.observers,
         )  # fmt: skip
         self.metrics = measured
@@ -209,7 +210,7 @@ class _Fit(Observer):
     def _after_step(self, batch: Batch) -> None:
         self.address = (batch.request.epoch, batch.request.step + 1)
         every = self.options.save_every_steps
-        if every is not None and self.learner.updates % every == 0:
+        if every is not None and self.train_step.updates % every == 0:
             self._save()
 
     def _turn(self, broken_off: bool) -> None:
@@ -223,7 +224,7 @@ class _Fit(Observer):
         stop, due = self.agreement.ask(broken_off or self._asked(), late)
         if stop:
             self._stop()
-        if due and not self.learner.pending:
+        if due and not self.train_step.pending:
             self._save()
 
     def _val_turn(self, broken_off: bool) -> None:
@@ -235,8 +236,8 @@ class _Fit(Observer):
 
     def _stop(self) -> None:
         epoch, step = self.address
-        self.learner.drop_pending()  # batches since the last step, which are learned from again
-        self.meter.drop_from(self.address)
+        self.train_step.drop_pending()  # batches since the last step, which are learned from again
+        self.epoch_metrics.drop_from(self.address)
         self._save()
         if self.checkpoints:
             self.checkpoints.close()
@@ -247,38 +248,38 @@ class _Fit(Observer):
         if self.checkpoints is None:
             return
         self._read()
-        same_buffers(self.learner.model, self.group)
-        same_buffers(self.learner.measured, self.group)
-        self.checkpoints.save(self._state(), self.learner.updates, improved)
+        same_buffers(self.train_step.model, self.group)
+        same_buffers(self.train_step.measured, self.group)
+        self.checkpoints.save(self._state(), self.train_step.updates, improved)
 
     def _read(self) -> None:
-        _tell(self.observers, self.meter.read())
+        _tell(self.observers, self.epoch_metrics.read())
 
     def _state(self) -> State:
-        """A checkpoint's contents: see Learner.state_dict; address, progress and metrics."""
+        """A checkpoint's contents: see TrainStep.state_dict; address, progress and metrics."""
         epoch, step = self.address
         result = self.result
         kept = {"history": result.history, "best": result.best, "reason": result.reason,
                 "stale": result.stale, "order": result.order}  # fmt: skip
         return {
-            **self.learner.state_dict(),
+            **self.train_step.state_dict(),
             "loader": {**self.train.state_dict(), "epoch": epoch, "step": step},
             "metrics": self.metrics,
             "progress": {
                 "result": kept, "begun": self.begun,
-                "meter": self.meter.state_dict(self.train.stats.wait_seconds, self._lost()),
+                "meter": self.epoch_metrics.state_dict(self.train.stats.wait_seconds, self._lost()),
             },
             "fingerprint": self.fingerprint,
         }  # fmt: skip
 
 
 def train_epoch(
-    learner: Learner,
+    train_step: TrainStep,
     loader: Loader,
     epoch: int,
     observers: Sequence[Observer] = (),
     start: int = 0,
-    meter: Meter | None = None,
+    epoch_metrics: EpochMetrics | None = None,
     after_step: Callable[[Batch], None] | None = None,
     turn: Callable[[bool], None] | None = None,
 ) -> Record:
@@ -286,53 +287,60 @@ def train_epoch(
 
     Args:
         start: the step to begin at.
-        meter: what the steps before that came to.
+        epoch_metrics: what the steps before that came to.
         after_step: called after each optimizer step with its last batch.
         turn: called before each batch and at their end; see `preemption.in_turns`.
     """
-    meter = Meter(learner.group) if meter is None else meter
+    epoch_metrics = EpochMetrics(train_step.group) if epoch_metrics is None else epoch_metrics
     for observer in observers:
         observer.on_epoch_start(epoch, loader.plan.steps(epoch), start)
-    learner.model.train()
+    train_step.model.train()
     batch = None
     with closing(loader.epoch(epoch, start)) as batches:
         # Nothing is left to do where a run was stopped in the validation after its last step.
-        for batch in () if learner.finished else in_turns(batches, turn):
-            losses = learner.learn(batch)
-            meter.add(batch, losses)
+        for batch in () if train_step.finished else in_turns(batches, turn):
+            losses = train_step.learn(batch)
+            epoch_metrics.add(batch, losses)
             for observer in observers:
                 observer.on_losses(losses)
                 observer.on_batch(batch)
-            if (batch.request.step + 1) % learner.options.accumulate == 0:
-                _step(learner, loader, epoch, observers, meter)
+            if (batch.request.step + 1) % train_step.options.accumulate == 0:
+                _step(train_step, loader, epoch, observers, epoch_metrics)
                 if after_step is not None:
                     after_step(batch)
-            if learner.finished:
+            if train_step.finished:
                 break
-    if learner.pending:  # the epoch's last batches were less than `accumulate`
-        learner.update()
+    if train_step.pending:  # the epoch's last batches were less than `accumulate`
+        train_step.update()
         if after_step is not None and batch is not None:
             after_step(batch)
-    _tell(observers, meter.read())
-    if not meter.samples and not start:
+    _tell(observers, epoch_metrics.read())
+    if not epoch_metrics.samples and not start:
         reason = f"epoch {epoch} of the training split has no sample to train on"
         raise ConfigError(Problem("batch", f"{reason}; batch.tail=drop leaves out what is less "
                                   "than one batch"))  # fmt: skip
-    return {"epoch": epoch, "step": learner.updates, "train/loss": meter.mean, "lr": learner.lr,
-            "seconds": meter.seconds, **_speed(learner, loader, meter)}  # fmt: skip
+    return {
+        "epoch": epoch, "step": train_step.updates, "train/loss": epoch_metrics.mean,
+        "lr": train_step.lr, "seconds": epoch_metrics.seconds,
+        **_speed(train_step, loader, epoch_metrics),
+    }  # fmt: skip
 
 
 def _step(
-    learner: Learner, loader: Loader, epoch: int, observers: Sequence[Observer], meter: Meter
+    train_step: TrainStep,
+    loader: Loader,
+    epoch: int,
+    observers: Sequence[Observer],
+    epoch_metrics: EpochMetrics,
 ) -> None:
     """Take an optimizer step, and log if it is time to."""
-    learner.update()
-    if learner.updates % learner.options.log_every:
+    train_step.update()
+    if train_step.updates % train_step.options.log_every:
         return
-    _tell(observers, meter.read())
-    record = {"epoch": epoch, "step": learner.updates, "train/loss": meter.window,
-              "lr": learner.lr, **_speed(learner, loader, meter)}  # fmt: skip
-    meter.begin_window()
+    _tell(observers, epoch_metrics.read())
+    record = {"epoch": epoch, "step": train_step.updates, "train/loss": epoch_metrics.window,
+              "lr": train_step.lr, **_speed(train_step, loader, epoch_metrics)}  # fmt: skip
+    epoch_metrics.begin_window()
     for observer in observers:
         observer.on_log(record)
 
@@ -343,18 +351,18 @@ def _tell(observers: Sequence[Observer], steps: Sequence[Step]) -> None:
             observer.on_steps(steps)
 
 
-def _speed(learner: Learner, loader: Loader, meter: Meter) -> Record:
+def _speed(train_step: TrainStep, loader: Loader, epoch_metrics: EpochMetrics) -> Record:
     """Samples a second and lost workers over all ranks; waiting and milliseconds of this one."""
     stats = loader.stats
     return {
-        **meter.speed(stats.wait_seconds),
+        **epoch_metrics.speed(stats.wait_seconds),
         **{f"ms/{stage}": 1000 * seconds / max(stats.samples, 1)
            for stage, seconds in stats.stages.items()},
-        "worker_deaths": sum(learner.group.gather(stats.deaths)),
+        "worker_deaths": sum(train_step.group.gather(stats.deaths)),
     }  # fmt: skip
 
 
-def _is_best(record: Record, best: Record | None, options: Options) -> bool:
+def _is_best(record: Record, best: Record | None, options: TrainOptions) -> bool:
     """Whether the monitored metric is progress. NaN never is."""
     name = f"val/{options.monitor}"
     if name not in record:

@@ -35,7 +35,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Options:
+class TrainOptions:
     """How to train; units of "steps" are optimizer steps.
 
     Attributes:
@@ -77,7 +77,7 @@ class Options:
     ema: float | None = None
 
 
-class Learner:
+class TrainStep:
     """A model that is being trained, and how far it has come.
 
     Args:
@@ -97,7 +97,7 @@ class Learner:
         objective: Objective,
         optimizer: Optimizer,
         scheduler: LRScheduler | None,
-        options: Options,
+        options: TrainOptions,
         group: Group,
         seed: int,
         parallel: Parallel | None = None,

@@ -26,7 +26,7 @@ from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import Limits
 from pipeline.loading import output_buffers
 from pipeline.loading.encoded import EncodedImage
-from pipeline.loading.output_buffers import Slot
+from pipeline.loading.output_buffers import OutputRow
 from pipeline.loading.stored import StoredPictures
 from pipeline.order.randomness import KeyArray, key_at_hand
 from pipeline.transforms import native_images, pure_images
@@ -102,7 +102,7 @@ class Decode:
         Raises:
             DataError: one of them is bad.
         """
-        array, tensor = output_buffers.room((len(keys), 3, *self.size), np.dtype(self._dtype))
+        array, tensor = output_buffers.allocate((len(keys), 3, *self.size), np.dtype(self._dtype))
         if not isinstance(pictures, StoredPictures):
             self.decode_files(pictures, keys, array)
             return tensor
@@ -149,8 +149,8 @@ class Decode:
     def _dtype(self) -> type[np.generic]:
         return np.uint8 if self._normal is None else np.float32
 
-    def _slot(self) -> Slot:
-        return output_buffers.take((3, *self.size), self._dtype)
+    def _slot(self) -> OutputRow:
+        return output_buffers.allocate_row((3, *self.size), self._dtype)
 
     def _decoded(self, image: EncodedImage, key: int) -> torch.Tensor:
         target, tensor = self._slot()

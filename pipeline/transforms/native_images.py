@@ -3,7 +3,7 @@
     decode(files, headers, crops, target)       regions of JPEG files
     crop_resize(pictures, crops, target)        regions of pictures that are decoded
 
-Each takes the rows of a batch in one call of C, without Python's lock, and tells the board which
+Each takes the rows of a batch in one call of C, without Python's lock, and reports which
 row it has come to. Cost beside the work on pixels: about 30 us a batch.
 """
 
@@ -79,7 +79,7 @@ def decode(
             channels_last, reduce, normal or AS_IT_IS, worker_status.place(), outcomes[part],
         )  # fmt: skip
 
-    intra_batch.share(work, len(contents))
+    intra_batch.split_rows(work, len(contents))
     return outcomes == 0
 
 

@@ -1,7 +1,7 @@
 """Requests to whatever a dataset and a collate function make, as torch's DataLoader has it.
 
 `Fetch` makes batches of dicts that know their rows. A DataLoader's samples may be anything, and so
-may what comes of them; a `Made` carries it through the backends, or the error in its place.
+may what comes of them; a `FetchResult` carries it through the backends, or the error in its place.
 
     ItemFetch      rows of a map-style dataset; a sample's draws come from (seed, place) alone
 
@@ -23,7 +23,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from pipeline.loading import worker_status
 from pipeline.order.plan import Request
-from pipeline.order.private_generators import OwnGenerators
+from pipeline.order.private_generators import PrivateGenerators
 from pipeline.order.randomness import GLOBAL, Draws, begin_sample, sample_keys, scope
 from pipeline.order.seeding import UNSEEDED, Seeding
 from pipeline.order.thread_generators import ThreadRandomness, held_by_parts
@@ -68,7 +68,7 @@ def rows_of(epoch: int, step: int, start: int, keys: Any, seed: int) -> Rows | K
 
 
 @dataclass
-class Made:
+class FetchResult:
     """What came of a request.
 
     Attributes:
@@ -86,7 +86,7 @@ class Made:
     state: Any = None
     begun: Any = None
 
-    def pin_memory(self) -> Made:
+    def pin_memory(self) -> FetchResult:
         self.value = pin_memory(self.value)
         return self
 
@@ -127,13 +127,13 @@ class ItemFetch:
     _seeding: Seeding = field(default_factory=Seeding, repr=False)
 
     def __post_init__(self) -> None:
-        self._own = OwnGenerators({"dataset": self.dataset, "collate": self.collate})
+        self._own = PrivateGenerators({"dataset": self.dataset, "collate": self.collate})
 
-    def __call__(self, request: Any, draws: Draws = GLOBAL) -> Made:
+    def __call__(self, request: Any, draws: Draws = GLOBAL) -> FetchResult:
         try:
-            return Made(request, self._made(request, draws))
+            return FetchResult(request, self._made(request, draws))
         except Exception as error:
-            return Made(request, error=kept(error, self.remote))
+            return FetchResult(request, error=kept(error, self.remote))
         finally:
             begin_sample(None)
 
@@ -180,12 +180,12 @@ class ItemFetch:
             samples = [dataset[key] for key in keys]
         else:
             samples = self._one_by_one(keys, seeds, draws)
-        worker_status.at(worker_status.WHOLE, worker_status.COLLATE)
+        worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
         return self.collate(samples if self.batched else samples[0])
 
     def _one_by_one(self, keys: Any, seeds: list[int] | None, draws: Draws) -> list[Any]:
         dataset, samples = self.dataset, []
-        here = worker_status.here()
+        here = worker_status.current_cell()
         here[worker_status.STAGE] = worker_status.READ
         for place, key in enumerate(keys):
             if seeds is not None:

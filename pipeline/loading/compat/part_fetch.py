@@ -21,13 +21,13 @@ from torch.utils.data._utils import worker as torch_worker
 
 from pipeline.loading import worker_status
 from pipeline.loading.compat.drawing import is_stateful
-from pipeline.loading.compat.item_fetch import Made, kept
+from pipeline.loading.compat.item_fetch import FetchResult, kept
 from pipeline.order.randomness import GLOBAL, Draws, hash64
 from pipeline.order.streams import forwards
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ShardStep:
     """One batch of one worker's part of an iterable dataset.
 
     Attributes:
@@ -56,7 +56,7 @@ class Turn:
 
 
 @dataclass
-class TurnFetch:
+class ShardFetch:
     """Work on one turn of an iterable dataset.
 
     Attributes:
@@ -80,24 +80,24 @@ class TurnFetch:
     transform: None = None
     batch_transform: None = None
     tried: bool = True
-    _parts: dict[int, StreamPart] = field(default_factory=dict, repr=False)
+    _parts: dict[int, StreamShard] = field(default_factory=dict, repr=False)
     _process: int = -1
 
-    def __call__(self, turn: Turn, draws: Draws = GLOBAL) -> Made:
+    def __call__(self, turn: ShardStep, draws: Draws = GLOBAL) -> FetchResult:
         if turn.worker < 0:
-            return Made(turn, ended=True)
+            return FetchResult(turn, ended=True)
         try:
             part = self._part(turn, draws)
             samples = part.batch(turn.number)
             begun = part.take_begun()
             if samples is None:
-                return Made(turn, ended=True, state=part.state(whole=True), begun=begun)
+                return FetchResult(turn, ended=True, state=part.state(whole=True), begun=begun)
             saves = self.every > 0 and (turn.number + 1) % self.every == 0
             state = part.state() if saves else None
-            worker_status.at(worker_status.WHOLE, worker_status.COLLATE)
-            return Made(turn, self.collate(samples), state=state, begun=begun)
+            worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
+            return FetchResult(turn, self.collate(samples), state=state, begun=begun)
         except Exception as error:
-            return Made(turn, error=kept(error, self.remote))
+            return FetchResult(turn, error=kept(error, self.remote))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_parts": {}}
@@ -105,16 +105,16 @@ class TurnFetch:
     def dataset_of_worker(self) -> Any:
         return self.dataset
 
-    def _part(self, turn: Turn, draws: Draws) -> StreamPart:
+    def _part(self, turn: ShardStep, draws: Draws) -> StreamShard:
         if self._process != os.getpid():
             self._parts, self._process = {}, os.getpid()
         part = self._parts.get(turn.worker)
         if part is None or part.epoch != turn.epoch or part.next > turn.number:
-            part = self._parts[turn.worker] = StreamPart(self, turn, draws)
+            part = self._parts[turn.worker] = StreamShard(self, turn, draws)
         return part
 
 
-class StreamPart:
+class StreamShard:
     """What one worker reads of an iterable dataset.
 
     Its draws for each batch come from (seed of the epoch, worker, number of the batch).
@@ -123,7 +123,7 @@ class StreamPart:
         next: number of the next batch.
     """
 
-    def __init__(self, fetch: TurnFetch, turn: Turn, draws: Draws) -> None:
+    def __init__(self, fetch: ShardFetch, turn: ShardStep, draws: Draws) -> None:
         self.epoch = turn.epoch
         self._fetch, self._turn, self._draws = fetch, turn, draws
         self._ended = False
@@ -178,14 +178,14 @@ class StreamPart:
         with self._worker():
             self._seed()
             self.next += 1
-            worker_status.at(0, worker_status.READ)
+            worker_status.report(0, worker_status.READ)
             if size is None:
                 samples = list(islice(self._forwards, 1))
             else:
                 samples = []
                 for place, sample in enumerate(islice(self._forwards, size)):
                     samples.append(sample)
-                    worker_status.at(place + 1, worker_status.READ)
+                    worker_status.report(place + 1, worker_status.READ)
         short = size is not None and len(samples) < size
         self._ended = not samples or short
         if not samples or (short and fetch.drop_last):
@@ -224,7 +224,7 @@ def world_size() -> int:
     return torch.distributed.get_world_size() if here else 1
 
 
-def _divide_pipe(pipe: Any, turn: Turn) -> None:
+def _divide_pipe(pipe: Any, turn: ShardStep) -> None:
     """As torch's loader does: one shuffled order for all workers, of which each has a part."""
     settings = data.graph_settings
     settings.apply_random_seed(pipe, torch.Generator().manual_seed(turn.seed))

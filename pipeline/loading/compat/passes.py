@@ -1,6 +1,6 @@
 """One way through an epoch of a DataLoader, over the workers of a backend.
 
-    Pass    the iterator: asks a backend for requests and hands on what they made
+    EpochIterator   the iterator: asks a backend for requests and hands on what they made
     Kept    persistent workers, which end with the last that holds them
 
 An error of a person's code is raised when its turn comes, in the type that it had, and the pass can
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from pipeline.loading.compat.item_fetch import Made
+from pipeline.loading.compat.item_fetch import FetchResult
 from pipeline.loading.compat.progress import Progress, State
 from pipeline.loading.workers.backends import Backend, Failure, LoaderOptions, WorkerError
 
@@ -26,7 +26,7 @@ class WorkersLostError(WorkerError, RuntimeError):
     """Workers died or hung, again and again; a RuntimeError, as torch raises."""
 
 
-class Kept:
+class KeptWorkers:
     """A backend that works for one pass after another; closed when nobody holds it any more."""
 
     def __init__(self, options: LoaderOptions, backend: Backend) -> None:
@@ -36,7 +36,7 @@ class Kept:
         self.backend.close()
 
 
-class Claim(NamedTuple):
+class StatedLength(NamedTuple):
     """What `len()` of a loader has said of an iterable dataset.
 
     Attributes:
@@ -52,7 +52,7 @@ class Claim(NamedTuple):
     size: int
 
 
-class Pass(Iterator[Any]):
+class EpochIterator(Iterator[Any]):
     """The iterator over one epoch.
 
     Args:
@@ -63,11 +63,15 @@ class Pass(Iterator[Any]):
     """
 
     def __init__(
-        self, progress: Progress, backend: Backend | Kept, pin: bool, claim: Claim | None
+        self,
+        progress: Progress,
+        backend: Backend | KeptWorkers,
+        pin: bool,
+        claim: StatedLength | None,
     ) -> None:
         self.progress = progress
-        self._kept = backend if isinstance(backend, Kept) else None
-        works = backend.backend if isinstance(backend, Kept) else backend
+        self._kept = backend if isinstance(backend, KeptWorkers) else None
+        works = backend.backend if isinstance(backend, KeptWorkers) else backend
         self._backend = works
         self._pins = pin and not works.pins
         self._claim = claim
@@ -115,7 +119,7 @@ class Pass(Iterator[Any]):
             self._early.append(result)
             if result is None:
                 break
-            if isinstance(result, Made):
+            if isinstance(result, FetchResult):
                 self.progress.note(result)
         return self.progress.state()
 
@@ -137,7 +141,7 @@ class Pass(Iterator[Any]):
             self.close()
 
     def _take(self) -> Any:
-        """The next result, a `Made`; None at the end."""
+        """The next result, a `FetchResult`; None at the end."""
         if self._closed:
             if self._is_superseded:
                 raise RuntimeError(
@@ -153,7 +157,7 @@ class Pass(Iterator[Any]):
                 raise _lost(error) from None
             raise
         if isinstance(result, Failure):
-            self.progress.accept(Made(result.request))
+            self.progress.accept(FetchResult(result.request))
             raise _lost(result.error) from None
         if result is None:
             self.progress.finished = True
@@ -166,7 +170,7 @@ class Pass(Iterator[Any]):
             raise result
         return result
 
-    def _warn(self, claim: Claim) -> None:
+    def _warn(self, claim: StatedLength) -> None:
         fetched = (self._delivered - 1) * claim.size + 1
         warnings.warn(
             f"Length of IterableDataset {claim.dataset} was reported to be {claim.samples} (when "

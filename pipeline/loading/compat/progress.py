@@ -15,8 +15,8 @@ from itertools import count
 from typing import Any, Protocol
 
 from pipeline.loading.compat.drawing import Drawing
-from pipeline.loading.compat.item_fetch import Keys, Made, Rows, rows_of
-from pipeline.loading.compat.part_fetch import Turn
+from pipeline.loading.compat.item_fetch import FetchResult, Keys, Rows, rows_of
+from pipeline.loading.compat.part_fetch import ShardStep
 
 State = dict[str, Any]
 
@@ -37,10 +37,10 @@ class Progress(Protocol):
     def requests(self) -> Iterator[Any]:
         """What is to be made, as far as it has not been delivered."""
 
-    def note(self, made: Made) -> None:
+    def note(self, made: FetchResult) -> None:
         """Take note of what a result that is not delivered yet says of the epoch's beginning."""
 
-    def accept(self, made: Made) -> bool:
+    def accept(self, made: FetchResult) -> bool:
         """Take note of a result; whether there is something to deliver in it."""
 
     def state(self) -> State:
@@ -87,13 +87,13 @@ class RowsProgress:
     def is_waiting(self) -> bool:
         return False
 
-    def note(self, made: Made) -> None:
+    def note(self, made: FetchResult) -> None:
         pass
 
     def __len__(self) -> int:
         return len(self._drawing)
 
-    def accept(self, made: Made) -> bool:
+    def accept(self, made: FetchResult) -> bool:
         self._ahead.add(made.request.step)
         while self._next in self._ahead:
             self._ahead.remove(self._next)
@@ -111,7 +111,7 @@ class RowsProgress:
 
 
 @dataclass
-class Part:
+class Shard:
     """What was delivered of one worker's part.
 
     Attributes:
@@ -126,7 +126,7 @@ class Part:
     state: Any = None
 
 
-class Open:
+class OpenShard:
     """A request for the next batch of whichever part is to be read next.
 
     Attributes:
@@ -134,11 +134,11 @@ class Open:
             one, and the definite request. Called when it is handed to the workers.
     """
 
-    def __init__(self, assigned: Callable[[Sequence[int]], tuple[int, Turn]]) -> None:
+    def __init__(self, assigned: Callable[[Sequence[int]], tuple[int, ShardStep]]) -> None:
         self.assigned = assigned
 
 
-class PartsProgress:
+class ShardsProgress:
     """Parts of an iterable dataset; those that have ended are passed over.
 
     In order, a batch of each comes in turn. If not, the next batch is asked of the process that has
@@ -164,7 +164,7 @@ class PartsProgress:
         self._in_order = in_order or not processes
         self._copied = workers != processes
         parts = saved.get("parts") or [{"state": state} for state in carried or ()]
-        self._parts = [Part(**part) for part in parts] or [Part() for _ in range(max(workers, 1))]
+        self._parts = [Shard(**part) for part in parts] or [Shard() for _ in range(max(workers, 1))]
         self._begun_at = [(part.batch, part.state) for part in self._parts]
         self._asked = [part.batches for part in self._parts]
         self._unheard = set(range(len(self._parts))) if stateful else set()
@@ -175,13 +175,13 @@ class PartsProgress:
         unknown = (place for place, part in enumerate(self._parts) if part.state is None)
         return any(not self._parts[place].ended and place in self._unheard for place in unknown)
 
-    def requests(self) -> Iterator[Turn | Open]:
+    def requests(self) -> Iterator[ShardStep | OpenShard]:
         if self._in_order:
             yield from self._turns()
         while not all(part.ended for part in self._parts):
-            yield Open(self._assigned)
+            yield OpenShard(self._assigned)
 
-    def _turns(self) -> Iterator[Turn]:
+    def _turns(self) -> Iterator[ShardStep]:
         # As many turns in a round as let each part be read by the same process throughout.
         turns = -(-len(self._parts) // self._processes) * self._processes
         here = list(self._asked)
@@ -193,28 +193,30 @@ class PartsProgress:
                 wanted = known and number >= here[place]
                 yield self._turn(place if wanted else -1, number)
 
-    def _assigned(self, waiting: Sequence[int]) -> tuple[int, Turn]:
+    def _assigned(self, waiting: Sequence[int]) -> tuple[int, ShardStep]:
         left = [place for place, part in enumerate(self._parts) if not part.ended] or [0]
         place = min(left, key=lambda one: (waiting[one % self._processes], self._asked[one]))
         self._asked[place] += 1
         return place % self._processes, self._turn(place, self._asked[place] - 1)
 
-    def _turn(self, place: int, number: int) -> Turn:
+    def _turn(self, place: int, number: int) -> ShardStep:
         step = next(self._steps)
         if place < 0:
-            return Turn(self._epoch, step, -1, self.workers, number, self._seed)
+            return ShardStep(self._epoch, step, -1, self.workers, number, self._seed)
         batch, state = self._begun_at[place]
         at = None if state is None else (batch, state)
-        return Turn(self._epoch, step, place, self.workers, number, self._seed, at, self._copied)
+        return ShardStep(
+            self._epoch, step, place, self.workers, number, self._seed, at, self._copied
+        )
 
-    def note(self, made: Made) -> None:
+    def note(self, made: FetchResult) -> None:
         place = made.request.worker
         self._unheard.discard(place)
         if place >= 0 and made.begun is not None and self._parts[place].state is None:
             self._parts[place].state = made.begun
 
-    def accept(self, made: Made) -> bool:
-        turn: Turn = made.request
+    def accept(self, made: FetchResult) -> bool:
+        turn: ShardStep = made.request
         if turn.worker < 0:
             return False
         self.note(made)

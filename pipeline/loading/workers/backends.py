@@ -125,7 +125,7 @@ def attempt(fetch: Callable[[Any], Batch | End], request: Asked) -> Result:
         # Without its cause and traceback it can cross to another process.
         return Failure(request, error.with_traceback(None))
     finally:
-        worker_status.rest()
+        worker_status.idle()
 
 
 class MainBackend:

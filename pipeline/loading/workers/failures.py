@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.loading import memory, worker_status
 from pipeline.loading.bad_samples import path_of
-from pipeline.loading.worker_status import Sight
+from pipeline.loading.worker_status import WorkerStatus
 from pipeline.order.plan import Request
 
 MOST_LISTED = 32  # samples of a batch that are listed
@@ -26,7 +26,7 @@ _START_OF_WORK = re.compile(r"\n[^\n]*torch/utils/data/_utils/(?:fetch|worker)\.
 
 
 @dataclass
-class Death:
+class FailureReport:
     """The end of a worker.
 
     Attributes:
@@ -40,7 +40,7 @@ class Death:
 
     who: str
     how: str
-    sight: Sight
+    sight: WorkerStatus
     held: Sequence[Any]
     stack: str
     hint: str = ""

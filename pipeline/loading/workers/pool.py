@@ -3,7 +3,7 @@
     DataLoader(..., multiprocessing_context=CrewContext("fork", terms, dataset))
 
 torch's iterator makes its queues, its event and its processes through that context, and gets ours:
-the crew is the queue of results, a worker (worker.py) is a process and its queue of tasks.
+the pool is the queue of results, a worker (worker.py) is a process and its queue of tasks.
 All of torch's options keep their meaning, since its iterator and its worker loop run unchanged.
 
 A death is looked for wherever torch asks for a result, be it in the main thread, another one, or
@@ -37,7 +37,7 @@ from pipeline.loading import memory, worker_status
 from pipeline.loading.workers import failures
 from pipeline.loading.workers.backends import WorkerError
 from pipeline.loading.workers.channel import ChannelError
-from pipeline.loading.workers.failures import Death
+from pipeline.loading.workers.failures import FailureReport
 from pipeline.loading.workers.worker import Handle, Task, Worker
 from pipeline.loading.workers.worker_side import Flag, Memory
 
@@ -57,7 +57,7 @@ _START = 60.0  # seconds that a process may take to start, whatever the limit
 
 
 @dataclass(frozen=True)
-class Terms:
+class WorkerLimits:
     """When a worker is given up.
 
     Attributes:
@@ -71,7 +71,7 @@ class Terms:
     max_deaths: int
 
 
-class CrewContext(BaseContext):
+class PoolContext(BaseContext):
     """What torch's iterator takes for a multiprocessing context.
 
     Args:
@@ -82,69 +82,71 @@ class CrewContext(BaseContext):
         deaths: of all crews so far.
     """
 
-    def __init__(self, method: str, terms: Terms, dataset: Any) -> None:
+    def __init__(self, method: str, limits: WorkerLimits, dataset: Any) -> None:
         self._deaths = [0]
         self._context: Any = multiprocessing.get_context(method)
-        self._terms = terms
+        self._limits = limits
         self._dataset = dataset
-        self._crew: Crew | None = None
+        self._pool: WorkerPool | None = None
 
     # In the order in which torch's iterator calls them: one queue for results, one event, and for
     # each worker a queue of tasks and a process.
 
     def Queue(self, maxsize: int = 0) -> Any:
-        if self._crew is None:
+        if self._pool is None:
             count = partial(_add_one, self._deaths)
-            self._crew = Crew(self._context, self._terms, self._dataset, count)
-            return self._crew
-        return self._crew.hire()
+            self._pool = WorkerPool(self._context, self._limits, self._dataset, count)
+            return self._pool
+        return self._pool.spawn()
 
     def Event(self) -> Any:
-        assert self._crew is not None
-        return self._crew.done
+        assert self._pool is not None
+        return self._pool.done
 
     def Process(self, target: Any = None, args: Any = ()) -> Any:
-        assert self._crew is not None
-        worker = self._crew.workers[-1]
+        assert self._pool is not None
+        worker = self._pool.workers[-1]
         worker.prepare(target, args)
         return worker
 
-    def dismiss(self) -> None:
-        """End all that is left of the crew; the next iterator gets another one."""
-        if self._crew is not None:
-            self._crew.dismiss()
-            self._crew = None
+    def shut_down(self) -> None:
+        """End all workers that are left; the next iterator gets another pool."""
+        if self._pool is not None:
+            self._pool.shut_down()
+            self._pool = None
 
     def end_workers(self) -> None:
         """Kill them; torch is told afterwards."""
-        if self._crew is not None:
-            self._crew.end_workers()
+        if self._pool is not None:
+            self._pool.end_workers()
 
     def pids(self) -> list[int]:
         """Of the workers that are there."""
-        return self._crew.pids() if self._crew else []
+        return self._pool.pids() if self._pool else []
 
     def handles(self) -> list[Handle]:
         """The workers' processes, those that have ended included."""
-        return [Handle(worker) for worker in self._crew.workers] if self._crew else []
+        return [Handle(worker) for worker in self._pool.workers] if self._pool else []
 
     @property
     def deaths(self) -> int:
         return self._deaths[0]
 
 
-class Crew:
+class WorkerPool:
     """The workers of one iterator of torch's, and the queue of their results.
 
     Args:
         count: called at each death.
     """
 
-    def __init__(self, context: Any, terms: Terms, dataset: Any, count: Callable[[], None]) -> None:
+    def __init__(
+        self, context: Any, limits: WorkerLimits, dataset: Any, count: Callable[[], None]
+    ) -> None:
         self.workers: list[Worker] = []
-        self._memory = Memory(context, 1 + terms.workers * worker_status.FIELDS)
+        self._memory = Memory(context, 1 + limits.workers * worker_status.FIELDS)
         self.done = Flag(self._memory)
-        self._context, self._terms, self._dataset, self._count = context, terms, dataset, count
+        self._context, self._limits, self._dataset, self._count = context, limits, dataset, count
         self._lock = threading.RLock()
         self._ready: deque[Any] = deque()
         self._bell, self._rings = socket.socketpair()
@@ -159,7 +161,7 @@ class Crew:
         things = self.workers, self.done, self._lock, (self._bell, self._rings)
         self._end_all = Finalize(self, _end_all, args=things, exitpriority=100)
 
-    def hire(self) -> Worker:
+    def spawn(self) -> Worker:
         """One more worker, not yet started."""
         changed = partial(_ring, self._bell)
         worker = Worker(len(self.workers), self._context, self._memory, self.done, self._lock,
@@ -208,11 +210,11 @@ class Crew:
         """There is no thread to wait for."""
 
     def close(self) -> None:
-        """`dismiss` closes it."""
+        """`shut_down` closes it."""
 
     # The rest is ours.
 
-    def dismiss(self) -> None:
+    def shut_down(self) -> None:
         """End all workers at once, and what they talk through."""
         self._end_all()
 
@@ -256,7 +258,7 @@ class Crew:
             code = worker.exit_code
             if code is not None:
                 self._receive(worker)
-                self._bury(worker, Death(
+                self._reap(worker, FailureReport(
                     self._name(worker), failures.by_exit_code(code), worker.sight,
                     self._held(worker), worker.stack(),
                     failures.hint_for(code, worker.size, self._kills),
@@ -269,7 +271,7 @@ class Crew:
 
     def _hangs(self, worker: Worker) -> str:
         """What shows that it hangs; "" if nothing does."""
-        limit = self._terms.limit
+        limit = self._limits.limit
         if not limit:
             return ""
         if worker.stopped >= _STOPPED:
@@ -292,11 +294,11 @@ class Crew:
         state = failures.state_of(worker.process.pid)
         how += " and was killed"
         hint = failures.hint_for_state(state)
-        found = Death(self._name(worker), how, worker.sight, self._held(worker), "", hint)
+        found = FailureReport(self._name(worker), how, worker.sight, self._held(worker), "", hint)
         found.stack = worker.ask_for_stack(state in ("T", "t"))
-        self._bury(worker, found)
+        self._reap(worker, found)
 
-    def _bury(self, worker: Worker, found: Death) -> None:
+    def _reap(self, worker: Worker, found: FailureReport) -> None:
         """Report a death, and go on with another process or with an error."""
         if self.done.is_set():
             worker.end()
@@ -311,7 +313,7 @@ class Crew:
             log.warning("%s\n    it is started again when there is work", text)
             return
         task.deaths += 1
-        most = self._terms.max_deaths
+        most = self._limits.max_deaths
         last, task.last_death = task.last_death, (code, found.sight)
         # Each try takes seconds where processes are slow to start.
         repeats = (
@@ -346,7 +348,7 @@ class Crew:
             worker.replace()
 
     def _given_up(self, task: Task, text: str, repeats: bool) -> WorkerError:
-        limit = f"loader.max_deaths={self._terms.max_deaths}"
+        limit = f"loader.max_deaths={self._limits.max_deaths}"
         why = "at the same place as the one before, so that it would come again"
         return WorkerError(
             f"{text}\n    death {task.deaths} at this address, {why if repeats else f'and {limit}'}"
@@ -362,7 +364,7 @@ class Crew:
 
 
 def _end_all(workers: list[Worker], done: Flag, lock: Any, bells: tuple[Any, Any]) -> None:
-    # multiprocessing calls it once, and only in the process in which the crew was made.
+    # multiprocessing calls it once, and only in the process in which the pool was made.
     _end_workers(workers, done, lock)
     with lock:
         for bell in bells:
@@ -386,5 +388,5 @@ def _ring(bell: socket.socket) -> None:
 
 
 def _add_one(count: list[int]) -> None:
-    # Knows no crew, which could not be collected if its own finalizer led back to it.
+    # Knows no pool, which could not be collected if its own finalizer led back to it.
     count[0] += 1

@@ -1,7 +1,7 @@
 """Works in worker processes: torch's DataLoader, given requests in place of indices.
 
 torch is told not to batch, so that all of its options keep their meaning. Its processes and queues
-are those of a crew (pipeline/loading/workers/pool.py), which replaces workers that die or hang.
+are those of a pool (pipeline/loading/workers/pool.py), which replaces workers that die or hang.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.errors import ConfigError, Problem
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.workers import worker_side
 from pipeline.loading.workers.backends import Asked, LoaderOptions, Result, Results, attempt
-from pipeline.loading.workers.pool import CrewContext, Terms
+from pipeline.loading.workers.pool import PoolContext, WorkerLimits
 from pipeline.loading.workers.worker import Handle
 from pipeline.order.randomness import hash64
 
@@ -45,8 +45,8 @@ class ProcessBackend:
         self._fetch, self._method = fetch, method
         self._feed = _Feed()
         self._pins_here = pin  # then a thread of torch's waits for workers, and this one for that
-        terms = Terms(options.num_workers, options.limit, options.max_deaths)
-        self._context = CrewContext(method, terms, fetch.dataset)
+        limits = WorkerLimits(options.num_workers, options.limit, options.max_deaths)
+        self._context = PoolContext(method, limits, fetch.dataset)
         seed = hash64(fetch.seed, "workers") if options.generator is None else options.generator
         self._loader = _Loader(
             _Requests(fetch),
@@ -106,7 +106,7 @@ class ProcessBackend:
             if iterator is not None:
                 iterator._shutdown_workers()
         finally:
-            self._context.dismiss()
+            self._context.shut_down()
 
     def close(self) -> None:
         iterator, self._loader._iterator = self._loader._iterator, None

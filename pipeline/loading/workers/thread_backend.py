@@ -32,7 +32,7 @@ from pipeline.loading.workers.backends import (
     WorkerError,
     attempt,
 )
-from pipeline.loading.workers.failures import Death
+from pipeline.loading.workers.failures import FailureReport
 from pipeline.order.plan import Request
 from pipeline.order.randomness import scope
 from pipeline.order.thread_generators import SharedGeneratorError, ThreadRandomness, Watch, probe
@@ -98,7 +98,7 @@ class ThreadBackend:
             return wait(futures, min(limit or _POLL, _POLL), return_when=FIRST_COMPLETED).done
 
     def _one(self, request: Asked, watch: Watch, helpers: int = 1) -> Result:
-        with ThreadRandomness() as mode, intra_batch.lent(helpers):
+        with ThreadRandomness() as mode, intra_batch.extra_threads(helpers):
             result = attempt(partial(self._fetch, draws=mode), request)
         try:
             watch.check()
@@ -157,7 +157,7 @@ class _Pool:
         passed, self._looked = min(now - self._looked, 2 * _POLL), now
         return next((thread for thread in self._threads if thread.hangs(passed)), None)
 
-    def given_up(self, limit: float) -> list[Death]:
+    def given_up(self, limit: float) -> list[FailureReport]:
         """What is to be said of the threads that work, which nobody waits for any more."""
         busy = [thread for thread in self._threads if thread.works]
         for thread in busy:
@@ -214,7 +214,7 @@ class _Thread(threading.Thread):
 
     def hangs(self, passed: float) -> bool:
         """Count the time without a sign of life, and say whether it is too long."""
-        seen = self._request, worker_status.look(self._cell)
+        seen = self._request, worker_status.read(self._cell)
         same = self._seen is not None and seen[0] is self._seen[0] and seen[1] == self._seen[1]
         self._silent = self._silent + passed if same and seen[0] is not None else 0.0
         self._seen = seen
@@ -225,10 +225,12 @@ class _Thread(threading.Thread):
     def works(self) -> bool:
         return self._request is not None
 
-    def death(self, how: str = "") -> Death:
+    def death(self, how: str = "") -> FailureReport:
         """What is to be said of it when it hangs, or when `how` is all that is known."""
         frame = sys._current_frames().get(self.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame else ""
         held = [] if self._request is None else [self._request]
         how = how or f"gave no sign of life for {self._limit:g} s (loader.timeout)"
-        return Death(f"loader thread {self.name}", how, worker_status.look(self._cell), held, stack)
+        return FailureReport(
+            f"loader thread {self.name}", how, worker_status.read(self._cell), held, stack
+        )

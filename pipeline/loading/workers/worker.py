@@ -1,6 +1,6 @@
 """A worker process that is replaced when it dies; to torch it is a process and a task queue.
 
-torch's iterator puts tasks into the queue and takes results from the crew. Results of a worker come
+torch's iterator puts tasks into the queue and takes results from the pool. Results of a worker come
 in the order of its tasks, so what has no result yet is a queue of its own: a new process is handed
 it again, and torch notices nothing.
 """
@@ -18,11 +18,19 @@ from typing import Any
 
 from pipeline.distributed.preemption import asked
 from pipeline.loading import memory, worker_status
-from pipeline.loading.worker_status import Sight
+from pipeline.loading.worker_status import WorkerStatus
 from pipeline.loading.workers import failures
 from pipeline.loading.workers.backends import Asked, Failure, WorkerError
 from pipeline.loading.workers.channel import Message, Receiver, framed, unpack
-from pipeline.loading.workers.worker_side import DUMP, File, Flag, Link, Memory, Seat, run
+from pipeline.loading.workers.worker_side import (
+    DUMP,
+    Connection,
+    File,
+    Flag,
+    Memory,
+    WorkerContext,
+    run,
+)
 
 _PATIENCE = 2.0  # seconds for a killed process to be gone
 _WEIGHED = 0.1  # seconds between two looks at its memory
@@ -58,16 +66,16 @@ class Task:
 
 
 class Worker:
-    """One worker; the crew's lock is held wherever it is changed.
+    """One worker; the pool's lock is held wherever it is changed.
 
     Args:
         number: torch's id of it.
         context: multiprocessing's, of the start method.
-        memory: the crew's board; the worker's cell follows the `done` flag in it.
+        memory: the status cells of the pool; the worker's own follows the `done` flag in it.
         done: set when torch is through.
         changed: called when there is something new to wait for.
-        died: called when a process of its own has died, of which the crew has not told.
-        peers: all workers of the crew, this one included.
+        died: called when a process of its own has died, that the pool has not told of.
+        peers: all workers of the pool, this one included.
 
     Attributes:
         tasks: without a result, in order.
@@ -169,7 +177,7 @@ class Worker:
         with self._lock:
             self.end()
 
-    # What the crew calls.
+    # What the pool calls.
 
     @property
     def exit_code(self) -> int | None:
@@ -177,9 +185,9 @@ class Worker:
         return 0 if self.process is None else self.process.exitcode
 
     @property
-    def sight(self) -> Sight:
+    def sight(self) -> WorkerStatus:
         """Where it stands."""
-        return worker_status.look(self._cell)
+        return worker_status.read(self._cell)
 
     def look(self, passed: float) -> None:
         """Count the time without a sign of life: a step on its board, or bytes that came."""
@@ -307,13 +315,15 @@ class Worker:
         self.size, self._weighed = 0, 0.0
         self.is_cut_off = self.is_told_of = False
         worker_status.clear(self._cell)
-        link = Link(theirs, self._done)
-        own = tuple(link if hasattr(arg, "cancel_join_thread") else arg for arg in args)
+        connection = Connection(theirs, self._done)
+        own = tuple(connection if hasattr(arg, "cancel_join_thread") else arg for arg in args)
         steady = threading.current_thread() is threading.main_thread()
-        seat = Seat(os.getpid(), steady, self._memory, self._place, File(self._stack))
+        worker_context = WorkerContext(
+            os.getpid(), steady, self._memory, self._place, File(self._stack)
+        )
         with theirs:
             self.process = self._context.Process(
-                target=run, args=(seat, link, target, own), daemon=self.daemon
+                target=run, args=(worker_context, connection, target, own), daemon=self.daemon
             )
             try:
                 self.process.start()
@@ -354,7 +364,7 @@ class Handle:
             process.join(timeout)
 
     def terminate(self) -> None:
-        """End this process; the crew may start another one in its place."""
+        """End this process; the pool may start another one in its place."""
         process = self._worker.process
         if process is not None:
             process.terminate()

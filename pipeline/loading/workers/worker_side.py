@@ -3,7 +3,7 @@
 1. The process ends with the one that it works for, however that ends.
 2. Its stack can be had from outside: a crash writes it, and so does DUMP when it hangs.
 3. It says on its board where it stands.
-4. torch's loop runs, with a `Link` in the place of both of its queues.
+4. torch's loop runs, with a `Connection` in the place of both of its queues.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def _file(sent: Any) -> File:
 
 
 @dataclass
-class Seat:
+class WorkerContext:
     """What a worker process is given besides torch's arguments.
 
     Attributes:
         owner: pid of the process that it works for.
         steady: whether the thread that starts it lives as long as that process.
-        memory: the board.
+        memory: the status cells of all workers.
         cell: number of the first field of the worker's cell.
         stack: where to write the stack.
     """
@@ -95,13 +95,22 @@ class Seat:
     stack: File
 
 
-def run(seat: Seat, link: Link, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+def run(
+    worker_context: WorkerContext,
+    connection: Connection,
+    target: Callable[..., None],
+    args: tuple[Any, ...],
+) -> None:
     """The worker process: settle down, then run torch's loop."""
-    end_with(seat.owner, seat.steady)
-    write_stacks(seat.stack.descriptor)
+    end_with(worker_context.owner, worker_context.steady)
+    write_stacks(worker_context.stack.descriptor)
     share_anonymously()
-    worker_status.use(seat.memory.numbers[seat.cell : seat.cell + worker_status.FIELDS])
-    link.open()
+    worker_status.use(
+        worker_context.memory.numbers[
+            worker_context.cell : worker_context.cell + worker_status.FIELDS
+        ]
+    )
+    connection.open()
     target(*args)
 
 
@@ -157,7 +166,7 @@ def _leave_it(number: int, frame: FrameType | None) -> None:
     """Not SIG_IGN, which programs started from here would inherit."""
 
 
-class Link:
+class Connection:
     """The worker's side of its socket; to torch's loop it is both of its queues."""
 
     def __init__(self, sock: socket.socket, done: Flag) -> None:

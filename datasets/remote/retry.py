@@ -52,7 +52,7 @@ class Damaged(Exception):
     """What came is not what the store has; it may come whole next time."""
 
 
-class Patience:
+class RetryPolicy:
     """How often and for how long.
 
     Args:
