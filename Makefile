@@ -17,7 +17,6 @@ check: setup  ## format, lint, imports, types, tests
 	$(BIN)/python -m pytest
 
 docs: setup  ## these pages and the API reference, as a site in site/
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 stress: setup  ## kills of workers and trainers by the hundred; minutes
