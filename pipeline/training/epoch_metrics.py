@@ -21,7 +21,8 @@ from torch import Tensor
 
 from pipeline.distributed.group import Group
 from pipeline.errors import PenstockError
-from pipeline.loading.fetch import Batch, hash_of_rows, row_hashes
+from pipeline.loading.batch import Batch
+from pipeline.loading.fetch import hash_of_rows, row_hashes
 from pipeline.order.address import Address
 from pipeline.order.randomness import KeyArray, hash64_each, hash64_last
 

@@ -31,7 +31,7 @@ from pipeline.distributed.group import Group
 from pipeline.distributed.parallel import Parallel, same_buffers
 from pipeline.distributed.preemption import Preempted, Preemption, in_turns
 from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.loading.fetch import Batch
+from pipeline.loading.batch import Batch
 from pipeline.loading.loader import Loader
 from pipeline.order.address import Address
 from pipeline.runs.checkpoint import Checkpoints, State

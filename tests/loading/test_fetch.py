@@ -12,8 +12,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torchvision import tv_tensors
 
 from pipeline.errors import DataError
+from pipeline.loading.batch import Batch
 from pipeline.loading.collate import List, Pad, Stack
-from pipeline.loading.fetch import Batch, Fetch, SampleError, batch_hash, hash_sample
+from pipeline.loading.fetch import Fetch, SampleError, batch_hash, hash_sample
 from pipeline.loading.loader import Loader
 from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.order.generator_states import moved, take

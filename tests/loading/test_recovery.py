@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from pipeline.loading import worker_status
+from pipeline.loading.batch import Batch
 from pipeline.loading.collate import List, Stack
-from pipeline.loading.fetch import Batch
 from pipeline.loading.loader import Loader
 from pipeline.loading.stream_fetch import StreamFetch
 from pipeline.loading.workers import channel, failures, pool

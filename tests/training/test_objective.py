@@ -8,7 +8,7 @@ from torchmetrics import MeanMetric, MeanSquaredError
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
 from pipeline.errors import ConfigError
-from pipeline.loading.fetch import Batch
+from pipeline.loading.batch import Batch
 from pipeline.order.plan import Request
 from pipeline.training.metrics import NormalizedMeanError
 from pipeline.training.objective import Classification, Constant, LandmarkRegression, Regression

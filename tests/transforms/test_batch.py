@@ -11,8 +11,9 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.loading.batch import Batch
 from pipeline.loading.collate import List, Pad, Stack
-from pipeline.loading.fetch import Batch, Fetch, SampleError, batch_hash
+from pipeline.loading.fetch import Fetch, SampleError, batch_hash
 from pipeline.order.plan import Plan, Request
 from pipeline.order.sample_generators import KeyedRandom
 from pipeline.order.samplers import Random, Sequential

@@ -9,7 +9,7 @@ import pipeline
 from pipeline.build.parts import Parts
 from pipeline.datasets.image_folder import ImageFolder
 from pipeline.errors import DataError
-from pipeline.loading.fetch import Batch
+from pipeline.loading.batch import Batch
 from pipeline.order.plan import Request
 from pipeline.order.randomness import begin_sample
 from pipeline.order.sample_generators import KeyedRandom
