@@ -22,7 +22,7 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from pipeline.loading.fetch import Batch
+from pipeline.loading.batch import Batch
 from pipeline.order.plan import Request
 from pipeline.transforms.batch import BatchCompose
 from pipeline.transforms.batch_colors import ColorJitter, Normalize, RandomErasing

@@ -29,7 +29,8 @@ from torch import nn
 
 from pipeline.distributed.group import Group
 from pipeline.distributed.world import World
-from pipeline.loading.fetch import Batch, Fetch
+from pipeline.loading.batch import Batch
+from pipeline.loading.fetch import Fetch
 from pipeline.loading.loader import Loader
 from pipeline.order.plan import Plan, Request
 from pipeline.order.samplers import Random

@@ -1,4 +1,4 @@
-"""What each rank does in tests/test_ranks.py; started by torchrun with a folder to work in.
+"""What each rank does in tests/distributed/test_ranks.py; torchrun starts it with a folder.
 
 Rank 0 leaves what it has seen in <folder>/<world size>.json.
 """

@@ -28,105 +28,39 @@ from pipeline.loading.bad_samples import (
     RAISE,
     BadSampleError,
     BadSamples,
-    LeftOut,
     Substitutes,
     explained,
 )
 from pipeline.loading.bad_samples import SampleError as SampleError  # where its readers look for it
+from pipeline.loading.batch import Batch
 from pipeline.loading.collate import Mismatch, kinds_of, plain
 from pipeline.loading.encoded import EncodedImage
 from pipeline.loading.named_fields import Fields, OwnCollate, Restore
 from pipeline.loading.repeatable import Again
 from pipeline.loading.sample_reader import NAMELESS, SampleReader
-from pipeline.loading.stage_timer import StageTimer, StageTrace
+from pipeline.loading.stage_timer import StageTimer
 from pipeline.loading.whole_batches import WholeBatches
 from pipeline.order.plan import Request
 from pipeline.order.private_generators import PrivateGenerators
 from pipeline.order.randomness import (
     GLOBAL,
     Draws,
-    IntArray,
     begin_sample,
     sample_key_array,
     sample_keys,
 )
 from pipeline.order.seeding import UNSEEDED, Seeding
 from pipeline.order.thread_generators import ThreadRandomness, held_by_parts
-
-
-class Batch(dict[str, Any]):
-    """The fields of one share, batched, and where they come from.
-
-    Attributes:
-        request: the address, positions and indices that were asked for; without those of samples
-            that were left out, and with the indices of rows that stand in for others.
-        positions, indices: of each row of the batch, int64[B]. They differ from the request's in
-            order only, and only if the collate function sorts.
-        places: of each row among those of the share as it was dealt out, int64[B].
-        valid: bool[B], False in rows that are padding; None if there are none.
-        kinds: what the fields are to transforms of batches, as `kinds_of` tells; collating takes
-            torchvision's types off.
-        timing: seconds spent in "read", "transform", "collate" and "batch".
-        trace: when and where, if the fetch was `traced`.
-        hashes: one a row, of the sample after its transforms; None unless asked for.
-        left_out: the bad samples that are not in it. Padding that is bad is not told.
-        unlike: which sample of it was another when it was made again, and why; else "".
-    """
-
-    def __init__(self, fields: Mapping[str, Any], request: Request, order: IntArray) -> None:
-        super().__init__(fields)
-        self.request = request
-        self.positions = request.positions[order]
-        self.indices = request.indices[order]
-        self.places = order
-        padded = request.valid < len(request)
-        self.valid = torch.from_numpy(order < request.valid) if padded else None
-        self.kinds: dict[str, str] = {}
-        self.timing: dict[str, float] = {}
-        self.trace: StageTrace | None = None
-        self.hashes: list[bytes] | None = None
-        self.left_out: tuple[LeftOut, ...] = ()
-        self.unlike = ""
-
-    def valid_mask(self, device: torch.device | str) -> torch.Tensor | None:
-        """`valid` on `device`."""
-        return None if self.valid is None else self.valid.to(device, non_blocking=True)
-
-    def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
-        """This batch with its tensors on `device`; everything else is kept."""
-        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> Batch:
-        """This batch with its tensors in page-locked memory."""
-        return self.map(torch.Tensor.pin_memory)
-
-    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        """This batch with each of its tensors changed, also inside of dicts and lists."""
-        self.update({name: _map(value, change) for name, value in self.items()})
-        return self
-
-
-def _map(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: _map(item, change) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_map(item, change) for item in value]
-    return value
+from pipeline.protocols import Collate, MapDataset, StreamDataset, Transform
 
 
 class Fetch:
     """Work on one request.
 
     Args:
-        dataset: `dataset[index] -> sample`, or `dataset.__getitems__(list) -> list of samples`,
-            which then must not draw at random (a batch is read at once, but keys belong to
-            samples). What is no dict is named by `fields`.
-            Where nothing is done to single samples, or no more than decoding, batches are made at
-            once (pipeline/loading/whole_batches.py).
-        transform: sample -> sample; None leaves it.
-        collate: list of samples -> dict of batched fields.
+        dataset: rows by index, or records forwards. Where nothing is done to single samples, or no
+            more than decoding, batches are made at once (pipeline/loading/whole_batches.py).
+        transform: None leaves samples as they are.
         seed: of the run.
         hashed: also hash every sample; about 1 ms a MiB.
         batch_transform: batch -> batch, after collating; None leaves it.
@@ -140,9 +74,9 @@ class Fetch:
 
     def __init__(
         self,
-        dataset: Any,
-        transform: Callable[[Any], Any] | None,
-        collate: Callable[[list[Any]], Mapping[str, Any]],
+        dataset: MapDataset | StreamDataset,
+        transform: Transform | None,
+        collate: Collate,
         seed: int,
         hashed: bool = False,
         batch_transform: Callable[[Batch], Batch] | None = None,
@@ -150,7 +84,7 @@ class Fetch:
         fields: Fields = NAMELESS,
     ) -> None:
         self.fields = fields
-        self.dataset = dataset
+        self.dataset: Any = dataset
         self.transform = transform
         self.collate = collate
         self.seed = seed
@@ -302,7 +236,7 @@ class Fetch:
         return batch
 
     def _timer(self) -> StageTimer:
-        """The clock of the batch at hand."""
+        """For the batch at hand."""
         return StageTimer(self.traced)
 
     def _collated(self, samples: list[Any], request: Request, restore: Restore | None) -> Batch:

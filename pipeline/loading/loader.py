@@ -20,8 +20,9 @@ from typing import Any
 from pipeline.distributed.world import World, has_accelerator
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.autotune import Autotune
+from pipeline.loading.batch import Batch
 from pipeline.loading.budget import Budget
-from pipeline.loading.fetch import Batch, Fetch
+from pipeline.loading.fetch import Fetch
 from pipeline.loading.memory import tree_pss
 from pipeline.loading.transfer import Transfer
 from pipeline.loading.workers.backends import Backend, Failure, LoaderOptions, MainBackend

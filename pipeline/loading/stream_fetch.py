@@ -21,7 +21,8 @@ from torch.utils.data._utils import worker as torch_worker
 
 from pipeline.errors import DataError, PenstockError
 from pipeline.loading.bad_samples import ATTEMPTS, RAISE, BadSamples
-from pipeline.loading.fetch import Batch, Fetch
+from pipeline.loading.batch import Batch
+from pipeline.loading.fetch import Fetch
 from pipeline.loading.named_fields import Fields
 from pipeline.loading.sample_reader import NAMELESS
 from pipeline.loading.stage_timer import StageTimer

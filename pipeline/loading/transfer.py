@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pipeline.loading.fetch import Batch
+from pipeline.loading.batch import Batch
 
 Item = TypeVar("Item")
 Begun = TypeVar("Begun")

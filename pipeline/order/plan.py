@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.errors import ConfigError, Problem
+from pipeline.order.address import Addressed
 from pipeline.order.randomness import IntArray
 from pipeline.order.samplers import BatchStrategy, Order, Tail
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Request(Addressed):
     """What an executor is handed: the share of one global batch that one rank gets.
 
     Attributes:
@@ -37,10 +38,6 @@ class Request:
     indices: IntArray
     valid: int
     total: int | None = None
-
-    @property
-    def address(self) -> tuple[int, int]:
-        return self.epoch, self.step
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -36,6 +36,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from pipeline.errors import ConfigError, Problem
+from pipeline.order.address import Addressed
 from pipeline.order.randomness import IntArray, Permutation, hash64
 from pipeline.order.samplers import Tail
 
@@ -93,17 +94,13 @@ class StreamOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamRequest:
+class StreamRequest(Addressed):
     """What an executor of a stream is handed: an address, and whose share of it."""
 
     epoch: int
     step: int
     rank: int = 0
     world: int = 1
-
-    @property
-    def address(self) -> tuple[int, int]:
-        return self.epoch, self.step
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,10 @@ from pipeline import terminal
 from pipeline.distributed.world import World, usable_cpus
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.own_files import check_own, check_tree, own_folder
+from pipeline.loading.batch import Batch
 from pipeline.loading.dataset_facts import classes_of, facts_of, table_of
 from pipeline.loading.encoded import EncodedImage
-from pipeline.loading.fetch import Batch, Fetch
+from pipeline.loading.fetch import Fetch
 from pipeline.loading.loader import Loader
 from pipeline.loading.named_fields import Fields
 from pipeline.loading.workers.backends import LoaderOptions

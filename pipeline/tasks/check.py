@@ -30,7 +30,8 @@ from pipeline.distributed.preemption import Preempted, Stop
 from pipeline.distributed.world import World
 from pipeline.errors import DataError
 from pipeline.loading.bad_samples import BadSampleError, LeftOut, Stage, in_one_line, path_of
-from pipeline.loading.fetch import Batch, Fetch
+from pipeline.loading.batch import Batch
+from pipeline.loading.fetch import Fetch
 from pipeline.loading.loader import Loader
 from pipeline.loading.sample_reader import SampleReader
 from pipeline.loading.stream_fetch import StreamFetch

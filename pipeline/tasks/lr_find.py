@@ -28,7 +28,7 @@ from pipeline.distributed.group import Group
 from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.disk import write_atomically
-from pipeline.loading.fetch import Batch
+from pipeline.loading.batch import Batch
 from pipeline.loading.loader import Loader
 from pipeline.runs.pictures import rate_curve
 from pipeline.runs.run_folder import RunFolder

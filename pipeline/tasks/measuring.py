@@ -17,7 +17,7 @@ from pipeline.distributed.group import Group
 from pipeline.distributed.parallel import Parallel, prepare
 from pipeline.distributed.world import World, resolve_device
 from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.loading.fetch import Batch
+from pipeline.loading.batch import Batch
 from pipeline.loading.loader import Loader
 from pipeline.loading.stage_timer import delayed
 from pipeline.loading.workers.backends import LoaderOptions

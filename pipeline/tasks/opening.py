@@ -15,6 +15,7 @@ from pipeline.config.schema import Config
 from pipeline.distributed import world
 from pipeline.distributed.group import Group
 from pipeline.errors import ConfigError, Problem
+from pipeline.order.address import Address
 from pipeline.runs import checkpoint, resumption, run_state
 from pipeline.runs.checkpoint import Checkpoints, Newest, State, steps_of
 from pipeline.runs.identity.fingerprints import first_difference, in_mode_of, mode_in
@@ -237,8 +238,8 @@ def _was_stopped_early(folder: Path) -> bool:
         return False
 
 
-def _address(state: State) -> tuple[int, int]:
-    return int(state["loader"]["epoch"]), int(state["loader"]["step"])
+def _address(state: State) -> Address:
+    return Address(int(state["loader"]["epoch"]), int(state["loader"]["step"]))
 
 
 def _say(folder: RunFolder, newest: Newest) -> None:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from pipeline.build.parts import Parts
 from pipeline.files.disk import write_atomically
+from pipeline.loading.batch import Batch
 from pipeline.loading.collate import plain
-from pipeline.loading.fetch import Batch
 from pipeline.order.plan import Request
 from pipeline.order.randomness import scope
 from pipeline.order.streams import StreamPlan

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from pipeline.loading.fetch import Batch
+from pipeline.loading.batch import Batch
 from pipeline.loading.loader import Loader
 from pipeline.terminal import REFRESH_SECONDS, bar, left, say
 from pipeline.training.observer import Observer, Record

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pipeline.files.disk import append
 from pipeline.loading.bad_samples import LeftOut
+from pipeline.loading.batch import Batch
 from pipeline.loading.budget import Budget
-from pipeline.loading.fetch import Batch
 from pipeline.runs.quarantine import QuarantineFile, entries, notes
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.tracker import Tracker

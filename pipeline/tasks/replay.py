@@ -15,9 +15,10 @@ from pipeline.build.parts import Parts
 from pipeline.config.schema import Config
 from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, Problem
+from pipeline.loading.batch import Batch
 from pipeline.loading.collate import plain
 from pipeline.loading.dataset_facts import table_of
-from pipeline.loading.fetch import Batch, batch_hash
+from pipeline.loading.fetch import batch_hash
 from pipeline.loading.named_fields import Fields
 from pipeline.order.randomness import scope
 from pipeline.order.streams import End

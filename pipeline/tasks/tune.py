@@ -24,7 +24,7 @@ from pipeline.config.schema import Config
 from pipeline.config.tuned import Tuned
 from pipeline.distributed import world
 from pipeline.errors import ConfigError
-from pipeline.loading.fetch import Batch
+from pipeline.loading.batch import Batch
 from pipeline.loading.loader import Loader
 from pipeline.loading.memory import tree_pss
 from pipeline.loading.workers.backends import LoaderOptions

@@ -21,7 +21,9 @@ from torch import Tensor
 
 from pipeline.distributed.group import Group
 from pipeline.errors import PenstockError
-from pipeline.loading.fetch import Batch, hash_of_rows, row_hashes
+from pipeline.loading.batch import Batch
+from pipeline.loading.fetch import hash_of_rows, row_hashes
+from pipeline.order.address import Address
 from pipeline.order.randomness import KeyArray, hash64_each, hash64_last
 
 
@@ -85,7 +87,7 @@ class EpochMetrics:
         """Count a batch; `losses` are those of this rank's samples, float32[n] on the device."""
         self._pending.append((_row_of(batch), losses.sum(), losses.shape[0]))
 
-    def drop_from(self, address: tuple[int, int]) -> None:
+    def drop_from(self, address: Address) -> None:
         """Forget batches of that address and later ones: they will be trained on again."""
         self._pending = [one for one in self._pending if one[0].request.address < address]
 
@@ -188,7 +190,7 @@ def _orders(batches: Sequence[Batch]) -> list[int]:
     return (sums[ends] - sums[ends - lengths]).tolist()  # modulo 2^64, as all of it
 
 
-def _keys(addresses: Sequence[tuple[int, int]]) -> KeyArray:
+def _keys(addresses: Sequence[Address]) -> KeyArray:
     """`hash64("order", epoch, step)` of each, uint64[n]; almost always they are of one epoch."""
     parts = [
         hash64_last(("order", epoch), [step for _, step in group])

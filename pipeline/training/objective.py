@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from pipeline.distributed.group import Group
 from pipeline.distributed.metric_states import merge
 from pipeline.errors import ConfigError, Problem
-from pipeline.loading.fetch import Batch
+from pipeline.loading.batch import Batch
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeline.loading.fetch import Batch
+from pipeline.loading.batch import Batch
 from pipeline.training.epoch_metrics import Step
 
 Record = dict[str, float]

@@ -31,8 +31,9 @@ from pipeline.distributed.group import Group
 from pipeline.distributed.parallel import Parallel, same_buffers
 from pipeline.distributed.preemption import Preempted, Preemption, in_turns
 from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.loading.fetch import Batch
+from pipeline.loading.batch import Batch
 from pipeline.loading.loader import Loader
+from pipeline.order.address import Address
 from pipeline.runs.checkpoint import Checkpoints, State
 from pipeline.training.epoch_metrics import EpochMetrics, NonFiniteLossError, Step, order_hash
 from pipeline.training.objective import Objective
@@ -121,7 +122,7 @@ class _Fit(Observer):
         self.agreement = self.group.agreement()
         self.result = Result()
         self.epoch_metrics = EpochMetrics(self.group)
-        self.address = (0, 0)  # of the next batch
+        self.address = Address(0, 0)  # of the next batch
         self.begun = False  # whether the epoch at that address has begun, and has no record yet
         self.metrics: Record = {}  # of the last validation
         self.deaths = 0  # of workers, up to the last record; of this rank
@@ -130,7 +131,7 @@ class _Fit(Observer):
     def restore(self, state: State) -> None:
         """Go on from what `_state` gave."""
         self.train_step.load_state_dict(state)
-        self.address = (int(state["loader"]["epoch"]), int(state["loader"]["step"]))
+        self.address = Address(int(state["loader"]["epoch"]), int(state["loader"]["step"]))
         progress = state["progress"]
         self.begun = bool(progress["begun"])
         self.result = result = Result(**progress["result"])
@@ -157,7 +158,7 @@ class _Fit(Observer):
             result.reason = "patience"
         else:
             result.reason = "max_epochs"
-            return self.address[0] >= options.max_epochs
+            return self.address.epoch >= options.max_epochs
         return True
 
     def _epoch(self, epoch: int, start: int) -> None:
@@ -181,8 +182,9 @@ class _Fit(Observer):
             result.history.pop()
         result.history.append(record)
         self.train_step.end_epoch(record.get(f"val/{options.monitor}"))
-        if not self.train_step.finished or self.address[1] == self.train.plan.steps(epoch):
-            self.address, self.epoch_metrics, lost = (epoch + 1, 0), EpochMetrics(self.group), 0
+        if not self.train_step.finished or self.address.step == self.train.plan.steps(epoch):
+            self.address, lost = Address(epoch + 1, 0), 0
+            self.epoch_metrics = EpochMetrics(self.group)
         self.epoch_metrics.deaths = lost
         self.begun = False
         for observer in self.observers:
@@ -208,7 +210,7 @@ class _Fit(Observer):
         record |= {f"val/{name}": value for name, value in measured.items()}
 
     def _after_step(self, batch: Batch) -> None:
-        self.address = (batch.request.epoch, batch.request.step + 1)
+        self.address = Address(batch.request.epoch, batch.request.step + 1)
         every = self.options.save_every_steps
         if every is not None and self.train_step.updates % every == 0:
             self._save()

@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from pipeline.distributed.group import Group
 from pipeline.distributed.parallel import Parallel, like, local, same_buffers, wrap
 from pipeline.errors import PenstockError
-from pipeline.loading.fetch import Batch
+from pipeline.loading.batch import Batch
 from pipeline.order.randomness import hash64_on
 from pipeline.training.objective import Objective
 

@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, PenstockError, Problem
-from pipeline.loading.fetch import Batch, SampleError, hash_sample
+from pipeline.loading.batch import Batch
+from pipeline.loading.fetch import SampleError, hash_sample
 from pipeline.order.generator_states import moved, take
 from pipeline.order.private_generators import generators_in
 from pipeline.order.sample_generators import KeyedRandom

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.loading.fetch import Batch
+from pipeline.loading.batch import Batch
 from pipeline.order.sample_generators import KeyedRandom
 from pipeline.transforms.batch import (
     Range,

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from pipeline.errors import DataError
+from pipeline.loading.batch import Batch
 from pipeline.loading.encoded import EncodedImage
-from pipeline.loading.fetch import Batch
 from pipeline.order.sample_generators import KeyedRandom
 from pipeline.transforms.crops import CenterCrop, Crop, RandomResizedCrop
 from pipeline.transforms.image_decoding import Size, checked_header, side_lengths

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.loading.fetch import Batch
+from pipeline.loading.batch import Batch
 from pipeline.order.sample_generators import KeyedRandom
 from pipeline.transforms.batch import blocks, by_row, images_of, probability
 from pipeline.transforms.batch_colors import paste

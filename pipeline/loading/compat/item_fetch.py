@@ -22,6 +22,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from pipeline.loading import worker_status
+from pipeline.order.address import Addressed
 from pipeline.order.plan import Request
 from pipeline.order.private_generators import PrivateGenerators
 from pipeline.order.randomness import GLOBAL, Draws, begin_sample, sample_keys, scope
@@ -42,7 +43,7 @@ class Rows(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(Addressed):
     """Rows of a dataset that are not numbers."""
 
     epoch: int
@@ -50,10 +51,6 @@ class Keys:
     start: int
     keys: Any
     seed: int
-
-    @property
-    def address(self) -> tuple[int, int]:
-        return self.epoch, self.step
 
 
 def rows_of(epoch: int, step: int, start: int, keys: Any, seed: int) -> Rows | Keys:

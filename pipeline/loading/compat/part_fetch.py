@@ -22,12 +22,13 @@ from torch.utils.data._utils import worker as torch_worker
 from pipeline.loading import worker_status
 from pipeline.loading.compat.drawing import is_stateful
 from pipeline.loading.compat.item_fetch import FetchResult, kept
+from pipeline.order.address import Addressed
 from pipeline.order.randomness import GLOBAL, Draws, hash64
 from pipeline.order.streams import forwards
 
 
 @dataclass(frozen=True, slots=True)
-class ShardStep:
+class ShardStep(Addressed):
     """One batch of one worker's part of an iterable dataset.
 
     Attributes:
@@ -49,10 +50,6 @@ class ShardStep:
     seed: int
     state: tuple[int, Any] | None = None
     copied: bool = False
-
-    @property
-    def address(self) -> tuple[int, int]:
-        return self.epoch, self.step
 
 
 @dataclass

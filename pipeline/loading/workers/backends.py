@@ -20,7 +20,8 @@ from pipeline.distributed.preemption import waiting
 from pipeline.errors import PenstockError
 from pipeline.loading import worker_status
 from pipeline.loading.autotune import Auto
-from pipeline.loading.fetch import Batch, Fetch
+from pipeline.loading.batch import Batch
+from pipeline.loading.fetch import Fetch
 from pipeline.order.plan import Request
 from pipeline.order.randomness import scope
 from pipeline.order.streams import End, StreamRequest

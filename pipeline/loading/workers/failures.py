@@ -32,7 +32,7 @@ class FailureReport:
     Attributes:
         who: which worker, with its pid where it has one.
         how: what happened to it, as the end of a sentence about it.
-        sight: where it stood last.
+        status: where it stood last.
         held: what it was asked for and had not handed over, the first of which it worked on.
         stack: of its threads; "" if there is none.
         hint: what else is known.
@@ -40,7 +40,7 @@ class FailureReport:
 
     who: str
     how: str
-    sight: WorkerStatus
+    status: WorkerStatus
     held: Sequence[Any]
     stack: str
     hint: str = ""
@@ -57,20 +57,20 @@ class FailureReport:
         return "\n".join(lines)
 
     def _place(self, dataset: Any) -> str:
-        if self.sight.stage == worker_status.STARTING:
+        if self.status.stage == worker_status.STARTING:
             return "starting"
-        if not self.sight.works:
+        if not self.status.works:
             return "idle" if not self.held else "between two batches"
-        stage = worker_status.STAGES[self.sight.stage]
-        address = self.sight[:2]
+        stage = worker_status.STAGES[self.status.stage]
+        address = self.status[:2]
         now = next((one for one in self.held if one.address == address), None)
         where = f"at stage '{stage}' of epoch {address[0]}, step {address[1]}"
-        if not isinstance(now, Request) or not 0 <= self.sight.place < len(now):
+        if not isinstance(now, Request) or not 0 <= self.status.place < len(now):
             return where
-        row = int(now.indices[self.sight.place])
+        row = int(now.indices[self.status.place])
         path = path_of(dataset, row)
         sample = f"sample {row}{f' ({path})' if path else ''}"
-        return f"{where}, {sample}, {self.sight.place + 1} of {len(now)}"
+        return f"{where}, {sample}, {self.status.place + 1} of {len(now)}"
 
 
 def _described(request: Any, dataset: Any) -> str:

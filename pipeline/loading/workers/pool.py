@@ -259,7 +259,7 @@ class WorkerPool:
             if code is not None:
                 self._receive(worker)
                 self._reap(worker, FailureReport(
-                    self._name(worker), failures.by_exit_code(code), worker.sight,
+                    self._name(worker), failures.by_exit_code(code), worker.status,
                     self._held(worker), worker.stack(),
                     failures.hint_for(code, worker.size, self._kills),
                 ))  # fmt: skip
@@ -280,7 +280,7 @@ class WorkerPool:
             return f"waited for a lock that nobody was there to release, for {_LOCKED:g} s,"
         if worker.silent < limit:
             return ""
-        starts = worker.sight.stage == worker_status.STARTING and worker.silent < _START
+        starts = worker.status.stage == worker_status.STARTING and worker.silent < _START
         if starts and failures.state_of(worker.process.pid) not in ("T", "t"):
             return ""
         return f"gave no sign of life for {limit:g} s (loader.timeout)"
@@ -294,7 +294,7 @@ class WorkerPool:
         state = failures.state_of(worker.process.pid)
         how += " and was killed"
         hint = failures.hint_for_state(state)
-        found = FailureReport(self._name(worker), how, worker.sight, self._held(worker), "", hint)
+        found = FailureReport(self._name(worker), how, worker.status, self._held(worker), "", hint)
         found.stack = worker.ask_for_stack(state in ("T", "t"))
         self._reap(worker, found)
 
@@ -314,11 +314,11 @@ class WorkerPool:
             return
         task.deaths += 1
         most = self._limits.max_deaths
-        last, task.last_death = task.last_death, (code, found.sight)
+        last, task.last_death = task.last_death, (code, found.status)
         # Each try takes seconds where processes are slow to start.
         repeats = (
             self._is_slow_to_start and code in _FAULTS and last == task.last_death
-            and task.request is not None and found.sight[:2] == task.request.address
+            and task.request is not None and found.status[:2] == task.request.address
         )  # fmt: skip
         if task.deaths >= most or repeats:
             worker.tasks.popleft()

@@ -185,13 +185,13 @@ class Worker:
         return 0 if self.process is None else self.process.exitcode
 
     @property
-    def sight(self) -> WorkerStatus:
+    def status(self) -> WorkerStatus:
         """Where it stands."""
         return worker_status.read(self._cell)
 
     def look(self, passed: float) -> None:
         """Count the time without a sign of life: a step on its board, or bytes that came."""
-        seen = (self.sight, self._receiver.arrived)
+        seen = (self.status, self._receiver.arrived)
         self._weigh()
         alive = seen != self._seen or not self.tasks
         self.silent = 0.0 if alive else self.silent + passed
@@ -214,7 +214,7 @@ class Worker:
     @property
     def is_ready(self) -> bool:
         """Whether it could begin with a task at once, or after those that it has."""
-        return self.exit_code is None and self.sight.stage != worker_status.STARTING
+        return self.exit_code is None and self.status.stage != worker_status.STARTING
 
     def replace(self) -> None:
         """Start another process if there is anything to do; else with the next task."""
