@@ -122,8 +122,11 @@ def test_importing_a_package_imports_nothing(name):
 
 
 @pytest.mark.parametrize("name", ["pipeline/__init__.py", "pipeline/tasks/__init__.py", *PACKAGES])
-def test_a_package_says_what_it_is_for(name):
-    assert ast.get_docstring(tree_of(name))
+def test_a_package_says_what_it_is_for_and_names_modules_that_are_there(name):
+    docstring = ast.get_docstring(tree_of(name))
+    assert docstring
+    inside = {path.name.partition(".")[0] for path in (ROOT / name).parent.iterdir()}
+    assert set(re.findall(r"`([a-z]\w*)`", docstring)) <= inside
 
 
 def test_no_file_is_too_long_or_named_for_nothing():
