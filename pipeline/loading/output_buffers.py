@@ -24,6 +24,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
+from pipeline import torch_internals
+
 Shape = tuple[int, ...]
 _MOST_IDLE = 16  # pieces of memory of one size that wait to be used again
 _LOOKED_AT = 32  # uses after which one that waited all the while is given up
@@ -132,7 +134,7 @@ def allocate(shape: Shape, dtype: np.dtype[Any]) -> OutputRow:
         array = _recycled(size).view(dtype).reshape(shape)
         return OutputRow(array, torch.from_numpy(array))
     kind = torch.from_numpy(np.empty(0, dtype))
-    shared = torch.UntypedStorage._new_shared(size, device="cpu")
+    shared = torch_internals.shared_storage(size)
     tensor = kind.new_empty(0).set_(shared, 0, shape)  # type: ignore[call-overload]
     return OutputRow(tensor.numpy(), tensor)
 

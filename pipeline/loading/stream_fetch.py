@@ -10,14 +10,12 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from copy import copy, deepcopy
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
-from torch.utils.data._utils import worker as torch_worker
 
 from pipeline.errors import DataError, PenstockError
 from pipeline.loading.bad_samples import ATTEMPTS, RAISE, BadSamples
@@ -30,6 +28,7 @@ from pipeline.order.plan import Request, deal
 from pipeline.order.randomness import GLOBAL, Draws, IntArray, Permutation, hash64
 from pipeline.order.samplers import Tail
 from pipeline.order.streams import End, StreamOrder, StreamRequest, forwards, length_of
+from pipeline.torch_internals import worker_info
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ class StreamReader:
         """(number, raw record) at positions start .. stop-1; fewer only where the epoch ends."""
         outside = draws.save()
         try:
-            with _no_worker_info():
+            with worker_info(None):
                 self._draws = draws
                 self._turn_to(epoch)
                 found = self._positions(start, stop)
@@ -311,14 +310,3 @@ class _Local(threading.local):
 
     def __reduce__(self) -> tuple[type[_Local], tuple[()]]:
         return type(self), ()
-
-
-@contextmanager
-def _no_worker_info() -> Iterator[None]:
-    """Let `get_worker_info()` be None, so that nobody divides what is divided here."""
-    kept = torch_worker._worker_info
-    torch_worker._worker_info = None
-    try:
-        yield
-    finally:
-        torch_worker._worker_info = kept

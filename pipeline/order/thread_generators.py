@@ -23,13 +23,14 @@ from torch.overrides import TorchFunctionMode
 from pipeline.errors import PenstockError
 from pipeline.order.generator_states import moved, take
 from pipeline.order.randomness import begin_sample
+from pipeline.torch_internals import DRAWING
 
 # Everything in torch that draws and takes a generator. Functions that draw and take none
 # (dropout, rrelu) belong to models; `probe` refuses data code that calls them.
 _DRAWING = frozenset(
     [torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli]
     + [torch.multinomial, torch.poisson, torch.binomial]
-    + [torch._standard_gamma, torch._sample_dirichlet]  # torch.distributions.Gamma, Beta ...
+    + [*DRAWING]  # torch.distributions.Gamma, Beta ...
     + [torch.nn.init.uniform_, torch.nn.init.normal_, torch.nn.init.trunc_normal_]
     + [torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.random_, torch.Tensor.bernoulli]
     + [torch.Tensor.bernoulli_, torch.Tensor.exponential_, torch.Tensor.geometric_]

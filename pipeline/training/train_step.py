@@ -24,6 +24,7 @@ from pipeline.distributed.parallel import Parallel, like, local, same_buffers, w
 from pipeline.errors import PenstockError
 from pipeline.loading.batch import Batch
 from pipeline.order.randomness import hash64_on
+from pipeline.torch_internals import scale
 from pipeline.training.objective import Objective
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -262,13 +263,13 @@ class TrainStep:
             return self._samples > 0
         gradients = [local(weight.grad) for weight in self._weights() if weight.grad is not None]
         if self.group.alone:
-            torch._foreach_mul_(gradients, self._divisor / self._samples)
+            scale(gradients, self._divisor / self._samples)
             return True
         samples = self.group.sum(torch.tensor(float(self._samples), device=self.device))
         if not self._samples and not samples.item():  # only then is the device waited for
             return False
         # The ranks' gradients were averaged, not added up.
-        torch._foreach_mul_(gradients, self._divisor * self.group.world.size / samples)
+        scale(gradients, self._divisor * self.group.world.size / samples)
         return True
 
     def end_epoch(self, monitored: float | None) -> None:

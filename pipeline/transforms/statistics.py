@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import secrets
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +21,8 @@ from torchvision import tv_tensors
 
 from pipeline.errors import DataError
 from pipeline.files import plain_json
-from pipeline.files.own_files import check_own, open_own, own_folder
+from pipeline.files.disk import write_atomically
+from pipeline.files.own_files import check_own, own_folder
 from pipeline.files.plain_json import JsonError, mapping, shown
 from pipeline.loading.encoded import EncodedImage
 from pipeline.loading.named_fields import Fields
@@ -56,6 +56,7 @@ def statistics_of(
     Raises:
         DataError: there are no images, or one cannot be read; or what was kept is damaged.
         NotOwnError: what was kept is another user's, or leads elsewhere.
+        DiskError: the result cannot be kept.
     """
     folder = Path(cache_dir).expanduser() / "statistics"
     named = fingerprint or getattr(dataset, "fingerprint", None)
@@ -69,10 +70,7 @@ def statistics_of(
     if not named:
         return result
     own_folder(folder)
-    beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    with os.fdopen(open_own(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
-        file.write(json.dumps(result, indent=2) + "\n")
-    beside.replace(path)
+    write_atomically(path, (json.dumps(result, indent=2) + "\n").encode())
     return result
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline import torch_internals
 from pipeline.loading import worker_status
 from pipeline.loading.batch import Batch
 from pipeline.loading.collate import List, Stack
@@ -413,7 +414,7 @@ class Named:
     """Says whether torch's shared memory is anonymous in this process."""
 
     def __call__(self, sample):
-        storage = torch.UntypedStorage._new_shared(4096)
+        storage = torch_internals.shared_storage(4096)
         descriptor = storage._share_fd_cpu_()[0]
         name = Path(f"/proc/self/fd/{descriptor}").readlink()
         return {**sample, "memfd": torch.tensor(str(name).startswith("/memfd:"))}

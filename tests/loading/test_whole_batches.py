@@ -270,7 +270,7 @@ def test_threads_lend_hands_for_the_first_batch_of_an_epoch(root, monkeypatch):
         lent.append((intra_batch._threads.count, rows))
         share(work, rows)
 
-    monkeypatch.setattr(intra_batch, "share", spy)
+    monkeypatch.setattr(intra_batch, "split_rows", spy)
     dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
     work = fetch(dataset, DecodeResize(20))
     with Loader(Plan(Random(len(dataset), 5), 8), work, LoaderOptions("thread", 2)) as loader:
@@ -300,7 +300,7 @@ def test_a_worker_that_dies_in_c_is_reported_with_its_file(tmp_path, caplog, mon
 
     def kill():
         while not killed.wait(0.002):
-            if workers and workers[0].sight[2:] == (5, worker_status.TRANSFORM):
+            if workers and workers[0].status[2:] == (5, worker_status.TRANSFORM):
                 os.kill(workers[0].process.pid, signal.SIGKILL)
                 killed.set()
 

@@ -17,9 +17,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from pipeline.loading import worker_status
 from pipeline.order.address import Addressed
@@ -28,6 +26,7 @@ from pipeline.order.private_generators import PrivateGenerators
 from pipeline.order.randomness import GLOBAL, Draws, begin_sample, sample_keys, scope
 from pipeline.order.seeding import UNSEEDED, Seeding
 from pipeline.order.thread_generators import ThreadRandomness, held_by_parts
+from pipeline.torch_internals import ExceptionWrapper, pin_memory
 
 
 @dataclass(frozen=True, slots=True)

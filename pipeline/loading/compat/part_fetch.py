@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch.utils import data
-from torch.utils.data._utils import worker as torch_worker
 
 from pipeline.loading import worker_status
 from pipeline.loading.compat.drawing import is_stateful
@@ -25,6 +24,7 @@ from pipeline.loading.compat.item_fetch import FetchResult, kept
 from pipeline.order.address import Addressed
 from pipeline.order.randomness import GLOBAL, Draws, hash64
 from pipeline.order.streams import forwards
+from pipeline.torch_internals import WorkerInfo, worker_info
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,15 +198,12 @@ class StreamShard:
     def _worker(self) -> Iterator[None]:
         """Let the dataset see the worker whose part this is."""
         turn = self._turn
-        kept = torch_worker._worker_info
-        torch_worker._worker_info = torch_worker.WorkerInfo(
+        info = WorkerInfo(
             id=turn.worker, num_workers=turn.workers, seed=turn.seed + turn.worker,
             dataset=self._dataset,
         ) if turn.workers else None  # fmt: skip
-        try:
+        with worker_info(info):
             yield
-        finally:
-            torch_worker._worker_info = kept
 
 
 def is_pipe(dataset: Any) -> bool:

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.multiprocessing
 
+from pipeline import torch_internals
 from pipeline.errors import PenstockError
 
 _HEADER = struct.Struct("<QQ")  # bytes of the message, number of descriptors
@@ -81,10 +82,10 @@ class _Pickler(ForkingPickler):
         if type(thing) is not torch.UntypedStorage or not _by_descriptor(thing):
             return NotImplemented
         shared: Any = thing
-        descriptor = shared._share_fd_cpu_()[0] if thing.is_shared() else -1
+        descriptor = torch_internals.descriptor_of(shared) if thing.is_shared() else -1
         if descriptor < 0:  # private memory, or a mapped file
             shared = new_shared(thing.nbytes()).copy_(thing, non_blocking=False)
-            descriptor = shared._share_fd_cpu_()[0]
+            descriptor = torch_internals.descriptor_of(shared)
         self.descriptors.append(descriptor)
         self.storages.append(shared)
         return _received, (len(self.descriptors) - 1, thing.nbytes())
@@ -100,30 +101,16 @@ def new_shared(size: int) -> torch.UntypedStorage:
     descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC)
     try:
         os.truncate(descriptor, size)
-        return _mapped(descriptor, size)
+        return torch_internals.map_descriptor(descriptor, size)
     finally:
         os.close(descriptor)
-
-
-def _mapped(descriptor: int, size: int) -> torch.UntypedStorage:
-    """The memory behind a descriptor, which may be closed."""
-    storages: Any = torch.UntypedStorage
-    return storages._new_shared_fd_cpu(descriptor, size)
 
 
 def share_anonymously() -> None:
     """Let torch's own shared memory in this process (that of default_collate) be `new_shared`."""
     if not _HAS_MEMFD:
         return
-    original = torch.UntypedStorage._new_shared.__func__  # type: ignore[attr-defined]
-
-    def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
-        strategy = torch.multiprocessing.get_sharing_strategy()
-        if size and strategy == "file_descriptor" and torch.device(device).type == "cpu":
-            return new_shared(size)
-        return original(cls, size, device=device)
-
-    torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[assignment]
+    torch_internals.share_by(new_shared)
 
 
 class _Incoming(threading.local):
@@ -136,7 +123,7 @@ _incoming = _Incoming()
 
 
 def _received(place: int, size: int) -> torch.UntypedStorage:
-    return _mapped(_incoming.descriptors[place], size)
+    return torch_internals.map_descriptor(_incoming.descriptors[place], size)
 
 
 def pack(thing: Any) -> Packed:

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
-from torch.utils.data._utils import worker as torch_worker
 
 from pipeline.distributed.preemption import asked, waiting
 from pipeline.errors import ConfigError, Problem
@@ -29,6 +28,7 @@ from pipeline.loading.workers.backends import Asked, LoaderOptions, Result, Resu
 from pipeline.loading.workers.pool import PoolContext, WorkerLimits
 from pipeline.loading.workers.worker import Handle
 from pipeline.order.randomness import hash64
+from pipeline.torch_internals import numpy_seed
 
 _NOT_SENT = (pickle.PicklingError, AttributeError, TypeError)
 
@@ -163,7 +163,7 @@ class _WorkerStart:
         if self.seed is not None:
             object.__setattr__(info, "seed", self.seed + worker_id)
             random.seed(info.seed)
-            np.random.seed(torch_worker._generate_state(self.seed, worker_id))
+            np.random.seed(numpy_seed(self.seed, worker_id))
             torch.manual_seed(info.seed)
         if self.own is not None:
             self.own(worker_id)

@@ -23,10 +23,9 @@ from multiprocessing.reduction import DupFd
 from types import FrameType
 from typing import Any
 
-from torch._utils import ExceptionWrapper
-
 from pipeline.loading import worker_status
 from pipeline.loading.workers.channel import Receiver, pack, send, share_anonymously, unpack
+from pipeline.torch_internals import ExceptionWrapper
 
 DUMP = getattr(signal, "SIGRTMAX", signal.SIGUSR2)  # asks a worker for its stack
 
