@@ -39,8 +39,8 @@ class ParquetStream(Fingerprinted, IterableDataset[Record]):
     """One sample: a row, with the fields that its columns are made into.
 
     Args:
-        root, split, fields, split_column, classes, val_fraction, split_seed, reader, cache_mb,
-        files, limits: as for `pipeline.datasets.parquet.Parquet`.
+        root, split, fields, split_column, classes: as for `pipeline.datasets.parquet.Parquet`.
+        val_fraction, split_seed, reader, cache_mb, files, limits: likewise.
 
     Raises:
         DataError, ConfigError: as `pipeline.datasets.parquet.Parquet`.

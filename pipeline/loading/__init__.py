@@ -1,5 +1,6 @@
-"""From a request to a batch, and from one batch to the next.
+"""A request becomes a batch, and batches become epochs.
 
-`fetch` makes a batch, `workers` decide which process or thread does, `loader` goes through epochs,
-`dataloader` is all of it behind torch's arguments.
+`fetch` makes a batch, `workers` decides which process or thread does, `collate` puts samples
+together, `bad_samples` replaces those that cannot be read, `loader` iterates over epochs,
+`dataloader` offers all of it with torch's arguments.
 """

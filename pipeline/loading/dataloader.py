@@ -46,9 +46,10 @@ class DataLoader(torch_data.DataLoader[Sample]):
 
     Args:
         dataset: map-style, or an IterableDataset, which divides itself by `get_worker_info()`.
-        batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
-            worker_init_fn, multiprocessing_context, generator, prefetch_factor,
-            persistent_workers, pin_memory_device, in_order, timeout: as torch has them.
+        batch_size, shuffle, sampler, batch_sampler, num_workers: as torch has them.
+        *args, **kwargs: torch's other arguments, as torch has them: `collate_fn`, `pin_memory`,
+            `drop_last`, `timeout`, `worker_init_fn`, `multiprocessing_context`, `generator`,
+            `prefetch_factor`, `persistent_workers`, `pin_memory_device`, `in_order`.
         worker_timeout: seconds without a sign of life after which a worker is replaced; 0: for
             ever. `timeout` is torch's: seconds without a batch, then an error.
         keyed: give each sample a key that its draws depend on; False: draw as torch's class does,

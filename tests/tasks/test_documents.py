@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import yaml
 
+from pipeline.config import preflight
+from pipeline.config.composition import Composer, with_run_dir
 from tests import warm
 from tests.program import ROOT, run
 
@@ -184,3 +186,35 @@ def test_the_page_of_loading_is_right_about_stacking(here, capsys):
     done = run(capsys, *words, "loader=debug")
     assert done.code != 0
     assert "collate=pad for unequal lengths" in done.err
+
+
+PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
+NOT_CHECKED = re.compile(
+    r"\.\.\.|"  # not a whole command
+    r" --(trust|config-dir) |"  # needs the page's files: the tests above run it
+    r" --(help|version|cfg) | -sc "  # only shows something
+)
+
+
+def command_lines():
+    """All complete commands of the README and the pages, without what stands around them."""
+    found = set()
+    for page in PAGES:
+        for rest in re.findall(r"(?:python run\.py|penstock)( [^`\n]*)", (ROOT / page).read_text()):
+            line = re.split(r" +#| \|\| | +outputs/", rest)[0]
+            if "=" in line and not NOT_CHECKED.search(f" {line} "):
+                found.add(line.strip())
+    return sorted(found)
+
+
+@pytest.mark.parametrize("line", command_lines())
+def test_a_command_of_the_pages_is_a_configuration(line, monkeypatch):
+    """Every key, option and value that a page names is accepted, as far as nothing is built."""
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(line)
+    overrides = with_run_dir(word for word in words if word != "-m")
+    assert (preflight.run(Composer(), overrides, "-m" in words) is None) == ("-m" in words)
+
+
+def test_there_are_commands_on_the_pages():
+    assert len(command_lines()) > 35
