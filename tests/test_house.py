@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 HYDRA_FILES = {"composition", "environment", "hydra_loader", "hydra_output", "hydra_section",
-               "making", "command", "unknown_keys", "whole_nodes"}  # fmt: skip
+               "making", "command", "own_options", "unknown_keys", "whole_nodes"}  # fmt: skip
 
 
 def tracked(*patterns):

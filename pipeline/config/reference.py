@@ -21,7 +21,7 @@ import yaml
 
 from pipeline import terminal
 
-CONF = (Path(__file__).resolve().parent / "conf").resolve()
+CONF = (Path(__file__).resolve().parent.parent / "conf").resolve()
 _GLOBAL = "# @package _global_"
 _NOT_KEYS = ("defaults", "hydra")
 _WIDTH = 100  # a longer value stands without its comment
