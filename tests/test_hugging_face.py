@@ -22,7 +22,9 @@ needs_them = pytest.mark.skipif(
     not all(map(find_spec, THEIRS)), reason="Hugging Face's packages are not installed"
 )
 
-OURS = "import pipeline, pipeline.command, pipeline.datasets.synthetic_sequences, pipeline.build.parts"
+OURS = (
+    "import pipeline, pipeline.command, pipeline.datasets.synthetic_sequences, pipeline.build.parts"
+)
 IMPORTS = "import datasets, transformers, evaluate"
 
 ROWS = """

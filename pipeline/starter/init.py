@@ -65,7 +65,7 @@ def package_name(text: str) -> str:
         ConfigError: there is none.
     """
     name = re.sub(r"\W+", "_", text.lower(), flags=re.ASCII).strip("_")
-    for one in (name, f"my_{name}".rstrip("_"), _NAME):
+    for one in (name, f"my_{name}" if name else _NAME, _NAME):
         if one.isidentifier() and not keyword.iskeyword(one) and not _is_taken(one):
             return one
     raise ConfigError(Problem("init", f"{text!r} and {_NAME!r} are taken as names of packages "
