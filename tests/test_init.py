@@ -1,6 +1,8 @@
 """`penstock init FOLDER`, and what a folder's pyproject.toml may say."""
 
 import os
+import re
+import shlex
 import shutil
 import stat
 import sys
@@ -33,7 +35,11 @@ def birds(made, tmp_path, monkeypatch):
     shutil.copytree(made, folder)
     monkeypatch.chdir(folder)
     yield folder
-    for name in [name for name in sys.modules if name.split(".")[0] == "my_birds"]:
+    forget("my_birds")
+
+
+def forget(package):
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
         del sys.modules[name]
 
 
@@ -64,8 +70,8 @@ def test_its_tests_pass(birds):
     assert "2 passed" in done.stdout
 
 
-DIVERGES = ["dataset=my_birds", "trainer=quick", "run_dir=outputs/first", "loader.num_workers=0",
-            "optimizer.lr=1e30"]  # fmt: skip
+QUICK = ["trainer=quick", "run_dir=outputs/first", "loader.num_workers=0"]
+DIVERGES = ["dataset=my_birds", *QUICK, "optimizer.lr=1e30"]
 
 
 def check_suggestion(err, capsys):
@@ -81,6 +87,43 @@ def test_the_commands_that_it_suggests_work_in_its_folder(birds, capsys):
     done = run(capsys, *DIVERGES)
     assert done.code == 1
     check_suggestion(done.err, capsys)
+
+
+STOPS = """
+import os
+import signal
+from pathlib import Path
+
+
+def stop_once(index):
+    if not Path("stopped").exists():
+        Path("stopped").touch()
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("name", ["untold", "told"])
+def test_a_run_that_was_stopped_goes_on_as_it_suggests(name, tmp_path, capsys, monkeypatch):
+    """With what was typed, where that is what the run needs."""
+    folder = tmp_path / name  # each has a package of its own: what was imported stays
+    assert init.run([str(folder)]) == 0
+    monkeypatch.chdir(folder)
+    code = (folder / name / "dataset.py").read_text()
+    code = code.replace("        return {", "        stop_once(index)\n        return {", 1) + STOPS
+    (folder / name / "dataset.py").write_text(code)
+    options = []
+    if name == "told":
+        (folder / "pyproject.toml").unlink()
+        monkeypatch.syspath_prepend(folder)
+        options = ["--trust", name, "--config-dir", str(folder / "conf")]
+    stopped = run(capsys, *options, f"dataset={name}", *QUICK)
+    assert stopped.code == 75, stopped.err
+    command = shlex.split(stopped.err.splitlines()[-1])
+    assert command == ["python", "run.py", *options, "resume=outputs/first"]
+    done = run(capsys, *command[2:])
+    assert done.code == 0, done.err
+    assert "ended by max_epochs" in done.out
+    forget(name)
 
 
 @pytest.mark.stress
@@ -102,6 +145,21 @@ def test_what_it_says_holds_in_all_processes_of_a_run(birds, capfd):
                "loader.num_workers=1")  # fmt: skip
     assert done.code == 0, done.err
     assert done.err.count(SAID) == 1
+
+
+def test_the_commands_of_the_installation_page(tmp_path, monkeypatch, capsys):
+    text = (ROOT / "docs" / "installation.md").read_text()
+    (block,) = re.findall(r"```sh\n(penstock init.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    for program, *words in map(shlex.split, block.splitlines()):
+        if program == "cd":
+            monkeypatch.chdir(*words)
+            continue
+        assert program == "penstock"
+        done = run(capsys, *words)
+        assert done.code == 0, done.err
+    assert done.out.splitlines()[-1].startswith("total ")
+    forget("my_birds")
 
 
 def test_what_is_typed_wins(birds, capsys):
