@@ -30,6 +30,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
+from pipeline import program
 from pipeline.config import environment, hydra_section, step_order, unknown_keys, whole_nodes
 from pipeline.config.disclosure import Plain
 from pipeline.config.hydra_loader import JOB_NAME, ConfigLoader, Kept, not_set
@@ -99,8 +100,9 @@ class Composer:
         config_dir: str | None = None,
     ) -> None:
         version.setbase(VERSION_BASE)
-        # As hydra has it, --config-path is relative to the folder of run.py.
-        self.path = _folder(config_path, "--config-path", CONF.parent) if config_path else str(CONF)
+        # As hydra has it, --config-path is relative to the folder of run.py, if that was started.
+        base = program.base_of_paths()
+        self.path = _folder(config_path, "--config-path", base) if config_path else str(CONF)
         search_path = create_config_search_path(self.path)
         if config_dir is not None:
             found = f"file://{_folder(config_dir, '--config-dir', Path())}"

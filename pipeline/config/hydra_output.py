@@ -21,7 +21,7 @@ from hydra.core import utils
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline import terminal
+from pipeline import program, terminal
 from pipeline.config import disclosure, environment, reference
 from pipeline.config.hydra_loader import CheckedConfigLoader
 
@@ -30,9 +30,10 @@ from pipeline.config.hydra_loader import CheckedConfigLoader
 def shown() -> Iterator[None]:
     """Let hydra print configurations in which secrets are *** and variables keep their names.
 
-    Keys have the comments of the YAML files that they come from.
+    Keys have the comments of the YAML files that they come from. Commands in the help are those of
+    this program, as it was started.
     """
-    whole, to_yaml = Hydra.get_sanitized_cfg, OmegaConf.to_yaml
+    whole, to_yaml, help_of = Hydra.get_sanitized_cfg, OmegaConf.to_yaml, Hydra.get_help
     said: dict[str, str] = {}
 
     def without_secrets(self: Hydra, cfg: DictConfig, cfg_type: str) -> DictConfig:
@@ -43,12 +44,17 @@ def shown() -> Iterator[None]:
         text = to_yaml(cfg, resolve=resolve, sort_keys=sort_keys)
         return reference.annotated(text, said, cfg._get_full_key(None))
 
+    def with_our_name(self: Hydra, *args: Any, **kwargs: Any) -> str:
+        return help_of(self, *args, **kwargs).replace("python run.py", program.text())
+
+    Hydra.get_help = with_our_name  # type: ignore[method-assign]
     Hydra.get_sanitized_cfg = without_secrets  # type: ignore[method-assign]
     OmegaConf.to_yaml = staticmethod(with_comments)  # type: ignore[method-assign]
     try:
         with terminal.held_back(), environment.unread():
             yield
     finally:
+        Hydra.get_help = help_of  # type: ignore[method-assign]
         Hydra.get_sanitized_cfg = whole  # type: ignore[method-assign]
         OmegaConf.to_yaml = staticmethod(to_yaml)  # type: ignore[method-assign]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pipeline import program
 from pipeline.config import allow_list, nodes
 from pipeline.config.schema import Config
 from pipeline.config.signatures import arguments
@@ -76,4 +77,5 @@ def _outside_of_srun(config: Config) -> Iterator[str]:
     idle = world.outside_of_srun()
     if idle and (config.distributed.strategy == "none" or idle.endswith("machines")):
         yield (f"Slurm: the job has {idle}, and this process was not started by srun, so it uses "
-               "none of the others; start it with srun python run.py distributed=ddp")  # fmt: skip
+               "none of the others; start it with srun "
+               f"{program.text('distributed=ddp')}")  # fmt: skip

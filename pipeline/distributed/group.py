@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from pipeline import program
 from pipeline.distributed import meeting
 from pipeline.distributed.presence import Presence
 from pipeline.distributed.world import World, is_launched, restarts, store_address
@@ -148,7 +149,7 @@ def join(
     except (ValueError, RuntimeError, dist.DistError) as error:
         raise ConfigError(
             Problem("distributed", f"rank {world.rank} of {world.size} cannot join the others: "
-                    f"{error}. Start with python run.py, srun, or torchrun on every machine")
+                    f"{error}. Start with {program.text()}, srun, or torchrun on every machine")
         ) from error  # fmt: skip
     presence = Presence(meeting.notes() or store, world, timeout)
     try:

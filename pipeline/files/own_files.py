@@ -7,6 +7,7 @@ written in its place; or a pipe, which would be waited for.
     open_own        a regular file to write to or to lock: no link, no second name, same owner
     check_own       the same for what lies in a folder, all of it
     own_folder      a cache's folder: made for its user alone, refused where others could write
+    why_others_write  whether somebody else can have written a file that is about to be obeyed
 
 Cost: three calls of the system a file, 2 us. Windows knows neither links of this kind nor owners;
 there only the kind of a file is looked at.
@@ -138,6 +139,30 @@ def own_folder(path: Path, link: bool = False) -> Path:
                 f"chmod o-w {path}; or set cache_dir to a folder of your own"
             )
     return path
+
+
+def why_others_write(path: Path, state: os.stat_result) -> str | None:
+    """Why a file may not be this user's own words; None if nobody else can write it or replace it.
+
+    Stricter than the others here: a file of another user's is refused wherever it lies, and so is
+    one in a folder where others may write, sticky or not: they could lay a package beside it.
+
+    Args:
+        state: of the open file.
+    """
+    if path.is_symlink():
+        return "it is a symbolic link"
+    if not hasattr(os, "geteuid"):
+        return None
+    folder = path.parent.resolve()
+    for what, one in (("it", state), (f"its folder {folder}", folder.stat())):
+        if one.st_uid != os.geteuid():
+            return f"{what} belongs to another user (number {one.st_uid})"
+        if one.st_mode & stat.S_IWOTH:
+            return f"everybody can write to {what} (chmod o-w)"
+        if one.st_mode & stat.S_IWGRP and one.st_gid != os.getegid():
+            return f"the group number {one.st_gid} can write to {what} (chmod g-w)"
+    return None
 
 
 def _owner_of_new_files(folder: Path) -> int:

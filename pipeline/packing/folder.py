@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline import program
 from pipeline.errors import DataError
 from pipeline.files import plain_json
 from pipeline.files.plain_json import JsonError, integer, mapping, shown
@@ -310,7 +311,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise DataError(
             f"{str(folder)!r} holds no packed data: {path.name!r} cannot be read "
-            f"({error.strerror}). `python run.py task=pack` makes some."
+            f"({error.strerror}). `{program.text('task=pack')}` makes some."
         ) from error
     except (ValueError, DataError) as error:
         raise DataError(f"{_damaged(path)}: {error}. {_REMEDY}") from error

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -24,8 +23,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from pipeline import program
 from pipeline.build.parts import Parts
-from pipeline.config import disclosure, hydra_output
+from pipeline.config import disclosure, hydra_output, project
 from pipeline.config.allowances import OPTIONS
 from pipeline.config.data_rules import mode_of
 from pipeline.config.schema import TASK_KEYS, Config
@@ -290,7 +290,7 @@ def watched(
             raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error
         if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
             raise Preempted(str(error)) from error  # the sweep says how it goes on
-        again = shlex.join(["python", "run.py", f"resume={folder.path}"])
+        again = disclosure.command([*started_words(), f"resume={folder.path}"])
         raise Preempted(f"{error}. To go on:\n  {again}") from error
     except KeyboardInterrupt:
         status = "interrupted"
@@ -318,18 +318,24 @@ def recorders(config: Config, parts: Parts, folder: RunFolder) -> list[Observer]
 
 def command_line(*given: str) -> str:
     """This job's command with its task's overrides replaced by `given`; to be pasted."""
-    words = ["python", "run.py"]
-    for option, variable in OPTIONS.items():
-        if os.environ.get(variable):
-            words += [option, os.environ[variable]]
-    if HydraConfig.initialized():
-        sources = HydraConfig.get().runtime.config_sources
-        for source in sources:
-            if source.provider == "command-line":
-                words += ["--config-dir", source.path]
     mine = ("task", "run_dir", "resume", "resume_despite", *TASK_KEYS)
     own = [word for word in overrides() if word.split("=")[0] not in mine]
-    return disclosure.command([*words, *own, *given])
+    return disclosure.command([*started_words(), *own, *given])
+
+
+def started_words() -> list[str]:
+    """The program, with what this job was allowed and where it looks for groups."""
+    words, said = program.words(), project.current()
+    for option, variable in OPTIONS.items():
+        allowed = os.environ.get(variable)
+        if allowed and not (option == "--trust" and said and allowed == ",".join(said.trust)):
+            words += [option, allowed]
+    if HydraConfig.initialized():
+        for source in HydraConfig.get().runtime.config_sources:
+            known = said is not None and said.config_dir == source.path
+            if source.provider == "command-line" and not known:
+                words += ["--config-dir", source.path]
+    return words
 
 
 def overrides() -> list[str]:
