@@ -106,7 +106,7 @@ def test_leaving_does_what_python_does_at_the_end(code):
     """Output is flushed, exit functions run and threads are waited for, but those of a stop."""
     script = f"""
         import atexit, sys, threading, time
-        from pipeline import preemption
+        from pipeline.distributed import preemption
 
         class Slow:
             def __del__(self):
