@@ -97,7 +97,9 @@ def test_the_best_constant_is_not_waited_for(backend, after, place, tmp_path):
     assert seconds < SOON
     said = runs.log.read_text()
     assert f"SIGTERM: stopped {place}; nothing was lost. To go on:" in said
-    assert f"python run.py resume={runs.run}" in said
+    hint = said.rpartition("To go on:\n")[2]
+    assert hint.split()[:2] == ["python", "run.py"]
+    assert hint.split()[-1] == f"resume={runs.run}", "after what the run was allowed"
     runs.flow()
     codes, _ = ended(runs.begin(f"resume={runs.run}"))  # as it said, though nothing was saved
     assert codes == [0], runs.log.read_text()
