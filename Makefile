@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check stress fuzz setup
+.PHONY: run test check docs stress fuzz setup
 
 run: setup  ## train on the embedded default
 	$(BIN)/python run.py
@@ -9,11 +9,15 @@ run: setup  ## train on the embedded default
 test: setup  ## the whole suite
 	$(BIN)/python -m pytest
 
-check: setup  ## format, lint, types, tests
+check: setup  ## format, lint, imports, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+docs: setup  ## these pages and the API reference, as a site in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 stress: setup  ## kills of workers and trainers by the hundred; minutes
 	$(BIN)/python -m pytest -m stress -n 0 -s

@@ -6,10 +6,10 @@ import gc
 import sys
 from pathlib import Path
 
-# Ours come first, wherever this is started from: another package named `datasets` may be installed.
+# Ours come first, wherever this is started from: another package named `pipeline` may be there.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from pipeline import preemption
+from pipeline.distributed import preemption
 
 if __name__ == "__main__":
     preemption.leave_early()  # the imports below take seconds

@@ -22,12 +22,12 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from pipeline.batch_colors import ColorJitter, Normalize, RandomErasing
-from pipeline.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop
-from pipeline.batch_transforms import BatchCompose
-from pipeline.fetch import Batch
-from pipeline.mixing import CutMix, MixUp
-from pipeline.plan import Request
+from pipeline.loading.batch import Batch
+from pipeline.order.plan import Request
+from pipeline.transforms.batch import BatchCompose
+from pipeline.transforms.batch_colors import ColorJitter, Normalize, RandomErasing
+from pipeline.transforms.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop
+from pipeline.transforms.mixing import CutMix, MixUp
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 Run = Callable[[], Any]

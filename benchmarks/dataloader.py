@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils import data
 
-from pipeline.dataloader import DataLoader
+from pipeline.loading.dataloader import DataLoader
 
 CASES = [(0, 1, False), (0, 32, False), (0, 256, False), (2, 256, False), (0, 32, True)]
 KINDS = {"torch": data.DataLoader, "ours": DataLoader}
@@ -100,7 +100,10 @@ def main() -> None:
         rows = given.rows if workers else min(given.rows, 128 * max(size, 8))
         case(workers, size, draws, given.rounds, rows)
     print("\n| import | CPU s | MiB |\n|--|--|--|")
-    for name, module in {"torch": "torch.utils.data", "ours": "pipeline.dataloader"}.items():
+    for name, module in {
+        "torch": "torch.utils.data",
+        "ours": "pipeline.loading.dataloader",
+    }.items():
         start_time(name, module, given.imports)
 
 

@@ -22,8 +22,8 @@ BATCH = 256
 
 
 def penstock_random(length: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    from pipeline.plan import Plan
-    from pipeline.samplers import Random
+    from pipeline.order.plan import Plan
+    from pipeline.order.samplers import Random
 
     plan = Plan(Random(length, 0), BATCH)
     return lambda: plan.request(0, 0), lambda: plan.request(0, len(plan) // 2)
@@ -32,8 +32,8 @@ def penstock_random(length: int) -> tuple[Callable[[], object], Callable[[], obj
 def penstock_weighted(length: int) -> tuple[Callable[[], object], Callable[[], object]]:
     import numpy as np
 
-    from pipeline.plan import Plan
-    from pipeline.samplers import Weighted
+    from pipeline.order.plan import Plan
+    from pipeline.order.samplers import Weighted
 
     plan = Plan(Weighted(length, 0, weights=np.ones(length)), BATCH)
     return lambda: plan.request(0, 0), lambda: plan.request(0, len(plan) // 2)

@@ -27,15 +27,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.fetch import Batch, Fetch
-from pipeline.learner import Learner, Options
-from pipeline.loader import Loader
-from pipeline.objective import Regression
-from pipeline.plan import Plan, Request
-from pipeline.ranks.group import Group
-from pipeline.runner import train_epoch
-from pipeline.samplers import Random
-from pipeline.world import World
+from pipeline.distributed.group import Group
+from pipeline.distributed.world import World
+from pipeline.loading.batch import Batch
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.loader import Loader
+from pipeline.order.plan import Plan, Request
+from pipeline.order.samplers import Random
+from pipeline.training.objective import Regression
+from pipeline.training.runner import train_epoch
+from pipeline.training.train_step import TrainOptions, TrainStep
 
 ROWS = 1_000_000
 ROW = {"x": torch.zeros(3), "y": torch.zeros(())}
@@ -176,11 +177,11 @@ def our_epoch(batches: list[Batch], times: int) -> float:
     model = Busy(times)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     objective = Regression(nn.MSELoss(reduction="none"), {}, ["x"], "y")
-    learner = Learner(model, objective, optimizer, None, Options(), Group(World()), 0)
+    train_step = TrainStep(model, objective, optimizer, None, TrainOptions(), Group(World()), 0)
     loader = Ready(Plan(Random(8 * len(batches), 0), 8), Fetch(Nothing(), None, One(), 0))
     loader.ready = batches
     began = time.process_time()
-    train_epoch(learner, loader, 0)
+    train_epoch(train_step, loader, 0)
     return time.process_time() - began
 
 

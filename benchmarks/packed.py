@@ -138,8 +138,8 @@ def packing(name: str, folder: Path, workers: int) -> dict[str, float]:
     import torch
 
     import pipeline
-    from pipeline.build import Parts
-    from pipeline.world import World
+    from pipeline.build.parts import Parts
+    from pipeline.distributed.world import World
 
     torch.set_num_threads(1)
     out = folder.parent / "out"

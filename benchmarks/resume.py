@@ -21,12 +21,12 @@ STRATEGIES = ("random", "sequential", "weighted", "bucket")
 CHILD = """
 import sys, time
 import numpy as np, pandas as pd, torch
-from pipeline.workers.backends import LoaderOptions
-from pipeline.collate import Stack
-from pipeline.fetch import Fetch
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.samplers import Bucket, Random, Sequential, Weighted
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.loading.collate import Stack
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.loader import Loader
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Bucket, Random, Sequential, Weighted
 
 class Rows(torch.utils.data.Dataset):
     def __init__(self, length): self.length = length

@@ -36,17 +36,17 @@ load = tasks.load
 
 def watched(name):
     task = load(name)
-    from pipeline.learner import Learner
-    update = Learner.update
+    from pipeline.training.train_step import TrainStep
+    update = TrainStep.update
 
     def once(self):
         update(self)
-        ours = ("pipeline", "datasets", "__main__")
+        ours = ("pipeline", "__main__")
         names = [one for one in sys.modules if one.split(".")[0] not in ours]
         json.dump(names, open({names!r}, "w"))
         os._exit(0)
 
-    Learner.update = once
+    TrainStep.update = once
     return task
 
 tasks.load = watched

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from pipeline.collate import Stack
-from pipeline.loader import Loader
-from pipeline.stream_fetch import StreamFetch
-from pipeline.streams import StreamOrder, StreamPlan
-from pipeline.workers.backends import LoaderOptions
+from pipeline.loading.collate import Stack
+from pipeline.loading.loader import Loader
+from pipeline.loading.stream_fetch import StreamFetch
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.streams import StreamOrder, StreamPlan
 
 RECORDS, BATCH, SECONDS = 480, 4, 0.005
 

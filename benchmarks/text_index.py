@@ -28,11 +28,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from datasets.delimited_text import DelimitedText
-from datasets.reading.positioned_file import PositionedFile
-from datasets.text.column_scan import ColumnScan
-from datasets.text.record_index import RecordIndex
-from datasets.text.record_scan import scan
+from pipeline.datasets.delimited_text import DelimitedText
+from pipeline.datasets.reading.positioned_file import PositionedFile
+from pipeline.datasets.text.column_scan import ColumnScan
+from pipeline.datasets.text.record_index import RecordIndex
+from pipeline.datasets.text.record_scan import scan
 
 KINDS = {  # name: (mean characters of a text, quoting, share of texts in quotes)
     "80 characters": (80, "none", 0.0),
@@ -118,12 +118,12 @@ def memory(path: Path, cache: str, reads: int) -> None:
 
 
 def workers(data: DelimitedText, context: str, reads: int) -> None:
-    from pipeline.collate import List
-    from pipeline.fetch import Fetch
-    from pipeline.loader import Loader
-    from pipeline.plan import Plan
-    from pipeline.samplers import Random
-    from pipeline.workers.backends import LoaderOptions
+    from pipeline.loading.collate import List
+    from pipeline.loading.fetch import Fetch
+    from pipeline.loading.loader import Loader
+    from pipeline.loading.workers.backends import LoaderOptions
+    from pipeline.order.plan import Plan
+    from pipeline.order.samplers import Random
 
     options = LoaderOptions(backend="process", num_workers=2, multiprocessing_context=context)
     plan = Plan(Random(len(data), 0), 256)

@@ -21,10 +21,10 @@ from itertools import product
 
 import pipeline
 from benchmarks import built_cases
+from pipeline.loading.autotune import Auto
 from pipeline.tasks import profile, tune
 from pipeline.tasks.measuring import Course, fixed, steps_of
 from pipeline.tuning import verdict
-from pipeline.tuning.autotune import Auto
 from pipeline.tuning.search import Setting
 
 GRID_WORKERS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -80,12 +80,12 @@ def grid(course: Course, args: argparse.Namespace) -> Setting:
     for backend, workers, prefetch in product(("thread", "process"), GRID_WORKERS, (2, 4)):
         settings.append(Setting(workers, prefetch, backend))
     rates: dict[Setting, list[float]] = {setting: [] for setting in settings}
-    meter = tune.Meter(course, float("inf"))
+    epoch_metrics = tune.Meter(course, float("inf"))
     for rounds, among in ((2, settings), (args.rounds, None)):
         chosen = among or sorted(settings, key=lambda one: -statistics.median(rates[one]))[:5]
         for _ in range(rounds):
             for setting in chosen:
-                found = meter(setting, args.slice)
+                found = epoch_metrics(setting, args.slice)
                 rates[setting].append(found.batches / found.seconds)
     return max(chosen, key=lambda one: statistics.median(rates[one]))
 
@@ -93,11 +93,11 @@ def grid(course: Course, args: argparse.Namespace) -> Setting:
 def duel(
     course: Course, ours: Setting, theirs: Setting, args: argparse.Namespace
 ) -> tuple[float, float]:
-    meter = tune.Meter(course, float("inf"))
+    epoch_metrics = tune.Meter(course, float("inf"))
     rates: tuple[list[float], list[float]] = ([], [])
     for _ in range(args.rounds):
         for setting, kept in zip((ours, theirs), rates, strict=True):
-            found = meter(setting, 2 * args.slice)
+            found = epoch_metrics(setting, 2 * args.slice)
             kept.append(found.batches / found.seconds)
     return statistics.median(rates[0]), statistics.median(rates[1])
 

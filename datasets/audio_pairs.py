@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from datasets.files import Files
-from datasets.reading.audio import (
+from pipeline.datasets.files import Files
+from pipeline.datasets.reading.audio import (
     EXTENSIONS,
     check_soundfile,
     lengths_and_rates,
@@ -29,16 +29,16 @@ from datasets.reading.audio import (
     read_audio,
     read_header,
 )
-from datasets.reading.damage import audio_damage
-from datasets.reading.data_file import DataFile
-from datasets.reading.fingerprint import Fingerprinted, Part
-from datasets.reading.folder import File, Folder
-from datasets.reading.mapped_array import MappedArray
-from datasets.reading.root import open_root
-from datasets.reading.split import Split, check_split, split_rows
+from pipeline.datasets.reading.damage import audio_damage
+from pipeline.datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.folder import File, Folder
+from pipeline.datasets.reading.mapped_array import MappedArray
+from pipeline.datasets.reading.root import open_root
+from pipeline.datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
-from pipeline.limits import DEFAULT, Limits
-from pipeline.randomness import IntArray
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.order.randomness import IntArray
 
 if TYPE_CHECKING:
     import pandas as pd

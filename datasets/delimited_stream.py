@@ -1,6 +1,6 @@
 """CSV and TSV files read forwards, plain or compressed (gz, zst): a text and its class a record.
 
-For what cannot be indexed; a plain file is better off as `datasets.delimited_text`, which every
+For what cannot be indexed; a plain file is better off as `delimited_text`, which every
 sampler works on. Raw records are the bytes of a line and their place; fields are made by the
 executor that owns the record.
 
@@ -24,21 +24,21 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from datasets.files import Files
-from datasets.reading.data_file import DataFile, data_file
-from datasets.reading.fingerprint import Fingerprinted, Part
-from datasets.reading.positioned_file import PositionedFile
-from datasets.reading.shard_files import ShardFiles
-from datasets.reading.split import Split, check_split
-from datasets.remote.store import is_remote
-from datasets.text.compressed import compression_of
-from datasets.text.delimited_format import BadRecord, Columns, DelimitedFormat, class_codes
-from datasets.text.record_index import RecordIndex
-from datasets.text.record_reader import line_at, read_records
-from datasets.text.record_scan import Quoting, text_bounds
+from pipeline.datasets.files import Files
+from pipeline.datasets.reading.data_file import DataFile, data_file
+from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.positioned_file import PositionedFile
+from pipeline.datasets.reading.shard_files import ShardFiles
+from pipeline.datasets.reading.split import Split, check_split
+from pipeline.datasets.remote.store import is_remote
+from pipeline.datasets.text.compressed import compression_of
+from pipeline.datasets.text.delimited_format import BadRecord, Columns, DelimitedFormat, class_codes
+from pipeline.datasets.text.record_index import RecordIndex
+from pipeline.datasets.text.record_reader import line_at, read_records
+from pipeline.datasets.text.record_scan import Quoting, text_bounds
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import Limits
-from pipeline.randomness import hash64, uniform
+from pipeline.files.limits import Limits
+from pipeline.order.randomness import hash64, uniform
 
 Record = tuple[int, int, bytes]  # number of the file, place of the record in its text, the record
 

@@ -7,7 +7,7 @@ The file is not read but indexed, once (see `text.record_index`): 2 GB take abou
 the index 8 MB, and a record is one read of about 4 KiB. So every sampler works on files larger than
 memory. Labels and lengths come from one more pass when a sampler or the names of the classes ask
 for them (`text.column_scan`), 5 s for 2 GB, also kept. Compressed files have no places to go
-to: `datasets.delimited_stream` reads those forwards.
+to: `pipeline.datasets.delimited_stream` reads those forwards.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from datasets.files import Files
-from datasets.reading.data_file import DataFile
-from datasets.reading.fingerprint import Fingerprinted, Part
-from datasets.reading.row_split import RowSplit
-from datasets.reading.split import Split, check_split
-from datasets.text.column_scan import ColumnScan
-from datasets.text.compressed import compression_of
-from datasets.text.delimited_format import BadRecord, DelimitedFormat, class_codes
-from datasets.text.record_index import RecordIndex
-from datasets.text.record_scan import Quoting
+from pipeline.datasets.files import Files
+from pipeline.datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.row_split import RowSplit
+from pipeline.datasets.reading.split import Split, check_split
+from pipeline.datasets.text.column_scan import ColumnScan
+from pipeline.datasets.text.compressed import compression_of
+from pipeline.datasets.text.delimited_format import BadRecord, DelimitedFormat, class_codes
+from pipeline.datasets.text.record_index import RecordIndex
+from pipeline.datasets.text.record_scan import Quoting
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -204,6 +204,6 @@ def _local(root: str, name: str | None, files: Files | None) -> Path:
             Problem("dataset.file" if name else "dataset.root",
                     f"{str(path)!r} is compressed ({packed}) and can only be read forwards: "
                     "unpack it, or use dataset=delimited_stream "
-                    "(datasets.delimited_stream.DelimitedStream)")
+                    "(pipeline.datasets.delimited_stream.DelimitedStream)")
         )  # fmt: skip
     return path

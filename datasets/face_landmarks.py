@@ -18,18 +18,18 @@ import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from datasets.files import Files
-from datasets.reading.damage import image_damage
-from datasets.reading.data_file import DataFile
-from datasets.reading.fingerprint import Fingerprinted, Part
-from datasets.reading.folder import File, Folder
-from datasets.reading.head_pose import POSES, head_poses
-from datasets.reading.image import Reader, check_reader, read_image
-from datasets.reading.landmark_table import LandmarkTable, read_landmark_table
-from datasets.reading.root import open_root
-from datasets.reading.split import Split, check_split, split_rows
+from pipeline.datasets.files import Files
+from pipeline.datasets.reading.damage import image_damage
+from pipeline.datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.folder import File, Folder
+from pipeline.datasets.reading.head_pose import POSES, head_poses
+from pipeline.datasets.reading.image import Reader, check_reader, read_image
+from pipeline.datasets.reading.landmark_table import LandmarkTable, read_landmark_table
+from pipeline.datasets.reading.root import open_root
+from pipeline.datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
-from pipeline.limits import DEFAULT, Limits
+from pipeline.files.limits import DEFAULT, Limits
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -3,7 +3,7 @@
 `remote.store` has the schemes. A file of this machine is read where it is. Any other is kept in a
 cache of bounded size that all workers, ranks and runs of a machine share (`remote.file_cache`),
 and gets there only whole: of the right size, and with the right checksum where the store gives one
-(`remote.download`). What may work a moment later is tried again (`remote.patience`).
+(`remote.download`). What may work a moment later is tried again (`remote.retry`).
 
 A cached file belongs to one version of what lies at its address. The version is asked for once,
 when a folder is listed or a file is first needed, and travels with the `Files` to all workers
@@ -25,18 +25,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from datasets.reading.walk import walk
-from datasets.remote.catalog import Catalog
-from datasets.remote.download import Download
-from datasets.remote.listing import Found
-from datasets.remote.patience import Patience
-from datasets.remote.store import check_options, is_remote, local_path
+from pipeline.datasets.reading.walk import walk
+from pipeline.datasets.remote.catalog import Catalog
+from pipeline.datasets.remote.download import Download
+from pipeline.datasets.remote.listing import Found
+from pipeline.datasets.remote.retry import RetryPolicy
+from pipeline.datasets.remote.store import check_options, is_remote, local_path
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import Limits
-from pipeline.regular_file import open_regular, size_of
+from pipeline.files.limits import Limits
+from pipeline.files.regular_file import open_regular, size_of
 
 if TYPE_CHECKING:
-    from datasets.remote.file_cache import FileCache
+    from pipeline.datasets.remote.file_cache import FileCache
 
 T = TypeVar("T")
 
@@ -79,10 +79,10 @@ class Files:
         self.cache_dir = cache_dir
         self.cache_size = parse_size(cache_size)
         self._place = str(options.get("endpoint_url", ""))
-        patience = Patience(retries, first_wait)
+        retry = RetryPolicy(retries, first_wait)
         self._limits = limits or Limits()
-        self.catalog = Catalog(options, timeout, patience, self._limits)
-        self._download = Download(self.catalog, patience)
+        self.catalog = Catalog(options, timeout, retry, self._limits)
+        self._download = Download(self.catalog, retry)
 
     def local(self, address: str) -> Path:
         """A path on this machine with the content of `address`.
@@ -158,7 +158,7 @@ class Files:
     @cached_property
     def _cache(self) -> FileCache:
         try:
-            from datasets.remote.file_cache import FileCache
+            from pipeline.datasets.remote.file_cache import FileCache
         except ImportError as error:  # no fcntl
             raise ConfigError("the cache of remote files needs Linux or macOS") from error
         return FileCache(Path(self.cache_dir).expanduser().absolute(), self.cache_size)

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from torch.utils.data import Dataset
 
-from datasets.files import Files
-from datasets.reading.damage import image_damage
-from datasets.reading.data_file import DataFile
-from datasets.reading.fingerprint import Fingerprinted, Part
-from datasets.reading.folder import Folder
-from datasets.reading.image import Reader, check_reader, encoded_image, read_image
-from datasets.reading.labels import check_classes
-from datasets.reading.root import open_root
-from datasets.reading.split import Split, check_split, split_rows
+from pipeline.datasets.files import Files
+from pipeline.datasets.reading.damage import image_damage
+from pipeline.datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.folder import Folder
+from pipeline.datasets.reading.image import Reader, check_reader, encoded_image, read_image
+from pipeline.datasets.reading.labels import check_classes
+from pipeline.datasets.reading.root import open_root
+from pipeline.datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import DEFAULT, Limits
+from pipeline.files.limits import DEFAULT, Limits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +56,7 @@ class ImageFolder(Fingerprinted, Dataset[dict[str, Any]]):
         split_seed: another seed, another split.
         files: how to get at what lies at an address.
         lazy: give `image` as an EncodedImage, undecoded, for a transform of
-            `pipeline.image_decoding`; the build sets it for those.
+            `pipeline.transforms.image_decoding`; the build sets it for those.
         limits: what a file, the folder and the classes may claim.
 
     Raises:

@@ -25,22 +25,22 @@ import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from datasets.files import Files
-from datasets.reading.data_file import DataFile, data_file
-from datasets.reading.file_kind import stranger
-from datasets.reading.fingerprint import Fingerprinted, Part
-from datasets.reading.image import Reader, check_reader, decode_image
-from datasets.reading.inner_name import leads_out
-from datasets.reading.open_files import OpenFiles
-from datasets.reading.plain_tensor import plain_tensor
-from datasets.reading.row_split import RowSplit
-from datasets.reading.shard_files import ShardFiles
-from datasets.reading.split import Split, check_split
-from datasets.reading.table_rows import AllRows, TableRows
-from pipeline import plain_json
+from pipeline.datasets.files import Files
+from pipeline.datasets.reading.data_file import DataFile, data_file
+from pipeline.datasets.reading.file_kind import stranger
+from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.image import Reader, check_reader, decode_image
+from pipeline.datasets.reading.inner_name import leads_out
+from pipeline.datasets.reading.open_files import OpenFiles
+from pipeline.datasets.reading.plain_tensor import plain_tensor
+from pipeline.datasets.reading.row_split import RowSplit
+from pipeline.datasets.reading.shard_files import ShardFiles
+from pipeline.datasets.reading.split import Split, check_split
+from pipeline.datasets.reading.table_rows import AllRows, TableRows
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import DEFAULT, Limits
-from pipeline.regular_file import read_regular, regular_descriptor
+from pipeline.files import plain_json
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.files.regular_file import read_regular, regular_descriptor
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.data_file import DataFile
 from pipeline.errors import ConfigError, Problem
-from pipeline.randomness import Permutation, hash64, uniform
+from pipeline.order.randomness import Permutation, hash64, uniform
 
 Record = tuple[str, Any]
 
@@ -29,7 +29,7 @@ class Mixture(IterableDataset[Record]):
     """Records of several sources, interleaved at random.
 
     Args:
-        sources: datasets by name; map-style, or streams as `pipeline.streams` reads them. The
+        sources: datasets by name; map-style, or streams as `pipeline.order.streams` reads them. The
             build hands `split` to each of them as well.
         split: "train" mixes as said below; "val" gives every record once, whatever `stop` is.
         weights: chance of each source at a position, by name; None weighs by length, which every

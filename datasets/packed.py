@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from datasets.reading.data_file import DataFile
-from datasets.reading.image import check_reader, decode_image
+from pipeline.datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.image import check_reader, decode_image
 from pipeline.errors import DataError
-from pipeline.images.encoded import EncodedImage
-from pipeline.images.stored import StoredPictures
-from pipeline.limits import DEFAULT, Limits
-from pipeline.packs.fields import Field
-from pipeline.packs.folder import Pack, is_pack
-from pipeline.packs.table import read_table, text_of
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.loading.encoded import EncodedImage
+from pipeline.loading.stored import StoredPictures
+from pipeline.packing.fields import Field
+from pipeline.packing.folder import Pack, is_pack
+from pipeline.packing.table import read_table, text_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,7 +154,7 @@ class Packed(Dataset[dict[str, Any]]):
 
     @cached_property
     def kinds(self) -> dict[str, str]:
-        """What the fields are to transforms of batches: see `pipeline.collate.kinds_of`."""
+        """What the fields are to transforms of batches: see `pipeline.loading.collate.kinds_of`."""
         found = {name: self._kind(field) for name, field in self.pack.fields.items()}
         return {name: kind for name, kind in found.items() if kind}
 

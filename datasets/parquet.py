@@ -9,7 +9,7 @@ Which order to read in is a matter of cost:
 - In random order from Parquet, a row group is read for every row in the worst case: with 1000 rows
   in a group, about 1000 times the work. What is decoded is kept up to `cache_mb` in each worker, so
   this is fine for tables that fit there. For others there are three ways out: the stream
-  (`datasets.parquet_stream`), which shuffles row groups and within a buffer; smaller row groups;
+  (`parquet_stream`), which shuffles row groups and within a buffer; smaller row groups;
   and uncompressed Arrow files.
 
 Rows of one batch that lie in one row group are read together.
@@ -23,19 +23,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from datasets.arrow.columns import Fields
-from datasets.arrow.metadata import read_metadata
-from datasets.arrow.table import ArrowTable, TableOptions
-from datasets.reading.data_file import DataFile
-from datasets.reading.fingerprint import Fingerprinted, Part
-from datasets.reading.image import Reader
-from datasets.reading.split import Split
-from pipeline.limits import Limits
+from pipeline.datasets.arrow.columns import Fields
+from pipeline.datasets.arrow.metadata import read_metadata
+from pipeline.datasets.arrow.table import ArrowTable, TableOptions
+from pipeline.datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.image import Reader
+from pipeline.datasets.reading.split import Split
+from pipeline.files.limits import Limits
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from datasets.files import Files
+    from pipeline.datasets.files import Files
 
 _ADVICE = (
     "rows are read in an order in which nearly every one costs a whole row group. Use "

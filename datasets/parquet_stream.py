@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from datasets.arrow.columns import Fields
-from datasets.arrow.table import ArrowTable, TableOptions
-from datasets.reading.data_file import DataFile
-from datasets.reading.fingerprint import Fingerprinted, Part
-from datasets.reading.image import Reader
-from datasets.reading.split import Split
-from pipeline.limits import Limits
+from pipeline.datasets.arrow.columns import Fields
+from pipeline.datasets.arrow.table import ArrowTable, TableOptions
+from pipeline.datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.image import Reader
+from pipeline.datasets.reading.split import Split
+from pipeline.files.limits import Limits
 
 if TYPE_CHECKING:
-    from datasets.files import Files
+    from pipeline.datasets.files import Files
 
 Record = tuple[int, int]
 
@@ -39,11 +39,11 @@ class ParquetStream(Fingerprinted, IterableDataset[Record]):
     """One sample: a row, with the fields that its columns are made into.
 
     Args:
-        root, split, fields, split_column, classes, val_fraction, split_seed, reader, cache_mb,
-        files, limits: as for `datasets.parquet.Parquet`.
+        root, split, fields, split_column, classes: as for `pipeline.datasets.parquet.Parquet`.
+        val_fraction, split_seed, reader, cache_mb, files, limits: likewise.
 
     Raises:
-        DataError, ConfigError: as `datasets.parquet.Parquet`.
+        DataError, ConfigError: as `pipeline.datasets.parquet.Parquet`.
     """
 
     def __init__(

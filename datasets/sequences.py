@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from datasets.files import Files
-from datasets.reading.data_file import DataFile
-from datasets.reading.fingerprint import Fingerprinted, Part
-from datasets.reading.folder import File
-from datasets.reading.labels import check_rows, class_names, read_labels
-from datasets.reading.mapped_array import MappedArray
-from datasets.reading.root import open_root
-from datasets.reading.split import Split, check_split, split_rows
+from pipeline.datasets.files import Files
+from pipeline.datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.folder import File
+from pipeline.datasets.reading.labels import check_rows, class_names, read_labels
+from pipeline.datasets.reading.mapped_array import MappedArray
+from pipeline.datasets.reading.root import open_root
+from pipeline.datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
-from pipeline.limits import DEFAULT, Limits
-from pipeline.randomness import IntArray
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.order.randomness import IntArray
 
 if TYPE_CHECKING:
     import pandas as pd

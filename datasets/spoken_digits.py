@@ -22,24 +22,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from torch.utils.data import Dataset
 
-from datasets.files import Files
-from datasets.reading.audio import (
+from pipeline.datasets.files import Files
+from pipeline.datasets.reading.audio import (
     EXTENSIONS,
     check_soundfile,
     lengths_and_rates,
     of_folder,
     read_audio,
 )
-from datasets.reading.damage import audio_damage
-from datasets.reading.data_file import DataFile
-from datasets.reading.fingerprint import Fingerprinted, Part
-from datasets.reading.folder import Folder
-from datasets.reading.labels import check_classes
-from datasets.reading.root import open_root
-from datasets.reading.split import Split
+from pipeline.datasets.reading.damage import audio_damage
+from pipeline.datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.folder import Folder
+from pipeline.datasets.reading.labels import check_classes
+from pipeline.datasets.reading.root import open_root
+from pipeline.datasets.reading.split import Split
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import DEFAULT, Limits
-from pipeline.randomness import IntArray
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.order.randomness import IntArray
 
 if TYPE_CHECKING:
     import pandas as pd

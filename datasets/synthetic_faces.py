@@ -1,6 +1,6 @@
 """The embedded default: drawn faces with 68 landmarks, made on this machine, without a network.
 
-The first use writes JPEGs and `face_landmarks.csv` in the layout of `datasets.face_landmarks`, into
+The first use writes JPEGs and `face_landmarks.csv` in the layout of `face_landmarks`, into
 a folder of `root` that is named by what they depend on; later uses, of any run of this user, read
 it. Face `i` is a function of (seed, i, size), so equal arguments give equal bytes and a larger
 `count` begins with the same faces. Cost: 8 ms and 5 kB a face of 128 px, once.
@@ -14,16 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.face_landmarks import FaceLandmarks
-from datasets.reading.generated_folder import (
+from pipeline.datasets.face_landmarks import FaceLandmarks
+from pipeline.datasets.reading.generated_folder import (
     generated_folder,
     generated_root,
     reading_generated,
 )
-from datasets.reading.image import Reader
-from datasets.reading.split import Split
+from pipeline.datasets.reading.image import Reader
+from pipeline.datasets.reading.split import Split
 from pipeline.errors import ConfigError, Problem
-from pipeline.randomness import hash64
+from pipeline.order.randomness import hash64
 from pipeline.terminal import watched
 
 VERSION = 1  # raise it when the drawings change
@@ -37,7 +37,7 @@ class SyntheticFaces(FaceLandmarks):
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
-            in the user's cache (see `datasets.reading.generated_folder`).
+            in the user's cache (see `pipeline.datasets.reading.generated_folder`).
         split: "train" or "val".
         count: number of faces of both splits.
         size: height and width in pixels, 32 to 1024.
@@ -81,9 +81,9 @@ class SyntheticFaces(FaceLandmarks):
 
 def _write(folder: Path, count: int, size: int, seed: int, place: Path) -> None:
     # Only drawing needs Pillow.
-    from datasets.drawn_faces.drawing import draw_face
-    from datasets.drawn_faces.look import Look
-    from datasets.drawn_faces.shape import FaceShape, Pose
+    from pipeline.datasets.drawn_faces.drawing import draw_face
+    from pipeline.datasets.drawn_faces.look import Look
+    from pipeline.datasets.drawn_faces.shape import FaceShape, Pose
 
     _log.info("drawing %d synthetic faces into %s, once; later runs read them", count, place)
     with (folder / _CSV).open("w", newline="", encoding="utf-8") as file:

@@ -2,7 +2,7 @@
 
 A stroke is a pen that moves: each step is its displacement (x, y), with noise. Which of four ways
 it turns is the class: straight on, to the left, to the right, or to and fro. They are as frequent
-as 50, 25, 15 and 10 in 100. The first use writes the files of `datasets.sequences` into a folder of
+as 50, 25, 15 and 10 in 100. The first use writes the files of `sequences` into a folder of
 `root` that is named by what they depend on. Cost: 25 us a stroke, once.
 """
 
@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from datasets.reading.generated_folder import (
+from pipeline.datasets.reading.generated_folder import (
     generated_folder,
     generated_root,
     reading_generated,
 )
-from datasets.reading.split import Split
-from datasets.sequences import Sequences
+from pipeline.datasets.reading.split import Split
+from pipeline.datasets.sequences import Sequences
 from pipeline.errors import ConfigError, Problem
-from pipeline.randomness import hash64
+from pipeline.order.randomness import hash64
 
 VERSION = 1  # raise it when the strokes change
 CLASSES = ("straight", "left", "right", "zigzag")
@@ -36,7 +36,7 @@ class SyntheticSequences(Sequences):
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
-            in the user's cache (see `datasets.reading.generated_folder`).
+            in the user's cache (see `pipeline.datasets.reading.generated_folder`).
         split: "train" or "val".
         count: number of strokes of both splits, 8 or more.
         shortest, longest: bounds of the lengths, in steps; 3 or more.

@@ -23,21 +23,21 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from datasets.files import Files
-from datasets.reading.data_file import DataFile, data_file
-from datasets.reading.fingerprint import Fingerprinted, Part
-from datasets.reading.image import Reader, check_reader
-from datasets.reading.open_files import OpenFiles
-from datasets.reading.positioned_file import PositionedFile
-from datasets.reading.shard_files import ShardFiles
-from datasets.reading.split import Split, check_split
-from datasets.remote.store import is_remote
-from datasets.tar.fields import TarField, choose_fields, make_fields
-from datasets.tar.samples import read_parts, read_samples
-from datasets.tar.source import COMPRESSED, PLAIN, BytesTar, GzipTar, PlainTar
+from pipeline.datasets.files import Files
+from pipeline.datasets.reading.data_file import DataFile, data_file
+from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.image import Reader, check_reader
+from pipeline.datasets.reading.open_files import OpenFiles
+from pipeline.datasets.reading.positioned_file import PositionedFile
+from pipeline.datasets.reading.shard_files import ShardFiles
+from pipeline.datasets.reading.split import Split, check_split
+from pipeline.datasets.remote.store import is_remote
+from pipeline.datasets.tar.fields import TarField, choose_fields, make_fields
+from pipeline.datasets.tar.samples import read_parts, read_samples
+from pipeline.datasets.tar.source import COMPRESSED, PLAIN, BytesTar, GzipTar, PlainTar
 from pipeline.errors import DataError
-from pipeline.limits import Limits
-from pipeline.randomness import IntArray
+from pipeline.files.limits import Limits
+from pipeline.order.randomness import IntArray
 
 # Shard, number in it, and where it lies: start and stop, or the bytes themselves.
 Record = tuple[int, int, int, int | bytes]

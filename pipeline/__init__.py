@@ -14,15 +14,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.build import build_train_loader, build_val_loader
-    from pipeline.checks.preflight import compose
+    from pipeline.build.parts import build_train_loader, build_val_loader
+    from pipeline.config.preflight import compose
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "build_train_loader": "pipeline.build",
-    "build_val_loader": "pipeline.build",
-    "compose": "pipeline.checks.preflight",
+    "build_train_loader": "pipeline.build.parts",
+    "build_val_loader": "pipeline.build.parts",
+    "compose": "pipeline.config.preflight",
 }
 
 

@@ -15,12 +15,11 @@ import argparse
 import gc
 import logging
 import os
-import platform
+import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +31,26 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 import pipeline
-from pipeline import endpoints, familiar_names, hydra_output, preemption, tasks, terminal, world
-from pipeline.checks import allowances, hydra_loader, preflight
-from pipeline.checks.composition import CONF, VERSION_BASE, Composer, plain, with_run_dir
-from pipeline.config import Config
+from pipeline import program, tasks, terminal
+from pipeline.config import (
+    endpoints,
+    hydra_loader,
+    hydra_output,
+    own_options,
+    preflight,
+    project,
+)
+from pipeline.config.composition import CONF, VERSION_BASE, Composer, plain, with_run_dir
+from pipeline.config.schema import Config
+from pipeline.distributed import launch, preemption, world
+from pipeline.distributed.preemption import Preempted, Preemption, Stop
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
-from pipeline.preemption import Preempted, Preemption, Stop
-from pipeline.ranks import launch
-from pipeline.resumption import with_overrides_of_run
+from pipeline.runs.resumption import with_overrides_of_run
 from pipeline.tasks import sweep
-from pipeline.terminal import put, say
+from pipeline.terminal import say
 
 INTERRUPTED = 130
 OF_MANY_RANKS = ("fit", "validate", "digest")  # tasks that ranks share; one process does others
-_script: str | None = None  # the file that this program was started from
 # What gloo says when a process at the other end of a connection is gone.
 _LOST = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "onnection refused")
 NOBODY_LISTENS = 141  # as a shell says of a command that SIGPIPE ended
@@ -54,22 +59,29 @@ NOBODY_LISTENS = 141  # as a shell says of a command that SIGPIPE ended
 _ECHO = 2.0
 
 
-def main(argv: Sequence[str], entry: Callable[[], Any] | None = None) -> int:
+def main(
+    argv: Sequence[str], entry: Callable[[], Any] | None = None, script: str | None = None
+) -> int:
     """Run a command line.
 
     Args:
-        argv: what stands after `python run.py`.
+        argv: what stands after `python run.py`, or `penstock`.
         entry: the @hydra.main function; one like run.py's when None.
+        script: the file that this process was started from; run.py if it gives its `entry`.
 
     Returns:
         The exit code. Nothing has been written when it is 2 and preflight gave it.
     """
-    global _script
-    _script = sys.argv[0] if entry else None
+    program.started_from(sys.argv[0] if entry and script is None else script)
     try:
+        if list(argv[:1]) == ["init"]:
+            from pipeline.starter import init
+
+            return init.run(argv[1:])
         with (
             Preemption(_ECHO, _say, at_once=True),
-            _own_options(argv) as (options, overrides),
+            own_options.taken(argv, _announce) as (options, overrides),
+            project.importable(),
             terminal.harmless_libraries(),
         ):
             given = with_overrides_of_run(with_run_dir(overrides))
@@ -87,8 +99,8 @@ def _main(
         reason = "reads a pickle, which can run anything; give the overrides instead"
         raise ConfigError(Problem("--experimental-rerun", reason))
     if args.multirun and world.is_launched():
-        raise ConfigError("a sweep starts the ranks of each of its jobs itself; run it with python "
-                          "run.py -m, and not under torchrun or srun")  # fmt: skip
+        raise ConfigError("a sweep starts the ranks of each of its jobs itself; run it with "
+                          f"{program.text('-m')}, and not under torchrun or srun")  # fmt: skip
     # What was checked is what runs, wherever hydra would think the folder lies.
     composer, single = _checked(args)
     options = [*options, "--config-path", composer.path]
@@ -100,23 +112,18 @@ def _main(
             if single:
                 entry()
             else:
-                with _environment(_for_jobs()), preemption.job():
+                with own_options.environment_with(_for_jobs()), preemption.job():
                     entry()
     except Stop as stop:
-        sweep.say_how_far([_program(), *typed])
+        sweep.say_how_far(typed)
         if args.multirun:
             text = "stopped in the sweep, where nothing is lost"
             raise Preempted(f"{stop.name}: {text}") from None
         raise
     except BaseException:
-        sweep.say_how_far([_program(), *typed])
+        sweep.say_how_far(typed)
         raise
     return 0
-
-
-def _program() -> str:
-    """What stands after `python` in a command line for this program."""
-    return _script if _script is not None else "run.py"
 
 
 def _checked(args: argparse.Namespace) -> tuple[Composer, bool]:
@@ -166,7 +173,7 @@ def execute(composed: DictConfig) -> float | None:
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
         folder = Path(job.runtime.output_dir)
-        with preemption.job():
+        with preemption.job(), project.importable():  # also in a launcher's process
             return sweep.run_job(
                 folder, hydra_output.overrides(), lambda: _accepted(composed, folder), _run, report
             )
@@ -184,13 +191,13 @@ def _accepted(composed: DictConfig, folder: Path | None = None) -> Config:
 
 
 def _run(config: Config) -> float | None:
-    from pipeline.checks import notices  # imports torch, which `--help` does without
+    from pipeline.config import notices  # imports torch, which `--help` does without
 
     for notice in (*notices.find(config), *endpoints.notices(config.plain())):
         _announce(notice)
     count = _ranks_to_start(config)
     if count:
-        command = launch.this_program(_arguments(config), _script)
+        command = launch.this_program(_arguments(config), program.script())
         with preemption.others():  # torch's launcher, which hands them on
             value: float | None = launch.run(command, count, config.distributed.max_restarts)
         return value
@@ -292,80 +299,16 @@ def _message(error: PenstockError) -> str:
     return f"{count} errors in the configuration:\n{lines}"
 
 
-@contextmanager
-def _own_options(argv: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Take our own options off a command line; hydra's and the overrides remain.
-
-    hydra wants its options before or after all overrides; here they may stand in between.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for option, variable in allowances.OPTIONS.items():
-        parser.add_argument(option, dest=variable, action="append", default=[])
-    with terminal.held_back():
-        own, rest = parser.parse_known_args(list(argv))
-    named = {variable: allowances.names(given) for variable, given in vars(own).items()}
-    preflight.raise_if(allowances.check(named))
-    if "--version" in rest:
-        put(_versions())
-        raise SystemExit(0)
-    with terminal.held_back():
-        args, unknown = get_args_parser().parse_known_intermixed_args(rest)
-    preflight.raise_if([_no_option(word, rest) for word in unknown if word.startswith("-")])
-    overrides = args.overrides
-    left = list(overrides)
-    options = [word for word in rest if not (left and word == left[0] and left.pop(0))]
-    # In the environment, processes that launchers start see it too.
-    allowed = {
-        variable: ",".join(
-            dict.fromkeys([*allowances.names([os.environ.get(variable, "")]), *names])
-        )
-        for variable, names in named.items()
-    }
-    with _environment({**allowed, endpoints.SAID: os.environ.get(endpoints.SAID)}):
-        yield options, overrides
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set environment variables for a time; None leaves one as it is, and puts it back, too."""
-    kept = {name: os.environ.get(name) for name in variables}
-    os.environ.update({name: value for name, value in variables.items() if value is not None})
-    try:
-        yield
-    finally:
-        for name, value in kept.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-
 def _for_jobs() -> dict[str, str]:
     """Variables by which programs of a launcher (`python -m ...`) import what this one does: our
     code first, and nothing from the folder that they start in.
     """
-    path = [str(CONF.parent), os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, path)), "PYTHONSAFEPATH": "1"}
-
-
-def _versions() -> str:
-    """What belongs into every report of a problem; read without importing any of it."""
-    said = [f"Penstock {pipeline.__version__}"]
-    for name in ("torch", "torchvision", "hydra-core"):
-        try:
-            said.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            said.append(f"{name} (not installed)")
-    return ", ".join([*said, f"Python {platform.python_version()}"])
-
-
-def _no_option(word: str, words: list[str]) -> Problem:
-    """The problem of an option that nobody knows: most are keys, as other programs take them."""
-    name, _, value = word.partition("=")
-    after = words[words.index(word) + 1 :]
-    value = value or (after[0] if after and not set("-=") & set(after[0]) else "...")
-    way = familiar_names.key(name.strip("-"), value)
-    written = familiar_names.hint(way) or "; keys stand without dashes, as in batch.size=32"
-    return Problem(name, f"there is no such option{written}. All are in --help")
+    path = [str(Path(pipeline.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "PYTHONSAFEPATH": "1",
+        program.VARIABLE: shlex.join(program.words()),
+    }
 
 
 @contextmanager
@@ -382,11 +325,10 @@ def _argv(words: list[str]) -> Iterator[None]:
 
 def _log_to_stderr() -> None:
     """Show what our own modules log; other libraries' warnings appear as they always do."""
-    for name in ("pipeline", "datasets"):
-        logger = logging.getLogger(name)
-        if not logger.handlers:
-            logger.addHandler(terminal.Handler())
-            logger.setLevel(logging.INFO)
+    logger = logging.getLogger("pipeline")
+    if not logger.handlers:
+        logger.addHandler(terminal.Handler())
+        logger.setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

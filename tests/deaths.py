@@ -111,7 +111,7 @@ class Slow:
 
 PROGRAM = """
 import os, signal, sys, threading, time
-from pipeline.workers.backends import LoaderOptions
+from pipeline.loading.workers.backends import LoaderOptions
 from tests import deaths, toy
 
 def go():

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import PenstockError
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 LIMITS = Limits()
 FEW = 120  # samples of a file that are read, from its start and its end
@@ -222,8 +222,8 @@ def _varints(draw: random.Random, content: bytes) -> bytes:
 
 
 def _read_table(path: Path) -> int:
-    from datasets.parquet import Parquet
-    from datasets.parquet_stream import ParquetStream
+    from pipeline.datasets.parquet import Parquet
+    from pipeline.datasets.parquet_stream import ParquetStream
 
     done = read_all(Parquet(str(path), val_fraction=0.0, limits=LIMITS))
     return done + read_all(ParquetStream(str(path), val_fraction=0.0, limits=LIMITS))
@@ -298,8 +298,8 @@ def _unpacked(content: bytes) -> bytes:
 
 
 def _read_text(path: Path) -> int:
-    from datasets.delimited_stream import DelimitedStream
-    from datasets.delimited_text import DelimitedText
+    from pipeline.datasets.delimited_stream import DelimitedStream
+    from pipeline.datasets.delimited_text import DelimitedText
 
     done = 0
     for quoting in ("standard", "none"):
@@ -409,7 +409,7 @@ def _with_checksums(content: bytearray) -> bytes:
 
 
 def _read_tar(path: Path) -> int:
-    from datasets.tar_shards import TarShards
+    from pipeline.datasets.tar_shards import TarShards
 
     done = _sub(lambda: TarShards(str(path), val_fraction=0.0, limits=LIMITS))
     fields = {"label": "cls", "json": None, "npy": None}
@@ -442,7 +442,7 @@ def _mutate_head(draw: random.Random, content: bytes, others: list[bytes]) -> by
 
 
 def _read_wav(path: Path) -> int:
-    from datasets.reading.audio import read_audio
+    from pipeline.datasets.reading.audio import read_audio
 
     return _passes(lambda: read_audio(str(path)))
 
@@ -509,7 +509,7 @@ def _chunk(chunk: tuple[bytes, bytes]) -> bytes:
 
 
 def _read_png(path: Path) -> int:
-    from datasets.reading.image import read_image
+    from pipeline.datasets.reading.image import read_image
 
     return sum(
         _passes(lambda r=reader: read_image(str(path), r)) for reader in ("torchvision", "pillow")
@@ -544,10 +544,10 @@ def _mutate_npy(draw: random.Random, content: bytes, others: list[bytes]) -> byt
 
 
 def _read_npy(path: Path) -> int:
-    from datasets.reading.folder import File, LocalFolder
-    from datasets.reading.labels import class_names, read_labels
-    from datasets.reading.mapped_array import MappedArray
-    from datasets.reading.plain_tensor import plain_tensor
+    from pipeline.datasets.reading.folder import File, LocalFolder
+    from pipeline.datasets.reading.labels import class_names, read_labels
+    from pipeline.datasets.reading.mapped_array import MappedArray
+    from pipeline.datasets.reading.plain_tensor import plain_tensor
 
     array = MappedArray(path, "dataset.root")
     for row in [*range(min(FEW, len(array))), len(array) - 1]:

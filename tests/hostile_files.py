@@ -1,7 +1,7 @@
 """Small files that ask for much, and what must be said of each.
 
-tests/test_hostile_files.py reads `IMAGES`, `AUDIO` and `ARRAYS`: add an attack here, and every
-reader meets it.
+tests/datasets/test_hostile_files.py reads `IMAGES`, `AUDIO` and `ARRAYS`: add an attack here, and
+every reader meets it.
 """
 
 import io

@@ -7,7 +7,7 @@ from hydra.experimental.callback import Callback
 from torch.utils.data import Dataset, IterableDataset, Sampler
 from torchvision.models import resnet18  # noqa: F401  (a part of somebody else, handed on)
 
-from pipeline.samplers import Sequential
+from pipeline.order.samplers import Sequential
 
 # conf/dataset/numbers.yaml of a folder of one's own.
 NUMBERS = """# @package _global_

@@ -9,8 +9,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from pipeline.packs.packing import pack
-from pipeline.packs.recipe import Recipe
+from pipeline.packing.packing import pack
+from pipeline.packing.recipe import Recipe
 
 
 class Everything(Dataset):

@@ -1,4 +1,4 @@
-"""What each rank does in tests/test_ranks.py; started by torchrun with a folder to work in.
+"""What each rank does in tests/distributed/test_ranks.py; torchrun starts it with a folder.
 
 Rank 0 leaves what it has seen in <folder>/<world size>.json.
 """
@@ -13,16 +13,16 @@ from torch import nn
 from torch.utils.data import Dataset
 from torchmetrics import MeanSquaredError, SpearmanCorrCoef
 
-from pipeline.collate import Stack
-from pipeline.fetch import Fetch
-from pipeline.loader import Loader
-from pipeline.objective import Regression
-from pipeline.plan import Plan
-from pipeline.ranks.group import Group, join
-from pipeline.runner import validate
-from pipeline.samplers import Sequential
-from pipeline.saving import checkpoint
-from pipeline.world import from_environment, is_launched
+from pipeline.distributed.group import Group, join
+from pipeline.distributed.world import from_environment, is_launched
+from pipeline.loading.collate import Stack
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.loader import Loader
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Sequential
+from pipeline.runs import checkpoint
+from pipeline.training.objective import Regression
+from pipeline.training.runner import validate
 from tests.resuming import SAMPLERS, STREAMS, Case
 
 # By default a world that divides no batch evenly, and a few cases; all with `make stress`.

@@ -12,23 +12,23 @@ from torch import nn
 from torch.utils.data import Dataset
 from torchmetrics import MeanSquaredError
 
-from pipeline.collate import Stack
-from pipeline.fetch import Fetch
-from pipeline.learner import Options
-from pipeline.loader import Loader
-from pipeline.objective import Regression
-from pipeline.plan import Plan
-from pipeline.preemption import Preempted
-from pipeline.ranks.group import Group
-from pipeline.ranks.parallel import Parallel, prepare
-from pipeline.runner import Observer, fit
-from pipeline.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
-from pipeline.saving import checkpoint
-from pipeline.saving.checkpoint import Checkpoints
-from pipeline.stream_fetch import StreamFetch
-from pipeline.streams import StreamOrder, StreamPlan
-from pipeline.torch_samplers import adapt
-from pipeline.workers.backends import LoaderOptions
+from pipeline.distributed.group import Group
+from pipeline.distributed.parallel import Parallel, prepare
+from pipeline.distributed.preemption import Preempted
+from pipeline.loading.collate import Stack
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.loader import Loader
+from pipeline.loading.stream_fetch import StreamFetch
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from pipeline.order.streams import StreamOrder, StreamPlan
+from pipeline.order.torch_samplers import adapt
+from pipeline.runs import checkpoint
+from pipeline.runs.checkpoint import Checkpoints
+from pipeline.training.objective import Regression
+from pipeline.training.runner import Observer, fit
+from pipeline.training.train_step import TrainOptions
 from tests import streams
 
 LENGTH, SIZE, EPOCHS = 22, 4, 3
@@ -193,7 +193,7 @@ class Case:
         scheduler = SCHEDULERS[self.scheduler](optimizer)
         objective = self.objective()
         written = Written()
-        chosen = Options(
+        chosen = TrainOptions(
             **{"max_epochs": EPOCHS, "log_every": 3, **self.options, **(options or {})}
         )
         stopped = False

@@ -24,11 +24,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial
 
-from pipeline.ranks.group import Group
-from pipeline.ranks.parallel import like
-from pipeline.saving import checkpoint
-from pipeline.saving.checkpoint import CheckpointError, Checkpoints
-from pipeline.world import World
+from pipeline.distributed.group import Group
+from pipeline.distributed.parallel import like
+from pipeline.distributed.world import World
+from pipeline.runs import checkpoint
+from pipeline.runs.checkpoint import CheckpointError, Checkpoints
 
 # Once for all ranks: what `fully_shard` and saving import by and by.
 IMPORTED = (torch._dynamo, hf_storage, state_dict_loader, state_dict_saver)

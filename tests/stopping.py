@@ -17,13 +17,8 @@ import torchmetrics.regression  # noqa: F401
 from torch.utils.data import Dataset
 
 # What every run imports is imported once, here, and not by each process that is forked.
-import pipeline.build
-import pipeline.metrics
-import pipeline.models
-import pipeline.tasks.fit
-import pipeline.tasks.sweep  # noqa: F401
 from pipeline import command
-from pipeline.saving import checkpoint
+from pipeline.runs import checkpoint
 
 ROWS, BATCH, EPOCHS = 64, 4, 6
 DATASET = f"""# @package _global_

@@ -22,7 +22,7 @@ import threading
 import types
 from pathlib import Path
 
-# What runs import when they get there, beside all modules of `pipeline` and `datasets`.
+# What runs import when they get there, beside all modules of `pipeline`.
 LATE = (
     "hydra.main", "hydra._internal.core_plugins.basic_launcher", "matplotlib.pyplot", "numpy",
     "PIL.ImageFont", "pytest", "torch.distributed.elastic.multiprocessing.api",
@@ -58,11 +58,11 @@ def main(connection):
 
 
 def import_everything():
-    import datasets
     import pipeline
+    import pipeline.datasets
 
     found = [
-        module.name for package in (pipeline, datasets)
+        module.name for package in (pipeline, pipeline.datasets)
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ]  # fmt: skip
     for name in (*LATE, *found):

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from datasets.arrow.columns import Column, is_list
-from datasets.arrow.labels import label_codes
-from datasets.reading.image import decode_image
-from datasets.reading.plain_tensor import plain_tensor
-from pipeline.limits import Limits
-from pipeline.randomness import IntArray
+from pipeline.datasets.arrow.columns import Column, is_list
+from pipeline.datasets.arrow.labels import label_codes
+from pipeline.datasets.reading.image import decode_image
+from pipeline.datasets.reading.plain_tensor import plain_tensor
+from pipeline.files.limits import Limits
+from pipeline.order.randomness import IntArray
 
 if TYPE_CHECKING:
     import pyarrow as pa

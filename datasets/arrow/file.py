@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from datasets.reading.expansion import FREE
-from datasets.reading.file_kind import stranger
-from datasets.reading.regular_file import check_regular
+from pipeline.datasets.reading.expansion import FREE
+from pipeline.datasets.reading.file_kind import stranger
+from pipeline.datasets.reading.regular_file import check_regular
 from pipeline.errors import DataError
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,8 +46,8 @@ def open_file(path: str, name: str, limits: Limits) -> ArrowFile:
         DataError: it is missing, cut off, no regular file, not what its suffix says, or claims more
             than `limits`.
     """
-    from datasets.arrow.ipc_file import IpcFile
-    from datasets.arrow.parquet_file import ParquetFile
+    from pipeline.datasets.arrow.ipc_file import IpcFile
+    from pipeline.datasets.arrow.parquet_file import ParquetFile
 
     try:
         check_regular(path)

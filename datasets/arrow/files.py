@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from datasets.arrow.file import ArrowFile, damage_errors, first_line, open_file
-from datasets.reading.open_files import OpenFiles
-from datasets.reading.positioned_file import PositionedFile
+from pipeline.datasets.arrow.file import ArrowFile, damage_errors, first_line, open_file
+from pipeline.datasets.reading.open_files import OpenFiles
+from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.errors import DataError
-from pipeline.limits import Limits
-from pipeline.randomness import IntArray
+from pipeline.files.limits import Limits
+from pipeline.order.randomness import IntArray
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from datasets.files import Files
+    from pipeline.datasets.files import Files
 
 
 class ArrowFiles:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from datasets.reading.expansion import check_expansion
-from pipeline.limits import Limits
+from pipeline.datasets.reading.expansion import check_expansion
+from pipeline.files.limits import Limits
 
 if TYPE_CHECKING:
     import pyarrow as pa

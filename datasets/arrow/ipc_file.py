@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datasets.arrow.ipc_claims import check_batch, check_dictionaries, is_compressed
-from datasets.arrow.soundness import check_table
+from pipeline.datasets.arrow.ipc_claims import check_batch, check_dictionaries, is_compressed
+from pipeline.datasets.arrow.soundness import check_table
 from pipeline.errors import DataError
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 if TYPE_CHECKING:
     import pyarrow as pa

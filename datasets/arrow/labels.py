@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from datasets.arrow.columns import Column, is_text, written_classes
-from datasets.arrow.files import ArrowFiles, in_one_piece
+from pipeline.datasets.arrow.columns import Column, is_text, written_classes
+from pipeline.datasets.arrow.files import ArrowFiles, in_one_piece
 from pipeline.errors import DataError
-from pipeline.limits import Limits
-from pipeline.randomness import IntArray
+from pipeline.files.limits import Limits
+from pipeline.order.randomness import IntArray
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,16 +19,16 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from datasets.arrow.columns import has_lengths, kinds_of
-from datasets.arrow.files import in_one_piece
-from datasets.arrow.labels import label_codes
+from pipeline.datasets.arrow.columns import has_lengths, kinds_of
+from pipeline.datasets.arrow.files import in_one_piece
+from pipeline.datasets.arrow.labels import label_codes
 from pipeline.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from datasets.arrow.table import ArrowTable
+    from pipeline.datasets.arrow.table import ArrowTable
 
 # A column of the table: which column of the files it is made of, and how.
 Made = tuple[str, Callable[["pa.Array"], Any]]

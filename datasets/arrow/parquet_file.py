@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from datasets.arrow.parquet_footer import Chunk, row_groups
-from datasets.arrow.parquet_pages import Claim, claim_of
-from datasets.arrow.soundness import check_table
-from datasets.reading.expansion import allowed, check_expansion
-from pipeline.limits import Limits
+from pipeline.datasets.arrow.parquet_footer import Chunk, row_groups
+from pipeline.datasets.arrow.parquet_pages import Claim, claim_of
+from pipeline.datasets.arrow.soundness import check_table
+from pipeline.datasets.reading.expansion import allowed, check_expansion
+from pipeline.files.limits import Limits
 
 if TYPE_CHECKING:
     import pyarrow as pa

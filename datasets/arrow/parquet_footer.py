@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from datasets.arrow.thrift import read_struct
+from pipeline.datasets.arrow.thrift import read_struct
 
 if TYPE_CHECKING:
     import pyarrow as pa

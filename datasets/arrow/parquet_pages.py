@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from datasets.arrow.parquet_footer import Chunk
-from datasets.arrow.thrift import read_struct
+from pipeline.datasets.arrow.parquet_footer import Chunk
+from pipeline.datasets.arrow.thrift import read_struct
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,23 +15,29 @@ from typing import Any
 
 import numpy as np
 
-from datasets.arrow.cells import Cells, read_cells
-from datasets.arrow.columns import Column, Fields, choose_columns, num_features, require_pyarrow
-from datasets.arrow.file import SUFFIXES, damage_errors, first_line
-from datasets.arrow.files import ArrowFiles, in_one_piece
-from datasets.arrow.labels import find_classes
-from datasets.arrow.row_groups import RowGroups
-from datasets.files import Files
-from datasets.reading.data_file import DataFile, data_file
-from datasets.reading.fingerprint import Fingerprinted, Part
-from datasets.reading.image import check_reader
-from datasets.reading.row_split import RowSplit
-from datasets.reading.shard_files import ShardFiles, split_of
-from datasets.reading.split import check_split
-from datasets.reading.table_rows import AllRows, ListedRows, TableRows, rows_before
+from pipeline.datasets.arrow.cells import Cells, read_cells
+from pipeline.datasets.arrow.columns import (
+    Column,
+    Fields,
+    choose_columns,
+    num_features,
+    require_pyarrow,
+)
+from pipeline.datasets.arrow.file import SUFFIXES, damage_errors, first_line
+from pipeline.datasets.arrow.files import ArrowFiles, in_one_piece
+from pipeline.datasets.arrow.labels import find_classes
+from pipeline.datasets.arrow.row_groups import RowGroups
+from pipeline.datasets.files import Files
+from pipeline.datasets.reading.data_file import DataFile, data_file
+from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.image import check_reader
+from pipeline.datasets.reading.row_split import RowSplit
+from pipeline.datasets.reading.shard_files import ShardFiles, split_of
+from pipeline.datasets.reading.split import check_split
+from pipeline.datasets.reading.table_rows import AllRows, ListedRows, TableRows, rows_before
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import Limits
-from pipeline.randomness import IntArray
+from pipeline.files.limits import Limits
+from pipeline.order.randomness import IntArray
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +50,7 @@ _SPREAD = 1 << 16  # rows of the split, likewise
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What a person says about a table; `datasets.parquet.Parquet` tells the meaning."""
+    """What a person says about a table; `pipeline.datasets.parquet.Parquet` tells the meaning."""
 
     fields: Fields | None = None
     split_column: str | None = None

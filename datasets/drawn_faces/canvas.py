@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-from datasets.drawn_faces.look import Colour
-from datasets.drawn_faces.shape import Plane, Points
+from pipeline.datasets.drawn_faces.look import Colour
+from pipeline.datasets.drawn_faces.shape import Plane, Points
 
 FINE = 3  # shapes are drawn so many times as large
 

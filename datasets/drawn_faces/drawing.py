@@ -14,10 +14,10 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from datasets.drawn_faces.canvas import Canvas, disc, enlarged, plain, smooth
-from datasets.drawn_faces.head import Head, head_outline
-from datasets.drawn_faces.look import Look, mixed, muted, shade
-from datasets.drawn_faces.shape import FaceShape, Plane, Points, Pose
+from pipeline.datasets.drawn_faces.canvas import Canvas, disc, enlarged, plain, smooth
+from pipeline.datasets.drawn_faces.head import Head, head_outline
+from pipeline.datasets.drawn_faces.look import Look, mixed, muted, shade
+from pipeline.datasets.drawn_faces.shape import FaceShape, Plane, Points, Pose
 
 
 def draw_face(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from datasets.drawn_faces.look import Look
-from datasets.drawn_faces.shape import Plane, Points, Pose
+from pipeline.datasets.drawn_faces.look import Look
+from pipeline.datasets.drawn_faces.shape import Plane, Points, Pose
 
 _CENTRE = np.array([0.0, -0.06, -0.16])
 _RADII = np.array([1.06, 1.46, 1.06])

@@ -8,7 +8,7 @@ because libsndfile takes a WAV that was cut off for a shorter one. Cost of readi
 What is refused: a file that is missing, no regular file, empty, no audio, without samples, cut
 short, damaged, with values that are not finite, or longer by its header than the limits allow;
 nothing is allocated for such a claim. The sampling rate is handed on as it is (see
-`pipeline.audio.Resample`).
+`pipeline.transforms.audio.Resample`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from datasets.reading.file_kind import stranger
-from datasets.reading.folder import Folder
+from pipeline.datasets.reading.file_kind import stranger
+from pipeline.datasets.reading.folder import Folder
 from pipeline.errors import ConfigError, DataError
-from pipeline.limits import DEFAULT, Limits
-from pipeline.randomness import IntArray
-from pipeline.regular_file import regular_descriptor
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.files.regular_file import regular_descriptor
+from pipeline.order.randomness import IntArray
 
 T = TypeVar("T")
 

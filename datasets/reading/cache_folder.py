@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from datasets.reading.generated_folder import generated_folder
+from pipeline.datasets.reading.generated_folder import generated_folder
 from pipeline.errors import DataError
-from pipeline.own_files import check_tree, open_own, own_folder
+from pipeline.files.own_files import check_tree, open_own, own_folder
 
 
 class CacheFolder:

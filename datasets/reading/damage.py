@@ -26,9 +26,9 @@ import numpy as np
 import torch
 import torchvision.io  # noqa: F401  (registers torch.ops.image)
 
-from datasets.reading.audio import read_audio, read_integers
-from pipeline.limits import DEFAULT, Limits
-from pipeline.regular_file import read_regular
+from pipeline.datasets.reading.audio import read_audio, read_integers
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.files.regular_file import read_regular
 from pipeline.terminal import say
 
 _RGB = 3  # torchvision.io.ImageReadMode.RGB.value, which warns when it is looked up

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from datasets.remote.store import is_remote, local_path
+from pipeline.datasets.remote.store import is_remote, local_path
 from pipeline.errors import DataError
 
 if TYPE_CHECKING:
-    from datasets.files import Files
+    from pipeline.datasets.files import Files
 
 
 class DataFile(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.errors import DataError
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 FREE = 64 << 20  # bytes that any file may become, however small it is
 

@@ -1,7 +1,7 @@
 """One hash of everything that makes a dataset what it is, for manifests and for caches.
 
 Two datasets with equal fingerprints give equal samples under equal indices, as far as names and
-sizes can tell: `pipeline.identity.fingerprints` hashes the files' content too where that is wanted.
+sizes can tell: `runs/identity/fingerprints.py` hashes the files' content too where that is wanted.
 Where the data lies on the disk and when it was written do not count.
 """
 
@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.data_file import DataFile
 
 Part = int | float | str | bytes | npt.NDArray[np.generic]
 

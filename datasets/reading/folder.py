@@ -1,7 +1,7 @@
 """Folders of files, here or at an address, and the files in them.
 
 A `Folder` names its files relative to itself, with forward slashes. Cost of reading by it: 0.5 us a
-file on this machine; see `datasets.files` for one at an address.
+file on this machine; see `pipeline.datasets.files` for one at an address.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from datasets.files import Files, is_hidden
-from datasets.reading.data_file import DataFile, data_file
-from datasets.reading.walk import is_folder, walk
-from datasets.remote.store import join
+from pipeline.datasets.files import Files, is_hidden
+from pipeline.datasets.reading.data_file import DataFile, data_file
+from pipeline.datasets.reading.walk import is_folder, walk
+from pipeline.datasets.remote.store import join
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import DEFAULT, Limits
-from pipeline.regular_file import size_of
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.files.regular_file import size_of
 
 if TYPE_CHECKING:
-    from pipeline.randomness import IntArray
+    from pipeline.order.randomness import IntArray
 
 T = TypeVar("T")
 

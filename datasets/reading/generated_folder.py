@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.own_files import check_own, own_folder
+from pipeline.files.own_files import check_own, own_folder
 
 VARIABLE = "PENSTOCK_CACHE"
 

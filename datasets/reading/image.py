@@ -32,13 +32,13 @@ import torch
 import torchvision.io  # noqa: F401  (registers torch.ops.image)
 from torchvision import tv_tensors
 
-from datasets.reading.file_kind import stranger
-from datasets.reading.image_claims import Claim, claim_of, without_texts
-from datasets.reading.tiff_directory import TiffDirectory, check_exif
+from pipeline.datasets.reading.file_kind import stranger
+from pipeline.datasets.reading.image_claims import Claim, claim_of, without_texts
+from pipeline.datasets.reading.tiff_directory import TiffDirectory, check_exif
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.images.encoded import EncodedImage
-from pipeline.limits import DEFAULT, Limits
-from pipeline.regular_file import read_regular
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.files.regular_file import read_regular
+from pipeline.loading.encoded import EncodedImage
 
 if TYPE_CHECKING:
     from PIL import Image

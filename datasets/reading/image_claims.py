@@ -16,8 +16,8 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from datasets.reading.tiff_directory import TiffDirectory, check_exif
-from pipeline.images.jpeg_header import scans_too_often
+from pipeline.datasets.reading.tiff_directory import TiffDirectory, check_exif
+from pipeline.transforms.jpeg_header import scans_too_often
 
 PNG = b"\x89PNG\r\n\x1a\n"
 _MOST_PARTS = 100_000

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from datasets.reading.folder import File
-from datasets.reading.mapped_array import MappedArray
+from pipeline.datasets.reading.folder import File
+from pipeline.datasets.reading.mapped_array import MappedArray
 from pipeline.errors import DataError
-from pipeline.limits import DEFAULT, Limits
-from pipeline.randomness import IntArray
-from pipeline.regular_file import read_regular
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.files.regular_file import read_regular
+from pipeline.order.randomness import IntArray
 
 
 def read_labels(labels: MappedArray, key: str, limits: Limits = DEFAULT) -> IntArray:

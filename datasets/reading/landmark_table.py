@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from datasets.reading.inner_name import leads_out
+from pipeline.datasets.reading.inner_name import leads_out
 from pipeline.errors import DataError
-from pipeline.limits import DEFAULT, Limits
-from pipeline.randomness import IntArray
-from pipeline.regular_file import regular_descriptor
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.files.regular_file import regular_descriptor
+from pipeline.order.randomness import IntArray
 
 if TYPE_CHECKING:
     from _csv import Reader

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from datasets.reading.data_file import DataFile
-from datasets.reading.fingerprint import Part
-from datasets.reading.folder import File, LocalFolder
+from pipeline.datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.fingerprint import Part
+from pipeline.datasets.reading.folder import File, LocalFolder
 from pipeline.errors import DataError
-from pipeline.limits import DEFAULT, Limits
-from pipeline.packs.npy import map_npy
-from pipeline.regular_file import regular_descriptor
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.files.regular_file import regular_descriptor
+from pipeline.packing.npy import map_npy
 
 _BLOCK = 4096
 _BLOCKS = 1024

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from datasets.reading.regular_file import regular_descriptor
+from pipeline.datasets.reading.regular_file import regular_descriptor
 from pipeline.errors import DataError
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from datasets.files import Files
-from datasets.reading.folder import Folder, LocalFolder, RemoteFolder
-from datasets.remote.store import is_remote, local_path
+from pipeline.datasets.files import Files
+from pipeline.datasets.reading.folder import Folder, LocalFolder, RemoteFolder
+from pipeline.datasets.remote.store import is_remote, local_path
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import DEFAULT, Limits
+from pipeline.files.limits import DEFAULT, Limits
 
 
 def open_root(

@@ -14,8 +14,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from datasets.reading.split import check_split
-from pipeline.randomness import IntArray, hash64, hash64_array
+from pipeline.datasets.reading.split import check_split
+from pipeline.order.randomness import IntArray, hash64, hash64_array
 
 
 class RowSplit:

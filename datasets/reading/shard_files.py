@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from datasets.reading.root import existing_root
-from datasets.remote.store import is_remote, join, local_path
+from pipeline.datasets.reading.root import existing_root
+from pipeline.datasets.remote.store import is_remote, join, local_path
 from pipeline.errors import ConfigError, DataError, Problem
 
 if TYPE_CHECKING:
-    from datasets.files import Files
+    from pipeline.datasets.files import Files
 
 _TRAIN = re.compile(r"train(ing)?([^a-z]|$)", re.IGNORECASE)
 _VAL = re.compile(r"val(id|idation)?([^a-z]|$)", re.IGNORECASE)

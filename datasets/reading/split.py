@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import ConfigError, Problem
-from pipeline.randomness import IntArray, KeyArray, hash64, hash64_array
+from pipeline.order.randomness import IntArray, KeyArray, hash64, hash64_array
 
 Split = Literal["train", "val"]
 Names = npt.NDArray[np.bytes_]

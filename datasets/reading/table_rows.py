@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.randomness import IntArray
+from pipeline.order.randomness import IntArray
 
 
 class TableRows(Protocol):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.errors import DataError
-from pipeline.limits import DEFAULT, Limits
+from pipeline.files.limits import DEFAULT, Limits
 
 _log = logging.getLogger(__name__)
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from datasets.remote.crawl import Crawl
-from datasets.remote.listing import Found, Listing, bytes_of
-from datasets.remote.patience import Patience, is_transient
-from datasets.remote.store import Store, join, name_in, parse_address
+from pipeline.datasets.remote.crawl import Crawl
+from pipeline.datasets.remote.listing import Found, Listing, bytes_of
+from pipeline.datasets.remote.retry import RetryPolicy, is_transient
+from pipeline.datasets.remote.store import Store, join, name_in, parse_address
 from pipeline.errors import DataError
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 if TYPE_CHECKING:
-    from pipeline.randomness import IntArray
+    from pipeline.order.randomness import IntArray
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Catalog:
 
     Args:
         options, timeout: for the stores.
-        patience: with them.
+        retry: with them.
         limits: of a listing.
     """
 
@@ -43,13 +43,13 @@ class Catalog:
         self,
         options: Mapping[str, Any],
         timeout: float,
-        patience: Patience,
+        retry: RetryPolicy,
         limits: Limits | None = None,
     ) -> None:
         self._limits = limits or Limits()
         self._options = options
         self._timeout = timeout
-        self._patience = patience
+        self._retry = retry
         self._listings: dict[str, Listing] = {}
         self._found: dict[str, Found] = {}
 
@@ -80,7 +80,7 @@ class Catalog:
     def look_again(self, address: str) -> Found:
         """A file as it is now."""
         store = self.store(address)
-        return self._patience(address, lambda: store.look(address))
+        return self._retry(address, lambda: store.look(address))
 
     def listing(self, address: str) -> Listing:
         """All files below a folder.
@@ -143,7 +143,7 @@ class Catalog:
         return Listing.of(files), folders
 
     def _below(self, store: Store, folder: str, crawl: Crawl) -> Listing:
-        return self._patience(folder, lambda: store.files_below(folder, crawl))
+        return self._retry(folder, lambda: store.files_below(folder, crawl))
 
     def _looked(self, address: str, names: Sequence[str]) -> list[Found]:
         """Those of the files `names` that are there, each looked at."""
@@ -165,7 +165,7 @@ class Catalog:
                     raise
                 return None
 
-        return self._patience(address, attempt)
+        return self._retry(address, attempt)
 
     def _many(self, action: Callable[[str], T], over: Iterable[str]) -> Iterator[T]:
         """`action` for each, several at a time, in order."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Hashable
 
 from pipeline.errors import DataError
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 _log = logging.getLogger(__name__)
 

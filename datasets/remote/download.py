@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Protocol
 
-from datasets.remote.catalog import Catalog
-from datasets.remote.listing import Found
-from datasets.remote.patience import Damaged, Patience
-from datasets.remote.store import Store
+from pipeline.datasets.remote.catalog import Catalog
+from pipeline.datasets.remote.listing import Found
+from pipeline.datasets.remote.retry import Damaged, RetryPolicy
+from pipeline.datasets.remote.store import Store
 from pipeline.errors import DataError
 
 PIECE = 32 * 2**20  # bytes of one request
@@ -45,12 +45,12 @@ class Download:
 
     Args:
         catalog: what the stores say of them.
-        patience: with the stores.
+        retry: with the stores.
     """
 
-    def __init__(self, catalog: Catalog, patience: Patience) -> None:
+    def __init__(self, catalog: Catalog, retry: RetryPolicy) -> None:
         self._catalog = catalog
-        self._patience = patience
+        self._retry = retry
         self._unsummed = False  # whether what look like checksums have proved to be none
 
     def __call__(self, address: str, found: Found, sink: Sink) -> None:
@@ -60,7 +60,7 @@ class Download:
             DataError: it doesn't come whole, or is another version by now.
         """
         sums: list[str] = []
-        self._patience(address, lambda: self._attempt(address, found, sink, sums))
+        self._retry(address, lambda: self._attempt(address, found, sink, sums))
 
     def _attempt(self, address: str, found: Found, sink: Sink, sums: list[str]) -> None:
         digest = hashlib.md5(usedforsecurity=False)
@@ -98,7 +98,7 @@ class Download:
         else:
             for start in range(0, size, PIECE):
                 end = min(start + PIECE, size)
-                piece = self._patience(address, partial(_piece, store, address, start, end))
+                piece = self._retry(address, partial(_piece, store, address, start, end))
                 yield piece
                 if len(piece) == size:  # a web server that knows no ranges sends it all
                     return

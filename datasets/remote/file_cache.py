@@ -14,7 +14,7 @@ An entry that is being read can go at any time: a file that is open stays readab
 closed. Entries asked for last go last. Use is noted by an entry's modification time, to 1 s.
 
 Folders are made for their user alone (mode 0700), and what is in them has to be regular files of
-this user's: what a link leads to is neither read nor written (pipeline/own_files.py).
+this user's: what a link leads to is neither read nor written (pipeline/files/own_files.py).
 
 Cost: 5 us for an entry that is there; for one that is not, beside the download, the time that the
 disk takes to write it (4 ms), and 4 us for every entry in the cache each time that room is made.
@@ -32,7 +32,7 @@ from errno import ENOLCK, ENOSPC, ENOTSUP
 from pathlib import Path
 
 from pipeline.errors import DataError
-from pipeline.own_files import check_own, open_own, own_folder
+from pipeline.files.own_files import check_own, open_own, own_folder
 
 _PATIENCE = 300.0  # seconds to wait for the room that other downloads have been promised
 _FRESH = 1.0  # seconds in which a use is not noted again

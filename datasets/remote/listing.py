@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from pipeline.randomness import IntArray
+    from pipeline.order.randomness import IntArray
 
 Bytes = npt.NDArray[np.bytes_]
 

@@ -7,7 +7,7 @@
 
 The speaking is done by fsspec and its kin, which are imported with the first address. Their file
 systems run threads and hold connections, neither of which survives a fork, so each process makes
-its own when it first reads. They try nothing again by themselves: `remote.patience` does.
+its own when it first reads. They try nothing again by themselves: `remote.retry` does.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
-from datasets.remote import web
-from datasets.remote.crawl import Crawl, Tokens
-from datasets.remote.listing import Found, Listing
+from pipeline.datasets.remote import web
+from pipeline.datasets.remote.crawl import Crawl, Tokens
+from pipeline.datasets.remote.listing import Found, Listing
 from pipeline.errors import ConfigError, DataError, Problem
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://", re.ASCII)
@@ -93,7 +93,7 @@ class _Kind:
     Attributes:
         system: the file system's class and the module that it is in.
         module: what has to be installed.
-        defaults: seconds of patience with a silent connection -> options of the file system.
+        defaults: seconds to wait for a silent connection -> options of the file system.
         lists: whether a listing tells sizes and versions.
     """
 
@@ -119,10 +119,10 @@ def _gs(timeout: float) -> dict[str, Any]:
 def _http(timeout: float) -> dict[str, Any]:
     import aiohttp
 
-    patience = aiohttp.ClientTimeout(total=None, sock_connect=timeout, sock_read=timeout)
+    retry = aiohttp.ClientTimeout(total=None, sock_connect=timeout, sock_read=timeout)
     # Compressed on the way, a file would not have the size that was announced.
     headers = {"Accept-Encoding": "identity"}
-    return {"client_kwargs": {"timeout": patience, "headers": headers,
+    return {"client_kwargs": {"timeout": retry, "headers": headers,
                               "trace_configs": [web.checked_redirects()],
                               "response_class": web.bounded_pages()}}  # fmt: skip
 

@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from datasets.reading.image import decode_image
-from datasets.reading.plain_tensor import plain_tensor
+from pipeline.datasets.reading.image import decode_image
+from pipeline.datasets.reading.plain_tensor import plain_tensor
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "gif")
 NUMBERS = ("cls", "id", "index")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from datasets.tar.members import Member, Source, read_members
+from pipeline.datasets.tar.members import Member, Source, read_members
 from pipeline.errors import DataError
 
 

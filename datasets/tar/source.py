@@ -7,11 +7,11 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from datasets.reading.expansion import check_expansion
-from datasets.reading.positioned_file import PositionedFile
-from datasets.reading.regular_file import open_regular
+from pipeline.datasets.reading.expansion import check_expansion
+from pipeline.datasets.reading.positioned_file import PositionedFile
+from pipeline.datasets.reading.regular_file import open_regular
 from pipeline.errors import DataError
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 PLAIN = (".tar",)
 COMPRESSED = (".tar.gz", ".tgz")

@@ -16,17 +16,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from datasets.reading.fingerprint import fingerprint
-from datasets.text.delimited_format import (
+from pipeline.datasets.reading.fingerprint import fingerprint
+from pipeline.datasets.text.delimited_format import (
     BadRecord,
     Columns,
     DelimitedFormat,
     miscounted,
     unknown_label,
 )
-from datasets.text.record_index import RecordIndex
+from pipeline.datasets.text.record_index import RecordIndex
 from pipeline.errors import DataError
-from pipeline.randomness import IntArray
+from pipeline.order.randomness import IntArray
 
 _PIECE = 1 << 20
 _GATHERED = 1 << 22  # bytes of labels that are compared at once

@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from datasets.reading.expansion import check_expansion
-from datasets.reading.regular_file import open_regular
+from pipeline.datasets.reading.expansion import check_expansion
+from pipeline.datasets.reading.regular_file import open_regular
 from pipeline.errors import DataError
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 _MAGIC = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
 # Bytes given to zstd at once. A block can be 4 bytes for 128 KiB, so they become 64 MiB at most; of

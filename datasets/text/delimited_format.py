@@ -18,9 +18,9 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from datasets.text.record_scan import Quoting
+from pipeline.datasets.text.record_scan import Quoting
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 
 class BadRecord(Exception):

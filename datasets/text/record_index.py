@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from datasets.reading.cache_folder import CacheFolder
-from datasets.reading.fingerprint import fingerprint
-from datasets.reading.positioned_file import PositionedFile
-from datasets.text.record_scan import CELL, Blocks, Quoting, StrayQuote, scan
+from pipeline.datasets.reading.cache_folder import CacheFolder
+from pipeline.datasets.reading.fingerprint import fingerprint
+from pipeline.datasets.reading.positioned_file import PositionedFile
+from pipeline.datasets.text.record_scan import CELL, Blocks, Quoting, StrayQuote, scan
 from pipeline.errors import DataError
-from pipeline.limits import Limits
-from pipeline.randomness import IntArray
+from pipeline.files.limits import Limits
+from pipeline.order.randomness import IntArray
 
 _VERSION = 1
 _SAMPLED = 64  # blocks of 4 KiB that go into the key

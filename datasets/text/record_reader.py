@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 
-from datasets.reading.positioned_file import PositionedFile
-from datasets.text.compressed import compression_of, opened
-from datasets.text.record_index import line_of
-from datasets.text.record_scan import Quoting, text_bounds
+from pipeline.datasets.reading.positioned_file import PositionedFile
+from pipeline.datasets.text.compressed import compression_of, opened
+from pipeline.datasets.text.record_index import line_of
+from pipeline.datasets.text.record_scan import Quoting, text_bounds
 from pipeline.errors import DataError
-from pipeline.limits import Limits
+from pipeline.files.limits import Limits
 
 _PIECE = 1 << 20
 _BLANK = 1 << 20  # lines in a row, which are held until it is known whether they end the file

@@ -24,8 +24,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from datasets.reading.positioned_file import PositionedFile
-from pipeline.randomness import IntArray
+from pipeline.datasets.reading.positioned_file import PositionedFile
+from pipeline.order.randomness import IntArray
 
 Quoting = Literal["standard", "none"]
 Mask = npt.NDArray[np.bool_]

@@ -1,6 +1,6 @@
 """What is written in C, for speed; never required.
 
 `jpeg` is built with the package where a compiler and libjpeg-turbo's headers are there. Where it
-is not, importing `pipeline.native.jpeg` raises ImportError, and `pipeline.image_decoding` does the
+is not, importing `native/jpeg.py` raises ImportError, and `transforms/image_decoding.py` does the
 same in Python.
 """

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import get_args
 
-from pipeline.config import Config, Task
+from pipeline.config.schema import Config, Task
 
 TASKS: tuple[str, ...] = get_args(Task)
 

@@ -24,23 +24,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pipeline.bad_samples import BadSampleError, LeftOut, Stage, in_one_line, path_of
-from pipeline.build import Parts
-from pipeline.config import Config
+from pipeline.build.parts import Parts
+from pipeline.config.schema import Config
+from pipeline.distributed.preemption import Preempted, Stop
+from pipeline.distributed.world import World
 from pipeline.errors import DataError
-from pipeline.fetch import Batch, Fetch
-from pipeline.loader import Loader
-from pipeline.plan import Plan, Request
-from pipeline.preemption import Preempted, Stop
-from pipeline.quarantine import NAME, Entry, QuarantineFile, entries
-from pipeline.randomness import Draws, sample_keys
-from pipeline.samplers import Sequential
-from pipeline.saving.run_folder import RunFolder
-from pipeline.share import Share
-from pipeline.stream_fetch import StreamFetch
-from pipeline.streams import StreamOrder, StreamPlan
+from pipeline.loading.bad_samples import BadSampleError, LeftOut, Stage, in_one_line, path_of
+from pipeline.loading.batch import Batch
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.loader import Loader
+from pipeline.loading.sample_reader import SampleReader
+from pipeline.loading.stream_fetch import StreamFetch
+from pipeline.order.plan import Plan, Request
+from pipeline.order.randomness import Draws, sample_keys
+from pipeline.order.samplers import Sequential
+from pipeline.order.streams import StreamOrder, StreamPlan
+from pipeline.runs.quarantine import NAME, Entry, QuarantineFile, entries
+from pipeline.runs.run_folder import RunFolder
 from pipeline.terminal import console, one_line, put, say
-from pipeline.world import World
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -135,7 +136,7 @@ class _Checking(Fetch):
         return batch
 
     def _wrong(
-        self, share: Share, request: Request, keys: Sequence[int], draws: Draws
+        self, share: SampleReader, request: Request, keys: Sequence[int], draws: Draws
     ) -> Iterator[LeftOut]:
         for place, key in enumerate(keys):
             row = int(request.indices[place])
@@ -167,7 +168,7 @@ class CheckStream(_Checking, StreamFetch):
     """Checks records."""
 
 
-class _Suspicious(Share):
+class _Suspicious(SampleReader):
     """Whatever goes wrong with a sample is said of it, and ends nothing."""
 
     def _failed(

@@ -14,11 +14,11 @@ import hashlib
 from collections.abc import Iterator
 from itertools import islice
 
-from pipeline import world
-from pipeline.build import Parts
-from pipeline.config import Config
-from pipeline.fetch import hash_of_rows, row_hashes
-from pipeline.ranks.group import Group, join
+from pipeline.build.parts import Parts
+from pipeline.config.schema import Config
+from pipeline.distributed import world
+from pipeline.distributed.group import Group, join
+from pipeline.loading.fetch import hash_of_rows, row_hashes
 from pipeline.terminal import put
 
 

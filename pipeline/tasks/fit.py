@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -24,35 +23,36 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pipeline import disclosure, hydra_output, quarantine
-from pipeline.build import Parts
-from pipeline.checks.allowances import OPTIONS
-from pipeline.checks.data_rules import mode_of
-from pipeline.config import TASK_KEYS, Config
+from pipeline import program
+from pipeline.build.parts import Parts
+from pipeline.config import disclosure, hydra_output, project
+from pipeline.config.allowances import OPTIONS
+from pipeline.config.data_rules import mode_of
+from pipeline.config.schema import TASK_KEYS, Config
+from pipeline.distributed.group import Group, join
+from pipeline.distributed.parallel import Parallel, prepare
+from pipeline.distributed.preemption import Preempted, Preemption, Stop
+from pipeline.distributed.world import World, usable_cpus
 from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.identity.sources import code_of
-from pipeline.learner import Options
-from pipeline.loader import Loader
-from pipeline.meter import NonFiniteLossError
-from pipeline.objective import Objective
-from pipeline.observer import Observer, Record
-from pipeline.plan import Plan
-from pipeline.preemption import Preempted, Preemption, Stop
-from pipeline.ranks.group import Group, join
-from pipeline.ranks.parallel import Parallel, prepare
-from pipeline.resumption import fingerprint, spans
-from pipeline.runner import Result, fit
-from pipeline.saving import run_state
-from pipeline.saving.run_folder import RunFolder, Status
-from pipeline.schedules import renewed
-from pipeline.streams import StreamPlan
+from pipeline.loading.loader import Loader
+from pipeline.order.plan import Plan
+from pipeline.order.streams import StreamPlan
+from pipeline.runs import quarantine, run_state
+from pipeline.runs.identity.sources import code_of
+from pipeline.runs.resumption import fingerprint, spans
+from pipeline.runs.run_folder import RunFolder, Status
+from pipeline.runs.tracker import Nothing, Tracker
 from pipeline.tasks import outcome, progress, summary
 from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.recording import Confusions, Digests, Ledger, Metrics, Quarantine
 from pipeline.tasks.validate import baseline, load_weights, monitored, try_one_batch
 from pipeline.terminal import say
-from pipeline.tracker import Nothing, Tracker
-from pipeline.world import World, usable_cpus
+from pipeline.training.epoch_metrics import NonFiniteLossError
+from pipeline.training.objective import Objective
+from pipeline.training.observer import Observer, Record
+from pipeline.training.runner import Result, fit
+from pipeline.training.schedules import renewed
+from pipeline.training.train_step import TrainOptions
 
 # Signals that come within these seconds of the first are its echo: a terminal sends Ctrl-C to all
 # processes, and the launcher hands it on to its ranks.
@@ -75,7 +75,7 @@ def _tried(config: Config, folder: str) -> Config:
     scheduler = {**config.scheduler, "warmup": 0} if config.scheduler else None
     return config.model_copy(update={
         "trainer": trainer, "scheduler": scheduler, "run_dir": f"{folder}/run", "resume": None,
-        "tracker": {"_target_": "pipeline.tracker.Nothing"},
+        "tracker": {"_target_": "pipeline.runs.tracker.Nothing"},
     })  # fmt: skip
 
 
@@ -203,11 +203,11 @@ def spare_cores(world: World) -> None:
         torch.set_num_threads(min(torch.get_num_threads(), max(1, share)))
 
 
-def make_options(config: Config, objective: Objective) -> Options:
+def make_options(config: Config, objective: Objective) -> TrainOptions:
     """What the configuration says about the loop, as plain values."""
     trainer, kept = config.trainer, config.trainer.checkpoint
     monitor, mode = monitored(config, objective)
-    return Options(
+    return TrainOptions(
         max_epochs=trainer.max_epochs,
         max_steps=trainer.max_steps,
         accumulate=trainer.accumulate,
@@ -234,7 +234,7 @@ def make_parallel(config: Config) -> Parallel:
     return Parallel(wanted.strategy, wanted.find_unused_parameters, wanted.sync_batchnorm)
 
 
-def scheduler_moves(options: Options, plan: Plan | StreamPlan) -> int:
+def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
     """How often a fit will move its scheduler: optimizer steps, or epochs.
 
     Raises:
@@ -290,7 +290,7 @@ def watched(
             raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error
         if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
             raise Preempted(str(error)) from error  # the sweep says how it goes on
-        again = shlex.join(["python", "run.py", f"resume={folder.path}"])
+        again = disclosure.command([*started_words(), f"resume={folder.path}"])
         raise Preempted(f"{error}. To go on:\n  {again}") from error
     except KeyboardInterrupt:
         status = "interrupted"
@@ -318,18 +318,24 @@ def recorders(config: Config, parts: Parts, folder: RunFolder) -> list[Observer]
 
 def command_line(*given: str) -> str:
     """This job's command with its task's overrides replaced by `given`; to be pasted."""
-    words = ["python", "run.py"]
-    for option, variable in OPTIONS.items():
-        if os.environ.get(variable):
-            words += [option, os.environ[variable]]
-    if HydraConfig.initialized():
-        sources = HydraConfig.get().runtime.config_sources
-        for source in sources:
-            if source.provider == "command-line":
-                words += ["--config-dir", source.path]
     mine = ("task", "run_dir", "resume", "resume_despite", *TASK_KEYS)
     own = [word for word in overrides() if word.split("=")[0] not in mine]
-    return disclosure.command([*words, *own, *given])
+    return disclosure.command([*started_words(), *own, *given])
+
+
+def started_words() -> list[str]:
+    """The program, with what this job was allowed and where it looks for groups."""
+    words, said = program.words(), project.current()
+    for option, variable in OPTIONS.items():
+        allowed = os.environ.get(variable)
+        if allowed and not (option == "--trust" and said and allowed == ",".join(said.trust)):
+            words += [option, allowed]
+    if HydraConfig.initialized():
+        for source in HydraConfig.get().runtime.config_sources:
+            known = said is not None and said.config_dir == source.path
+            if source.provider == "command-line" and not known:
+                words += ["--config-dir", source.path]
+    return words
 
 
 def overrides() -> list[str]:

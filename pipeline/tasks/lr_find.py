@@ -22,19 +22,19 @@ from pathlib import Path
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
-from pipeline.build import Parts
-from pipeline.config import Config
+from pipeline.build.parts import Parts
+from pipeline.config.schema import Config
+from pipeline.distributed.group import Group
+from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.fetch import Batch
-from pipeline.learner import Learner
-from pipeline.loader import Loader
-from pipeline.pictures import rate_curve
-from pipeline.ranks.group import Group
-from pipeline.saving.disk import write_atomically
-from pipeline.saving.run_folder import RunFolder
+from pipeline.files.disk import write_atomically
+from pipeline.loading.batch import Batch
+from pipeline.loading.loader import Loader
+from pipeline.runs.pictures import rate_curve
+from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.fit import make_options, spare_cores
 from pipeline.terminal import put
-from pipeline.world import World
+from pipeline.training.train_step import TrainStep
 
 _STEPS = 100
 _MEMORY = 0.9  # what the smoothed loss keeps of itself from one step to the next
@@ -55,8 +55,8 @@ def run(config: Config) -> None:
     parts = Parts(config, World(device=Parts(config).world.device))
     spare_cores(parts.world)
     with parts.loader("train") as train:
-        learner = _learner(config, parts)
-        found = list(rates_and_losses(learner, train, given.lowest, given.highest, steps))
+        train_step = _learner(config, parts)
+        found = list(rates_and_losses(train_step, train, given.lowest, given.highest, steps))
     if len(found) < _FEWEST:
         raise DataError(f"the loss exploded after {len(found)} steps; lower lr_find.lowest, take "
                         "more steps, or look at the data (task=check)")  # fmt: skip
@@ -73,39 +73,39 @@ def run(config: Config) -> None:
     put(f"the loss falls fastest at optimizer.lr={best:.2g}")
 
 
-def _learner(config: Config, parts: Parts) -> Learner:
+def _learner(config: Config, parts: Parts) -> TrainStep:
     objective = parts.objective()
     model = parts.model()
     optimizer = parts.optimizer(model)
     options = replace(make_options(config, objective), max_steps=None, ema=None)
     group = Group(parts.world)
-    return Learner(model, objective, optimizer, None, options, group, config.seed)
+    return TrainStep(model, objective, optimizer, None, options, group, config.seed)
 
 
 def rates_and_losses(
-    learner: Learner, train: Loader, lowest: float, highest: float, steps: int
+    train_step: TrainStep, train: Loader, lowest: float, highest: float, steps: int
 ) -> Iterator[tuple[float, float]]:
     """The learning rate and the mean loss of each optimizer step, until the loss explodes.
 
     The loss is that before the step is taken. It ends with the data where epochs have no batch.
     """
-    scheduler = _rising(learner.optimizer, lowest, highest, steps)
-    learner.model.train()
+    scheduler = _rising(train_step.optimizer, lowest, highest, steps)
+    train_step.model.train()
     lowest_loss, mean = math.inf, 0.0
     with closing(_batches(train)) as batches:
         for step in range(steps):
-            some = list(islice(batches, learner.options.accumulate))
-            losses = [loss for batch in some for loss in learner.learn(batch).tolist()]
+            some = list(islice(batches, train_step.options.accumulate))
+            losses = [loss for batch in some for loss in train_step.learn(batch).tolist()]
             if not losses:
                 return
-            value, rate = math.fsum(losses) / len(losses), learner.lr
+            value, rate = math.fsum(losses) / len(losses), train_step.lr
             mean = _MEMORY * mean + (1 - _MEMORY) * value
             now = mean / (1 - _MEMORY ** (step + 1))
             lowest_loss = min(lowest_loss, now)
             if not math.isfinite(value) or now > _EXPLODED * lowest_loss:
                 return
             yield rate, value
-            learner.update()
+            train_step.update()
             scheduler.step()
 
 

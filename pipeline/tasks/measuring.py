@@ -11,23 +11,23 @@ from typing import Any
 
 import torch
 
-from pipeline.build import Parts
-from pipeline.clock import delayed
-from pipeline.config import Config
+from pipeline.build.parts import Parts
+from pipeline.config.schema import Config
+from pipeline.distributed.group import Group
+from pipeline.distributed.parallel import Parallel, prepare
+from pipeline.distributed.world import World, resolve_device
 from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.fetch import Batch
-from pipeline.isolation import SharedGeneratorError, ThreadRandomness, probe
-from pipeline.learner import Learner
-from pipeline.loader import Loader
-from pipeline.plan import Request
-from pipeline.randomness import scope
-from pipeline.ranks.group import Group
-from pipeline.ranks.parallel import Parallel, prepare
-from pipeline.streams import End
+from pipeline.loading.batch import Batch
+from pipeline.loading.loader import Loader
+from pipeline.loading.stage_timer import delayed
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.plan import Request
+from pipeline.order.randomness import scope
+from pipeline.order.streams import End
+from pipeline.order.thread_generators import SharedGeneratorError, ThreadRandomness, probe
 from pipeline.tasks.fit import make_options, spare_cores
+from pipeline.training.train_step import TrainStep
 from pipeline.tuning.timeline import Step
-from pipeline.workers.backends import LoaderOptions
-from pipeline.world import World, resolve_device
 
 WARM_UP = 3  # steps until allocations, compilation and autotuning are behind
 
@@ -48,8 +48,8 @@ class Course:
         group = Group(self.parts.world)
         model = prepare(self.parts.model(), Parallel(), group)
         optimizer = self.parts.optimizer(model)
-        self.learner = Learner(model, objective, optimizer, None, options, group, config.seed)
-        self.learner.model.train()
+        self.train_step = TrainStep(model, objective, optimizer, None, options, group, config.seed)
+        self.train_step.model.train()
         self.options = self.parts.loader("train").options
         self.cached = self._first()
         for _ in range(WARM_UP):
@@ -57,11 +57,11 @@ class Course:
 
     def train(self, batch: Batch) -> None:
         """A training step, up to its end on the device."""
-        self.learner.learn(batch)
-        if self.learner.batches % self.learner.options.accumulate == 0:
-            self.learner.update()
-        if self.learner.device.type == "cuda":
-            torch.cuda.synchronize(self.learner.device)
+        self.train_step.learn(batch)
+        if self.train_step.batches % self.train_step.options.accumulate == 0:
+            self.train_step.update()
+        if self.train_step.device.type == "cuda":
+            torch.cuda.synchronize(self.train_step.device)
 
     def step_seconds(self, steps: int, most: float = float("inf")) -> float:
         """Median seconds of a step on the cached batch, of `steps` or as many as fit in `most`."""

@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import resumption, world
-from pipeline.config import Config
+from pipeline.config.schema import Config
+from pipeline.distributed import world
+from pipeline.distributed.group import Group
 from pipeline.errors import ConfigError, Problem
-from pipeline.identity.fingerprints import first_difference, in_mode_of, mode_in
-from pipeline.identity.sources import Code, changes
-from pipeline.ranks.group import Group
-from pipeline.resumption import (
+from pipeline.order.address import Address
+from pipeline.runs import checkpoint, resumption, run_state
+from pipeline.runs.checkpoint import Checkpoints, Newest, State, steps_of
+from pipeline.runs.identity.fingerprints import first_difference, in_mode_of, mode_in
+from pipeline.runs.identity.sources import Code, changes
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.resumption import (
     LENGTH,
     Source,
     differences,
@@ -26,10 +30,7 @@ from pipeline.resumption import (
     source,
     spans,
 )
-from pipeline.saving import checkpoint, run_state
-from pipeline.saving.checkpoint import Checkpoints, Newest, State, steps_of
-from pipeline.saving.manifest import read_manifest
-from pipeline.saving.run_folder import RunFolder, last_code
+from pipeline.runs.run_folder import RunFolder, last_code
 from pipeline.terminal import say
 
 _NAMED = 30  # differences from a checkpoint that are listed
@@ -237,8 +238,8 @@ def _was_stopped_early(folder: Path) -> bool:
         return False
 
 
-def _address(state: State) -> tuple[int, int]:
-    return int(state["loader"]["epoch"]), int(state["loader"]["step"])
+def _address(state: State) -> Address:
+    return Address(int(state["loader"]["epoch"]), int(state["loader"]["step"]))
 
 
 def _say(folder: RunFolder, newest: Newest) -> None:

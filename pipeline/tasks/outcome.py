@@ -8,16 +8,16 @@ from pathlib import Path
 
 from torch import nn
 
-from pipeline.build import Parts
-from pipeline.objective import Classification, Objective
-from pipeline.observer import Record
-from pipeline.pictures import confusion_matrix, learning_curves
-from pipeline.runner import Result
+from pipeline.build.parts import Parts
+from pipeline.runs.pictures import confusion_matrix, learning_curves
+from pipeline.runs.tracker import Tracker
 from pipeline.tasks import predictions
 from pipeline.tasks.recording import Confusions
 from pipeline.tasks.validate import print_table
 from pipeline.terminal import put
-from pipeline.tracker import Tracker
+from pipeline.training.objective import Classification, Objective
+from pipeline.training.observer import Record
+from pipeline.training.runner import Result
 
 
 def print_report(result: Result, constant: Record, monitor: str, baseline_name: str) -> None:

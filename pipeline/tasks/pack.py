@@ -9,12 +9,12 @@ split, samples, bytes, folder. What is there already is not made again.
 
 from __future__ import annotations
 
-from pipeline.build import Parts
-from pipeline.checks.nodes import datasets
-from pipeline.config import Config
-from pipeline.packs.folder import Pack
+from pipeline.build.parts import Parts
+from pipeline.config.nodes import datasets
+from pipeline.config.schema import Config
+from pipeline.distributed.world import World
+from pipeline.packing.folder import Pack
 from pipeline.terminal import put
-from pipeline.world import World
 
 
 def run(config: Config) -> None:

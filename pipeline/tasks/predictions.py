@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.batch_transforms import BatchCompose
-from pipeline.build import Parts
-from pipeline.collate import plain
-from pipeline.fetch import Batch
-from pipeline.objective import Classification, LandmarkRegression, Objective
-from pipeline.pictures import contact_sheet, shortened, signals
-from pipeline.plan import Request
-from pipeline.randomness import scope
-from pipeline.saving.disk import write_atomically
-from pipeline.streams import StreamPlan
-from pipeline.transforms import Compose, Normalize
+from pipeline.build.parts import Parts
+from pipeline.files.disk import write_atomically
+from pipeline.loading.batch import Batch
+from pipeline.loading.collate import plain
+from pipeline.order.plan import Request
+from pipeline.order.randomness import scope
+from pipeline.order.streams import StreamPlan
+from pipeline.runs.pictures import contact_sheet, shortened, signals
+from pipeline.training.objective import Classification, LandmarkRegression, Objective
+from pipeline.transforms.batch import BatchCompose
+from pipeline.transforms.image import Compose, Normalize
 
 MOST_PIXELS = 512  # of a picture's longer side
 _FEW = 4  # numbers of a target that are written out

@@ -15,17 +15,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.config import Config
-from pipeline.saving.run_folder import RunFolder
-from pipeline.streams import StreamPlan
+from pipeline.config.schema import Config
+from pipeline.distributed.world import usable_cpus
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.streams import StreamPlan
+from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.fit import command_line
 from pipeline.tasks.measuring import Course, fixed, steps_of
 from pipeline.terminal import console, put, say
 from pipeline.tuning import timeline, verdict
 from pipeline.tuning.timeline import Timeline
 from pipeline.tuning.verdict import Measured, Verdict
-from pipeline.workers.backends import LoaderOptions
-from pipeline.world import usable_cpus
 
 DEFAULT_STEPS = 40
 STAGES = ("read", "transform", "collate", "batch", "transfer")

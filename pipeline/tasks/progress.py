@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from pipeline.fetch import Batch
-from pipeline.loader import Loader
-from pipeline.observer import Observer, Record
+from pipeline.loading.batch import Batch
+from pipeline.loading.loader import Loader
 from pipeline.terminal import REFRESH_SECONDS, bar, left, say
+from pipeline.training.observer import Observer, Record
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pipeline.bad_samples import LeftOut
-from pipeline.budget import Budget
-from pipeline.fetch import Batch
-from pipeline.meter import Step
-from pipeline.objective import Objective
-from pipeline.observer import Observer, Record
-from pipeline.quarantine import QuarantineFile, entries, notes
-from pipeline.saving.disk import append
-from pipeline.saving.run_folder import RunFolder
-from pipeline.tracker import Tracker
+from pipeline.files.disk import append
+from pipeline.loading.bad_samples import LeftOut
+from pipeline.loading.batch import Batch
+from pipeline.loading.budget import Budget
+from pipeline.runs.quarantine import QuarantineFile, entries, notes
+from pipeline.runs.run_folder import RunFolder
+from pipeline.runs.tracker import Tracker
+from pipeline.training.epoch_metrics import Step
+from pipeline.training.objective import Objective
+from pipeline.training.observer import Observer, Record
 
 _log = logging.getLogger(__name__)
 

@@ -11,19 +11,20 @@ from typing import Any
 
 import torch
 
-from pipeline.build import Parts
-from pipeline.collate import plain
-from pipeline.config import Config
-from pipeline.dataset_facts import table_of
+from pipeline.build.parts import Parts
+from pipeline.config.schema import Config
+from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, Problem
-from pipeline.fetch import Batch, batch_hash
-from pipeline.named_fields import Fields
-from pipeline.randomness import scope
-from pipeline.saving.run_folder import RunFolder
-from pipeline.streams import End
+from pipeline.loading.batch import Batch
+from pipeline.loading.collate import plain
+from pipeline.loading.dataset_facts import table_of
+from pipeline.loading.fetch import batch_hash
+from pipeline.loading.named_fields import Fields
+from pipeline.order.randomness import scope
+from pipeline.order.streams import End
+from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.predictions import denormalized
 from pipeline.terminal import one_line, put
-from pipeline.world import World
 
 _SHOWN = 64  # images on a contact sheet
 
@@ -103,7 +104,7 @@ def shown_images(batch: Batch, parts: Parts, split: str) -> torch.Tensor | None:
 
 def draw(batch: Batch, images: torch.Tensor, path: Path) -> Path:
     """A contact sheet of the batch."""
-    from pipeline.pictures import contact_sheet
+    from pipeline.runs.pictures import contact_sheet
 
     labels = batch.get("label")
     captions = [f"{i}" for i in batch.indices.tolist()]

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pipeline import plain_json
 from pipeline.errors import ConfigError, Problem
-from pipeline.plain_json import JsonError, mapping
-from pipeline.saving.disk import write_atomically
-from pipeline.saving.manifest import check_overrides
+from pipeline.files import plain_json
+from pipeline.files.disk import write_atomically
+from pipeline.files.plain_json import JsonError, mapping
+from pipeline.runs.manifest import check_overrides
 
 FILE = "result.json"
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from torch import nn
 
-from pipeline.build import Parts
-from pipeline.config import Config
-from pipeline.loader import Loader
-from pipeline.ranks.group import Group
-from pipeline.streams import length_of
-from pipeline.workers.backends import LoaderOptions
+from pipeline.build.parts import Parts
+from pipeline.config.schema import Config
+from pipeline.distributed.group import Group
+from pipeline.loading.loader import Loader
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.streams import length_of
 
 
 def of_fit(

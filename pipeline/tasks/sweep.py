@@ -24,13 +24,14 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline import disclosure, preemption
-from pipeline.checks import environment, preflight
-from pipeline.checks.nodes import direction
-from pipeline.config import Config
+from pipeline import program
+from pipeline.config import disclosure, environment, preflight
+from pipeline.config.nodes import direction
+from pipeline.config.schema import Config
+from pipeline.distributed import preemption
 from pipeline.errors import PREEMPTED, ConfigError
-from pipeline.saving.disk import write_atomically
-from pipeline.saving.manifest import read_manifest
+from pipeline.files.disk import write_atomically
+from pipeline.runs.manifest import read_manifest
 from pipeline.tasks.result import FILE, Result
 from pipeline.terminal import console, one_line, put, say
 
@@ -237,7 +238,7 @@ def say_how_far(words: Sequence[str]) -> None:
     """Print how far a sweep has come that is being left, and the command that goes on with it.
 
     Args:
-        words: of this command line, after `python`.
+        words: of this command line, after the program's own.
     """
     if not _running:
         return
@@ -249,7 +250,7 @@ def say_how_far(words: Sequence[str]) -> None:
     _print(table(jobs), f"{done} of {len(jobs)} jobs in {running.folder} are done", best_of(jobs))
     own = [word for word in words if not word.startswith(("resume=", "hydra.sweep.dir="))]
     again = [*own, f"hydra.sweep.dir={running.folder}", "resume=auto"]
-    say(f"to go on with the sweep:\n  {disclosure.command(['python', *again])}")
+    say(f"to go on with the sweep:\n  {disclosure.command([*program.words(), *again])}")
 
 
 def read_results(folder: Path, since: float = 0.0) -> list[tuple[str, Result]]:

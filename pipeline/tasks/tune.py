@@ -19,19 +19,19 @@ from contextlib import closing
 from datetime import datetime
 from typing import Any
 
-from pipeline import loader_options, world
-from pipeline.config import Config
+from pipeline.config import loader_options, tuned
+from pipeline.config.schema import Config
+from pipeline.config.tuned import Tuned
+from pipeline.distributed import world
 from pipeline.errors import ConfigError
-from pipeline.fetch import Batch
-from pipeline.loader import Loader
+from pipeline.loading.batch import Batch
+from pipeline.loading.loader import Loader
+from pipeline.loading.memory import tree_pss
+from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.tasks.fit import command_line
 from pipeline.tasks.measuring import Course, fixed
 from pipeline.terminal import console, put, say
-from pipeline.tuning import tuned
-from pipeline.tuning.memory import tree_pss
 from pipeline.tuning.search import Backend, Search, Setting, Slice, Space, Trial
-from pipeline.tuning.tuned import Tuned
-from pipeline.workers.backends import LoaderOptions
 
 _MIB = 2**20
 _STEPS = 40  # that the training step is measured with
@@ -63,12 +63,12 @@ def search(course: Course, ceiling: float, end: float) -> Search:
     ranks = _ranks(config)
     most = config.tune.workers or max(2 * world.usable_cpus() // ranks, 16)
     space = Space(
-        backends(course), most, course.learner.device.type == "cuda",
+        backends(course), most, course.train_step.device.type == "cuda",
         loader_options.budget(config.loader.max_memory, ranks), tree_pss(),
     )  # fmt: skip
     left = end - time.perf_counter()
-    meter = Meter(course, end)
-    found = Search(space, meter, left, max(left / 60, min(12 * ceiling, left / 20)))
+    epoch_metrics = Meter(course, end)
+    found = Search(space, epoch_metrics, left, max(left / 60, min(12 * ceiling, left / 20)))
     found.run()
     return found
 

@@ -20,21 +20,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.build import Parts
-from pipeline.config import Config
+from pipeline.build.parts import Parts
+from pipeline.config.schema import Config
+from pipeline.distributed.group import Group, join
 from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.learner import Mode
-from pipeline.loader import Loader
-from pipeline.objective import Constant, Objective
-from pipeline.observer import Observer, Record
-from pipeline.plan import Plan
-from pipeline.ranks.group import Group, join
-from pipeline.runner import validate
-from pipeline.samplers import Subset
-from pipeline.saving import checkpoint
-from pipeline.streams import StreamPlan
+from pipeline.loading.loader import Loader
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Subset
+from pipeline.order.streams import StreamPlan
+from pipeline.runs import checkpoint
 from pipeline.tasks import progress
 from pipeline.terminal import console, put
+from pipeline.training.objective import Constant, Objective
+from pipeline.training.observer import Observer, Record
+from pipeline.training.runner import validate
+from pipeline.training.train_step import Mode
 
 BASELINE_SAMPLES = 1000
 

@@ -23,16 +23,17 @@ import numpy as np
 import torch
 import yaml
 
-from pipeline import plain_json
-from pipeline.config import Config
+from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.identity.fingerprints import mode_in
-from pipeline.plain_json import JsonError, integer, mapping, shown
-from pipeline.regular_file import open_regular
-from pipeline.saving.checkpoint import find_newest, has_checkpoint
-from pipeline.saving.disk import LONGEST_LINE
-from pipeline.saving.manifest import read_config, read_manifest
-from pipeline.saving.state_tree import encode
+from pipeline.files import plain_json
+from pipeline.files.disk import LONGEST_LINE
+from pipeline.files.plain_json import JsonError, integer, mapping, shown
+from pipeline.files.regular_file import open_regular
+from pipeline.order.address import Address
+from pipeline.runs.checkpoint import find_newest, has_checkpoint
+from pipeline.runs.identity.fingerprints import mode_in
+from pipeline.runs.manifest import read_config, read_manifest
+from pipeline.runs.state_tree import encode
 from pipeline.terminal import one_line, put
 
 # Who loads the data, on which machine and in how many processes, changes no batch; and what is
@@ -46,7 +47,6 @@ FACTS = ("status", "data", "fingerprint", "code", "device", "penstock", "git", "
 
 _LONGEST_FIELD = 100  # characters of a hash or a loss
 
-Address = tuple[int, int]
 Rows = list[tuple[str, str, str, str]]
 
 
@@ -252,13 +252,13 @@ def _lines(path: Path) -> Iterator[tuple[Address, Any]]:
                 raise PenstockError(f"{path}, line {number} is longer than {LONGEST_LINE} bytes")
             try:
                 record = mapping(plain_json.parse(line))
-                address = integer(record, "epoch"), integer(record, "step")
+                address = Address(integer(record, "epoch"), integer(record, "step"))
                 check(record)
             except (ValueError, OverflowError) as error:
                 raise PenstockError(f"{path}, line {number} is broken: {error}") from error
             if address <= before:
-                raise PenstockError(f"{path}, line {number}: epoch {address[0]}, step {address[1]} "
-                                    "comes after a later one")  # fmt: skip
+                where = f"{path}, line {number}: epoch {address.epoch}, step {address.step}"
+                raise PenstockError(f"{where} comes after a later one")
             before = address
             yield address, record
 

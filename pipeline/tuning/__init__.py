@@ -1,1 +1,5 @@
-"""What a loader's time goes into, and which loader would be faster."""
+"""What bounds a run, and which loader would be faster.
+
+`verdict` judges measurements, `search` finds the fastest loader within a budget, `timeline` draws
+when the training loop and its workers did what.
+"""

@@ -112,14 +112,14 @@ class Search:
 
     def __init__(
         self, space: Space, measure: Measure, seconds: float, slice_seconds: float,
-        clock: Callable[[], float] = time.perf_counter,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self.space = space
         self.trials: dict[Setting, Trial] = {}
         self._measure = measure
-        self._clock = clock
+        self._timer = timer
         self._slice = slice_seconds
-        self._end = clock() + seconds
+        self._end = timer() + seconds
         self._taken: dict[Backend, float] = {}  # the longest measurement of each backend
         self._each: dict[Backend, float] = {}  # bytes of a worker of each backend
 
@@ -208,9 +208,9 @@ class Search:
         backend = trial.setting.backend
         if trial.slices and self._late(backend):
             return False
-        began = self._clock()
+        began = self._timer()
         found = self._measure(trial.setting, self._slice)
-        self._taken[backend] = max(self._clock() - began, self._taken.get(backend, 0.0))
+        self._taken[backend] = max(self._timer() - began, self._taken.get(backend, 0.0))
         trial.slices.append(found)
         trial.refused = trial.refused or found.refused
         self._weigh(trial.setting, found)
@@ -221,7 +221,7 @@ class Search:
     def _late(self, backend: Backend) -> bool:
         longest = max(self._taken.values(), default=2 * self._slice)
         expected = self._taken.get(backend, longest)
-        return self._clock() + expected > self._end
+        return self._timer() + expected > self._end
 
     def _weigh(self, setting: Setting, found: Slice) -> None:
         if setting.workers and found.memory and self.space.base:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.clock import Trace
+from pipeline.loading.stage_timer import StageTrace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,7 @@ class Step:
     came: float
     done: float
     stages: Mapping[str, float]
-    trace: Trace | None
+    trace: StageTrace | None
     delayed: float = 0.0
     starved: float = 0.0
 
@@ -167,7 +167,7 @@ class Timeline:
             found.setdefault((step.trace.process, step.trace.thread), []).append(step)
         return found
 
-    def _traces(self) -> Iterator[Trace]:
+    def _traces(self) -> Iterator[StageTrace]:
         return (step.trace for step in self.steps if step.trace is not None)
 
 

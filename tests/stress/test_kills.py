@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from pipeline.workers.backends import LoaderOptions
+from pipeline.loading.workers.backends import LoaderOptions
 from tests import deaths, toy
 
 pytestmark = pytest.mark.stress

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from pipeline import command
-from pipeline.saving import checkpoint
-from pipeline.saving.checkpoint import find_newest, has_checkpoint
+from pipeline.runs import checkpoint
+from pipeline.runs.checkpoint import find_newest, has_checkpoint
 
 pytestmark = pytest.mark.stress
 KILLS, SECONDS = 100, 1500

@@ -1,4 +1,4 @@
-"""tests/test_ranks.py in worlds of every size, one after the other."""
+"""tests/distributed/test_ranks.py in worlds of every size, one after the other."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.stress
 
 
 def test_worlds_of_one_to_four_ranks():
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "tests/test_ranks.py"]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "tests/distributed/test_ranks.py"]
     environment = os.environ | {"PENSTOCK_TEST_ALL_RANKS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True,
                           timeout=600, check=False)  # fmt: skip

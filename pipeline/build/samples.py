@@ -1,0 +1,142 @@
+"""Configuration to samples and batches of them: dataset, order, names of fields, collate function.
+
+Where datasets and collate functions were written for torch, and not for Penstock, they are taken
+as they are: a function that yields samples is a stream, `(x, y)` gets names, and a `collate_fn` is
+called as torch calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from inspect import isgenerator, isgeneratorfunction
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from pipeline.config import allow_list
+from pipeline.config.instantiate import Lazy, make
+from pipeline.config.nodes import collate_of as node_of
+from pipeline.config.nodes import of_the_build
+from pipeline.config.schema import Config
+from pipeline.config.signatures import arguments
+from pipeline.errors import ConfigError, Problem
+from pipeline.loading.collate import Single
+from pipeline.loading.dataset_facts import table_of, tokenizer_of, with_token_lengths
+from pipeline.loading.named_fields import Fields, OwnCollate
+from pipeline.order.samplers import BatchStrategy, Order
+
+_OF_PADDING = "_lengths"  # a field that a collate function adds
+
+
+class Yielded(IterableDataset[Any]):
+    """The samples that a generator function yields, from the start in every pass."""
+
+    def __init__(self, function: Callable[[], Iterator[Any]]) -> None:
+        self.function = function
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.function()
+
+
+def dataset_of(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> Any:
+    """The dataset of a node.
+
+    Args:
+        supply: arguments that are handed on to it where it takes them.
+
+    Raises:
+        ConfigError: it makes a generator, of which there is only one pass.
+    """
+    target = node.get("_target_")
+    if target is not None and isgeneratorfunction(allow_list.resolve(target, f"{key}._target_")):
+        made = make({**node, "_partial_": True}, key, supply, nested=True)
+        return Yielded(made)
+    made = make(node, key, supply, nested=True)
+    if isgenerator(made) or (hasattr(made, "__next__") and not hasattr(made, "__getitem__")
+                             and not isinstance(made, IterableDataset)):  # fmt: skip
+        raise ConfigError(
+            Problem(key, f"{target} gives a {type(made).__name__}, which can be read once, and "
+                    "every epoch and worker reads it again. Name the generator function itself, or "
+                    "a class with __iter__")
+        )  # fmt: skip
+    return made
+
+
+def sampler_of(
+    config: Config, dataset: Any, batch_size: int, fields: Fields, steps: Mapping[str, Any]
+) -> Order | BatchStrategy:
+    """The order of the training split.
+
+    Args:
+        steps: of the split's transform; a text's length is the number of tokens that they make.
+    """
+    table = partial(_table, dataset, fields, steps if reads_lengths(config) else {})
+    supply = {
+        "length": len(dataset),
+        "seed": config.seed,
+        # No lambda: it may go to worker processes, which look there for a bad row's substitute.
+        "metadata": Lazy(table),
+        "batch_size": batch_size,
+        "tail": config.batch.tail,
+        "dataset": dataset,
+        "data_source": dataset,
+        "long_tail": bool(lengths_told(config, steps)),
+    }
+    build = partial(make, config.sampler, "sampler", supply, True)
+    sampler = build()
+    if isinstance(sampler, (Order, BatchStrategy)):
+        return sampler
+    from pipeline.order.torch_samplers import adapt
+
+    return adapt(build, config.seed, len(dataset))
+
+
+def _table(dataset: Any, fields: Fields, steps: Mapping[str, Any]) -> Any:
+    return with_token_lengths(table_of(dataset, fields), dataset, steps)
+
+
+def reads_lengths(config: Config) -> bool:
+    """Whether the sampler chooses by the column `length`."""
+    node = config.sampler
+    sampler = allow_list.resolve(node["_target_"], "sampler._target_")
+    known = arguments(sampler).defaults
+    names = getattr(sampler, "column_arguments", ())
+    return "length" in [node.get(name, known.get(name)) for name in names]
+
+
+def lengths_told(config: Config, steps: Mapping[str, Any]) -> dict[str, str]:
+    """What an order by length depends on besides the data: how tokens are counted, if they are."""
+    tokenizer = tokenizer_of(steps) if reads_lengths(config) else None
+    return {} if tokenizer is None else {"lengths": tokenizer.counting}
+
+
+def fields_of(config: Config) -> Fields:
+    """Names for samples that are no dicts: `dataset.fields`, or what the objective asks for.
+
+    Without names, positions are the objective's inputs and then its target.
+    """
+    inputs = [str(name) for name in config.objective.get("inputs") or ("input",)]
+    kept = [
+        name
+        for name in inputs
+        if not (name.endswith(_OF_PADDING) and name.removesuffix(_OF_PADDING) in inputs)
+    ]
+    usual = list(dict.fromkeys([*kept, str(config.objective.get("target", "target"))]))
+    return Fields(of_the_build(config.dataset, "fields"), usual)
+
+
+def collate_of(config: Config, fields: Fields) -> Any:
+    """The function that makes a batch of samples.
+
+    Without automatic batching (`batch.size=null`) a sample is a batch of one. What is not
+    Penstock's own is called as torch calls a `collate_fn`: with samples as the dataset gives them,
+    and without automatic batching with the sample itself.
+    """
+    node = config.collate
+    made = make(node_of(node), "collate")
+    target = allow_list.resolve(node["_target_"], "collate._target_")
+    if (getattr(target, "__module__", None) or "") == Single.__module__:
+        return made
+    names = of_the_build(node, "fields") or fields.given
+    return OwnCollate(made, Fields(names, fields.usual), one=config.batch.size is None)

@@ -1,1 +1,0 @@
-"""Everything that is looked at in a configuration before anything is built."""

@@ -1,1 +1,0 @@
-"""What `pipeline.dataloader`, a DataLoader with torch's arguments, is made of."""

@@ -1,0 +1,6 @@
+"""What was asked for, and is it allowed: a command line becomes checked, typed values.
+
+`composition` lets Hydra compose, `preflight` finds everything that is wrong, `allow_list` says what
+may be called, `contradictions` which options exclude each other, `schema` is the typed
+configuration, `instantiate` calls what a `_target_` names, `reference` describes every key.
+"""

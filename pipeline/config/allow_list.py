@@ -1,0 +1,385 @@
+"""What a configuration may call: an allow-list, by name and by the kind of object found.
+
+A `_target_` is a name that somebody wrote into a file, on a command line or behind an
+interpolation. It is called only if
+
+1. the written name lies under a rule's prefix, before anything is imported for it;
+2. the walk to it leads through no module that the name doesn't spell out (no way from
+   `torch.nn.functional.torch` to the whole of torch);
+3. the object found is at home (`__module__`) where the rule says, and of the rule's kind: a
+   `torch.nn.Module` class, a torchvision model builder, a dataset of ours ...
+
+So loaders of pickles and of native code (`torch.load`, `torch.hub.load`, `numpy.load`, `ctypes`)
+and whatever runs code or touches files (`builtins`, `os`, `subprocess`, `hydra.utils.call`) are out
+by not being in. A person's own package is trusted by name from outside of the configuration only:
+`--trust mypackage` or the environment variable PENSTOCK_TRUST.
+
+Cost: a few us a name once it is resolved; the first time imports its module.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import pkgutil
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import FunctionType, ModuleType
+from typing import Any
+
+from pipeline.config.messages import nearest
+from pipeline.errors import ConfigError, Problem
+
+VARIABLE = "PENSTOCK_TRUST"
+
+# Never to be had by naming them after --trust: they read pickles, load native code or run whatever
+# they are told to. A person who needs one calls it from a function of their own package.
+NEVER = frozenset(sys.stdlib_module_names) | {
+    "cloudpickle", "datasets", "dill", "hydra", "hydra_plugins", "joblib", "numpy", "omegaconf",
+    "pandas", "pipeline", "pkg_resources", "pydantic", "setuptools", "torch", "torchvision", "yaml",
+}  # fmt: skip
+
+# Albumentations and its fork ask the network for news and tell of their use, unless told not to.
+_OFFLINE = ("NO_ALBUMENTATIONS_UPDATE", "ALBUMENTATIONS_OFFLINE", "ALBUMENTATIONS_NO_TELEMETRY")
+
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One room of the allow-list.
+
+    Attributes:
+        prefix: what the written name begins with.
+        kind: what the object has to be, for people.
+        fits: whether an object is of that kind.
+        homes: modules (with all below them) where the object may be defined; the prefix if empty.
+    """
+
+    prefix: str
+    kind: str
+    fits: Callable[[Any], bool]
+    homes: tuple[str, ...] = ()
+
+    def covers(self, name: str) -> bool:
+        return name.startswith(self.prefix + ".")
+
+    def admits(self, found: Any) -> bool:
+        home = getattr(found, "__module__", None) or ""
+        homes = self.homes or (self.prefix,)
+        return any(_under(home, one) for one in homes) and self.fits(found)
+
+
+def _under(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def _subclass(*bases: str) -> Callable[[Any], bool]:
+    """Whether an object is a subclass of one of `bases`, which are imported when asked."""
+
+    def fits(found: Any) -> bool:
+        return isinstance(found, type) and any(issubclass(found, _named(base)) for base in bases)
+
+    return fits
+
+
+def _named(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _is_model(found: Any) -> bool:
+    """A builder that torchvision has registered, or a module class."""
+    if isinstance(found, type):
+        return _subclass("torch.nn.Module")(found)
+    from torchvision.models import get_model_builder, list_models
+
+    return any(get_model_builder(name) is found for name in list_models())
+
+
+def _is_function(found: Any) -> bool:
+    return isinstance(found, FunctionType) and not found.__name__.startswith(("_", "register_"))
+
+
+def _is_class(found: Any) -> bool:
+    return isinstance(found, type) and not issubclass(found, BaseException)
+
+
+def _is_ours(found: Any) -> bool:
+    return _is_class(found) or _is_function(found)
+
+
+# Of torch.utils.data besides samplers; its data pipes open files and run what they are given.
+_OF_TORCH = frozenset({
+    "ChainDataset", "ConcatDataset", "StackDataset", "Subset", "TensorDataset", "default_collate",
+    "default_convert",
+})  # fmt: skip
+# Datasets of torchvision's that read pictures, tables and archives. CIFAR's pickles are compared
+# with hashes of the true ones before they are read. Not here: what reads other pickles (LSUN),
+# takes files of torch's own, or plays films.
+_OF_TORCHVISION = frozenset({
+    "CIFAR10", "CIFAR100", "CLEVRClassification", "Caltech101", "Caltech256", "CelebA",
+    "Cityscapes", "CocoCaptions", "CocoDetection", "Country211", "DTD", "EMNIST", "EuroSAT",
+    "FER2013", "FGVCAircraft", "FakeData", "FashionMNIST", "Flickr30k", "Flickr8k", "Flowers102",
+    "Food101", "GTSRB", "INaturalist", "ImageFolder", "Imagenette", "KMNIST", "LFWPairs",
+    "LFWPeople", "MNIST", "Omniglot", "OxfordIIITPet", "PCAM", "Places365", "QMNIST",
+    "RenderedSST2", "SEMEION", "STL10", "SUN397", "SVHN", "StanfordCars", "USPS",
+    "VOCDetection", "VOCSegmentation", "WIDERFace",
+})  # fmt: skip
+
+
+def _is_of_data(found: Any) -> bool:
+    """A sampler, a dataset made of tensors or of other datasets, or how torch collates."""
+    known = getattr(found, "__name__", "") in _OF_TORCH
+    return known or _subclass("torch.utils.data.Sampler")(found)
+
+
+def _is_known(found: Any) -> bool:
+    return isinstance(found, type) and found.__name__ in _OF_TORCHVISION
+
+
+_METRICS = tuple(
+    f"torchmetrics.{part}"
+    for part in ("aggregation", "classification", "clustering", "nominal", "regression",
+                 "retrieval", "segmentation", "wrappers")
+)  # fmt: skip
+
+# Functions of arrays. Not its `io` and `data`, which write files and fetch them from the network.
+_PICTURE_FUNCTIONS = tuple(
+    Rule(f"skimage.{part}", "a function of pictures", _is_function, homes=("skimage",))
+    for part in ("color", "exposure", "filters", "morphology", "restoration", "segmentation",
+                 "transform", "util")
+)  # fmt: skip
+
+RULES = (
+    Rule("torch.nn", "a torch.nn.Module", _subclass("torch.nn.Module")),
+    Rule(
+        "torch.optim",
+        "an optimizer or a scheduler",
+        _subclass("torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
+    ),
+    Rule(
+        "torch.utils.data",
+        "a sampler, a dataset or a collate function",
+        _is_of_data,
+    ),
+    Rule("torchvision.datasets", "a dataset that reads no pickles", _is_known),
+    Rule("torchvision.transforms.v2.functional", "a transform function", _is_function),
+    Rule(
+        "torchvision.transforms.v2",
+        "a v2 transform",
+        _subclass("torchvision.transforms.v2.Transform"),
+    ),
+    Rule("torchvision.models", "a model", _is_model),
+    Rule("torchmetrics", "a metric", _subclass("torchmetrics.Metric"), homes=_METRICS),
+    Rule("pipeline.datasets", "a torch.utils.data.Dataset", _subclass("torch.utils.data.Dataset")),
+    Rule("pipeline.datasets.files", "access to files", _subclass("pipeline.datasets.files.Files")),
+    Rule("pipeline.order.samplers", "a sampler", _is_class),
+    Rule(
+        "pipeline.order.streams",
+        "the order of a stream",
+        _subclass("pipeline.order.streams.StreamOrder"),
+    ),
+    Rule("pipeline.loading.collate", "a collate class", _is_class),
+    Rule("pipeline.transforms.image", "a transform", _is_class),
+    Rule("pipeline.transforms.arrays", "a transform", _is_class),
+    Rule(
+        "albumentations",
+        "a transform of Albumentations",
+        _subclass("albumentations.BasicTransform", "albumentations.BaseCompose"),
+    ),
+    *_PICTURE_FUNCTIONS,
+    Rule(
+        "pipeline.transforms.image_decoding",
+        "a decoding transform",
+        _subclass("pipeline.transforms.image_decoding.Decode"),
+    ),
+    Rule(
+        "pipeline.transforms.device_decoding",
+        "a decoding batch transform",
+        _subclass("pipeline.transforms.device_decoding.DecodeBatch"),
+    ),
+    Rule("pipeline.transforms.batch_geometry", "a batch transform", _is_class),
+    Rule("pipeline.transforms.batch_colors", "a batch transform", _is_class),
+    Rule("pipeline.transforms.mixing", "a batch transform", _is_class),
+    Rule("pipeline.transforms.audio", "a transform", _is_class),
+    Rule("pipeline.transforms.text", "a transform", _is_class),
+    Rule("pipeline.training.objective", "an objective", _is_class),
+    Rule("pipeline.training.models", "a model", _is_ours),
+    Rule("pipeline.training.metrics", "a metric", _is_class),
+    Rule("pipeline.runs.tracker", "a tracker", _is_class),
+)
+
+
+def trusted() -> tuple[str, ...]:
+    """Packages that the person running this trusts, from the environment.
+
+    Raises:
+        ConfigError: one of them cannot be trusted as a whole.
+    """
+    text = os.environ.get(VARIABLE, "")
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    problems = check_trusted(names, VARIABLE)
+    if problems:
+        raise ConfigError(problems)
+    return names
+
+
+def is_trusted(name: str) -> bool:
+    """Whether a package, or what a name leads to, lies in a package that the person trusts."""
+    return any(_under(name, package) for package in trusted())
+
+
+def check_trusted(names: Iterable[str], key: str = "--trust") -> list[Problem]:
+    """What is wrong with the names of packages to be trusted."""
+    problems = []
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            problems.append(Problem(key, f"{name!r} is not the name of a package"))
+        elif name.split(".")[0] in NEVER:
+            reason = (
+                "it can load pickles or native code, or run what it is told to. Call what you need "
+                "from a function in a package of your own, and trust that"
+            )
+            problems.append(Problem(key, f"{name!r} cannot be trusted as a whole: {reason}"))
+    return problems
+
+
+def resolve(name: Any, key: str) -> Any:
+    """The object that a written name stands for, checked before import and once found.
+
+    Args:
+        name: dotted name, as written after `_target_`.
+        key: full key of the node, for the message.
+
+    Raises:
+        ConfigError: the name may not be called, or doesn't exist; with the nearest that does.
+    """
+    try:
+        return _resolve(name, trusted())
+    except _Refusal as refusal:
+        raise ConfigError(Problem(key, str(refusal))) from refusal.__cause__
+
+
+def check_name(name: Any, key: str) -> None:
+    """The first half of `resolve`: raise ConfigError unless the written name may be called."""
+    try:
+        _rules_for(name, trusted())
+    except _Refusal as refusal:
+        raise ConfigError(Problem(key, str(refusal))) from None
+
+
+class _Refusal(Exception):
+    """Why a name is not resolved."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _resolve(name: str, packages: tuple[str, ...]) -> Any:
+    rules = _rules_for(name, packages)
+    found = _walk(name, packages)
+    if not callable(found):
+        raise _Refusal(f"{name} is {type(found).__name__}, not something that can be called")
+    if not any(rule.admits(found) for rule in rules) and not _vouched(found, packages):
+        home = f"{getattr(found, '__module__', '?')}.{getattr(found, '__qualname__', name)}"
+        kinds = " or ".join(rule.kind for rule in rules) or f"at home in {', '.join(packages)}"
+        raise _Refusal(f"{name} is {home}, which is not {kinds}, so it is not called. {HOW}")
+    return found
+
+
+HOW = f"A package of your own is trusted by name: --trust mypackage (or {VARIABLE}=mypackage)"
+
+
+def _rules_for(name: Any, packages: tuple[str, ...]) -> list[Rule]:
+    """The rules that cover a written name; empty for a name in a trusted package."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise _Refusal(f"{name!r} is not a dotted name such as torch.nn.Linear")
+    if any("__" in part for part in name.split(".")):
+        raise _Refusal(f"{name} reaches for an internal name, so it is not called")
+    if any(_under(name, package) for package in packages):
+        return []
+    rules = [rule for rule in RULES if rule.covers(name)]
+    if not rules or any(part.startswith("_") for part in name.split(".")):
+        raise _Refusal(_why_not(name))
+    return rules
+
+
+def _why_not(name: str) -> str:
+    package = name.split(".")[0]
+    known = {rule.prefix.split(".")[0] for rule in RULES}
+    if package in NEVER:
+        rooms = ", ".join(rule.prefix for rule in RULES if _under(rule.prefix, package))
+        inside = f" Of {package}, a configuration may call {rooms}." if rooms else ""
+        return f"{name} may not be called from a configuration.{inside} {HOW}"
+    close = get_close_matches(package, known, n=1, cutoff=0.8)
+    near = f" (did you mean {close[0]!r}?)" if close else ""
+    return (
+        f"{name} may not be called from a configuration{near}: {package!r} is not trusted. If it "
+        f"is yours, or you have read it: --trust {package} (or {VARIABLE}={package})"
+    )
+
+
+def _walk(name: str, packages: tuple[str, ...]) -> Any:
+    """Import and look up `name`, part by part, through modules that it spells out only."""
+    first, *parts = name.split(".")
+    found: Any = _import(first)
+    path = first
+    for part in parts:
+        found, path = _step(found, part, path), f"{path}.{part}"
+        elsewhere = isinstance(found, ModuleType) and found.__name__ != path
+        if elsewhere and not any(_under(found.__name__, package) for package in packages):
+            raise _Refusal(f"{name} leads through the module {found.__name__}. {HOW}")
+    return found
+
+
+def _step(found: Any, part: str, path: str) -> Any:
+    if inspect.isclass(found) or not isinstance(found, ModuleType):
+        if hasattr(found, part):
+            return getattr(found, part)
+        raise _Refusal(f"{path} has no {part!r}{nearest(part, dir(found))}")
+    try:
+        return getattr(found, part)
+    except AttributeError:
+        below = f"{path}.{part}"
+        if hasattr(found, "__path__") and importlib.util.find_spec(below) is not None:
+            return _import(below)
+    raise _Refusal(f"there is no {part!r} in {path}{nearest(part, _public(found))}")
+
+
+def _public(module: ModuleType) -> list[str]:
+    names = [name for name, value in vars(module).items() if not name.startswith("_")
+             and not isinstance(value, ModuleType) and callable(value)]  # fmt: skip
+    return names + [entry.name for entry in pkgutil.iter_modules(getattr(module, "__path__", []))]
+
+
+def _import(name: str) -> Any:
+    if name not in sys.modules and importlib.util.find_spec(name) is None:
+        raise _Refusal(f"there is no package {name!r} here; is it installed, or on PYTHONPATH?")
+    if name == "albumentations":
+        for variable in _OFFLINE:
+            os.environ.setdefault(variable, "1")
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f" ({last.filename}:{last.lineno})" if "importlib" not in last.filename else ""
+        raise _Refusal(
+            f"importing {name} failed: {type(error).__name__}: {error}{where}"
+        ) from error
+
+
+def _vouched(found: Any, packages: tuple[str, ...]) -> bool:
+    """Whether an object is at home in a trusted package, or is one that a rule admits anyway."""
+    while isinstance(found, functools.partial):
+        found = found.func
+    found = found if hasattr(found, "__module__") else type(found)
+    home = found.__module__ or ""
+    if any(_under(home, package) for package in packages):
+        return True
+    return bool(packages) and any(rule.admits(found) for rule in RULES)

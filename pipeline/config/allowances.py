@@ -1,0 +1,36 @@
+"""What a person allows from outside of the configuration, for one command and all its processes.
+
+    --trust PACKAGE         a configuration may call what is in it
+    --allow-env NAME        what a variable of the environment holds may leave this machine
+    --allow-endpoint HOST   credentials may go to this server
+
+Each may be given several times, or with commas. In the environment, the processes that launchers
+start see them too; a configuration cannot set them (`hydra.job.env_set`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from pipeline.config import allow_list, endpoints, environment
+from pipeline.errors import Problem
+
+OPTIONS = {
+    "--trust": allow_list.VARIABLE,
+    "--allow-env": environment.VARIABLE,
+    "--allow-endpoint": endpoints.VARIABLE,
+}
+
+
+def names(given: Iterable[str]) -> list[str]:
+    """The names in words such as "a,b"."""
+    return [name.strip() for word in given for name in word.split(",") if name.strip()]
+
+
+def check(named: Mapping[str, list[str]]) -> list[Problem]:
+    """What is wrong with names, by the variable that they are for."""
+    return [
+        *allow_list.check_trusted(named[allow_list.VARIABLE]),
+        *environment.check_allowed(named[environment.VARIABLE]),
+        *endpoints.check_allowed(named[endpoints.VARIABLE]),
+    ]

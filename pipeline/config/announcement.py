@@ -1,0 +1,74 @@
+"""The first line of a run: what is about to happen, said before torch is imported.
+
+    fit: training landmark_net on synthetic_faces for 20 epochs; run folder outputs/DATE/TIME
+
+torch takes seconds to import, and a dataset may take longer to open; until then this line is all
+that a person sees. It is made from the configuration alone, about half a second after the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from pipeline.config import disclosure
+from pipeline.config.schema import Config
+
+_WRITES = ("fit", "replay", "profile", "check")  # into the run's folder
+
+
+def of_run(config: Config, choices: Mapping[str, Any]) -> str:
+    """What a single run will do, in one line.
+
+    Args:
+        config: typed; its parts have not been looked at.
+        choices: the option chosen by group; a part without one goes by the name of what it calls.
+    """
+    shown = config.written()  # without secrets
+    data = _name("dataset", shown, choices)
+    both = f"{_name('model', shown, choices)} on {data}"
+    doing = {
+        "fit": f"training {both} {_length(config)}",
+        "validate": f"measuring {shown['checkpoint']} on {data}",
+        "digest": f"hashing the batches of {data}",
+        "replay": f"making batch ({config.epoch}, {config.step}) of {data} again",
+        "verify": f"comparing {' and '.join(shown['runs'] or ['two runs'])}",
+        "check": f"reading every sample of {data}",
+        "pack": f"packing {data}",
+        "profile": f"timing the training of {both}",
+        "tune": f"looking for the fastest loader for {both}",
+        "lr_find": f"looking for a learning rate for {both}",
+    }[config.task]
+    return f"{config.task}: {doing}{_place(config, shown)}"
+
+
+def of_sweep(lines: Sequence[str], sizes: Sequence[int]) -> str:
+    """What a sweep will do, in one line.
+
+    Args:
+        lines: the overrides that it goes over, with all their values.
+        sizes: how many values each has.
+    """
+    jobs = prod(sizes)
+    over = f" over {' '.join(disclosure.words(lines))}" if lines else ""
+    return f"a sweep of {jobs} {'job' if jobs == 1 else 'jobs'}{over}; all are checked first"
+
+
+def _name(part: str, shown: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
+    node = shown[part]
+    called = str(node.get("_target_", "")).rpartition(".")[2]
+    name = str(choices.get(part) or called or part)
+    return f"{name} {node['name']}" if isinstance(node.get("name"), str) else name
+
+
+def _length(config: Config) -> str:
+    trainer = config.trainer
+    epochs = f"for {trainer.max_epochs} epoch{'s' * (trainer.max_epochs != 1)}"
+    return epochs if trainer.max_steps is None else f"{epochs}, {trainer.max_steps} steps at most"
+
+
+def _place(config: Config, shown: Mapping[str, Any]) -> str:
+    if config.resume not in (None, "auto"):
+        return f"; going on with {shown['resume']}"
+    return f"; run folder {shown['run_dir']}" if config.task in _WRITES else ""

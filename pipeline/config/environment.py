@@ -1,0 +1,163 @@
+"""What a configuration takes from the environment: noted, and kept from leaving the machine.
+
+`${oc.env:NAME}` is for paths and numbers that differ between machines. A configuration from a
+stranger can ask for any variable, credentials included, so
+
+    what was read for which key is noted while interpolations are resolved, however they lead there
+    (`oc.decode`, other keys, `hydra:`), and files get what was written in place of what it gave;
+    inside of addresses, headers, options of stores, and beside an address in the same part, a
+    variable is refused unless the command line names it: --allow-env NAME.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.resolvers import oc
+
+from pipeline.config.disclosure import Origin, Plain
+from pipeline.errors import Problem
+
+VARIABLE = "PENSTOCK_ALLOW_ENV"
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LEAVING = re.compile(
+    "(options|headers?|kwargs|prox(y|ies)|params|cookies|endpoint|url|uri|address)$", re.IGNORECASE
+)
+_ADDRESS = re.compile(r"(?<![A-Za-z0-9+.\-])(?!file:)[A-Za-z][A-Za-z0-9+.\-]*://", re.IGNORECASE)
+_STAYS = (".cache_dir",)  # of `Files`: where on this machine
+
+_names: ContextVar[list[str] | None] = ContextVar("names", default=None)
+_origins: ContextVar[dict[str, Origin] | None] = ContextVar("origins", default=None)
+_read: dict[str, str] = {}  # what was read by this process -> its name
+
+
+def allowed() -> list[str]:
+    """Variables that may leave this machine, as the command line named them."""
+    return [name for name in os.environ.get(VARIABLE, "").split(",") if name]
+
+
+def check_allowed(names: list[str]) -> list[Problem]:
+    """What is wrong with the names that --allow-env was given."""
+    return [Problem("--allow-env", f"{name!r} is no name of a variable, such as DATA_ROOT")
+            for name in names if not _NAME.fullmatch(name)]  # fmt: skip
+
+
+@contextmanager
+def traced() -> Iterator[dict[str, Origin]]:
+    """Note, for all that is resolved meanwhile, what came from the environment."""
+    origins: dict[str, Origin] = {}
+    token = _origins.set(origins)
+    OmegaConf.register_new_resolver("oc.env", _env, replace=True)
+    try:
+        yield origins
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+        _origins.reset(token)
+
+
+@contextmanager
+def reading() -> Iterator[list[str]]:
+    """The names of variables that are read meanwhile, if anything traces them."""
+    names: list[str] = []
+    token = _names.set(names)
+    try:
+        yield names
+    finally:
+        _names.reset(token)
+    outer = _names.get()
+    if outer is not None:
+        outer += names
+
+
+def note(key: str, text: object, names: list[str], value: Any) -> None:
+    """Note that the value at `key`, written as `text`, came from the variables `names`."""
+    origins = _origins.get()
+    if origins is not None and names:
+        written = text if isinstance(text, str) else f"${{oc.env:{names[0]}}}"
+        origins[key] = Origin(written, tuple(dict.fromkeys(names)), value)
+
+
+def _env(*arguments: Any) -> Any:
+    value = oc.env(*arguments)
+    names = _names.get()
+    if names is not None:
+        names.append(str(arguments[0]))
+    if len(str(value)) >= 4:  # shorter ones stand everywhere
+        _read[str(value)] = str(arguments[0])
+    return value
+
+
+def unresolved(text: str) -> str:
+    """A message with what this process read from the environment put back to its name."""
+    for value in sorted(_read, key=len, reverse=True):
+        text = text.replace(value, f"${{oc.env:{_read[value]}}}")
+    return text
+
+
+@contextmanager
+def unread() -> Iterator[None]:
+    """Let `${oc.env:NAME}` give `$NAME`, for what only shows a configuration."""
+    OmegaConf.register_new_resolver("oc.env", lambda name, *_: f"${name}", replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
+def check(config: Plain) -> list[Problem]:
+    """Refuse variables whose values would leave this machine, unless they were named."""
+    free = set(allowed())
+    problems = []
+    for key, origin in config.origins.items():
+        names = [name for name in origin.names if name not in free]
+        where = _leaves(config, key, origin) if names else ""
+        if where:
+            which = ", ".join(names)
+            problems.append(Problem(key, f"{origin.text} would send {which} of the environment "
+                                    f"away from this machine, {where}. If it may: --allow-env "
+                                    f"{','.join(names)}"))  # fmt: skip
+    return problems
+
+
+def _leaves(config: Mapping[str, Any], key: str, origin: Origin) -> str:
+    """How a value would leave the machine; empty if it stays."""
+    if any(_ADDRESS.search(text) for text in (*_texts(origin.value), origin.text)):
+        return "inside of an address"
+    if any(_LEAVING.search(part) for part in re.split(r"[.\[\]]+", key)):
+        return "in the options of a store"
+    beside = _part_of(config, key)
+    if not key.endswith(_STAYS) and any(_ADDRESS.match(text) for text in _texts(beside)):
+        return "as a name below the address that stands beside it"
+    return ""
+
+
+def _part_of(config: Mapping[str, Any], key: str) -> Any:
+    """The innermost part (a mapping with a _target_) that a key is in; {} if it is in none."""
+    node: Any = config
+    found: Any = {}
+    for name in re.split(r"[.\[\]]+", key.rstrip("]")):
+        if isinstance(node, Mapping):
+            found = node if "_target_" in node else found
+            node = node.get(name)
+        elif isinstance(node, list) and name.isdigit() and int(name) < len(node):
+            node = node[int(name)]
+    return found
+
+
+def _texts(node: Any) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield str(name)
+            yield from _texts(value)
+    elif isinstance(node, (list, tuple)):
+        for value in node:
+            yield from _texts(value)
+    elif isinstance(node, str):
+        yield node

@@ -1,0 +1,250 @@
+"""The `_target_` nodes of a configuration: where they are, what the build supplies, what they call.
+
+A section such as `model` or `transform.train` is a tree of plain values in which some mappings have
+a `_target_`. Preflight walks it to check every node; the build walks it to make every node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config import allow_list, signatures
+from pipeline.config.messages import not_allowed, show
+from pipeline.config.parsing import unknown_key
+from pipeline.config.schema import Config
+from pipeline.errors import ConfigError, Problem
+
+# What a dataset may tell a model, an objective and its metrics; and torch's own names for it.
+SAME_FACTS = {"in_features": "num_features", "out_features": "num_outputs"}
+FACTS = ("num_classes", "num_features", "num_landmarks", "num_outputs", "classes", *SAME_FACTS)
+_DATASET = ("split", "train", "lazy", "limits")
+_SAMPLER = ("length", "seed", "metadata", "batch_size", "tail", "dataset", "data_source",
+            "long_tail")  # fmt: skip
+_SCHEDULER = ("optimizer", "total_steps", "T_max", "total_iters")
+SCHEDULE_KEYS = ("warmup", "interval")  # of a scheduler node, but ours
+
+# Importing torchmetrics takes 1.3 s; tasks that measure nothing check only the names below it.
+_DATA_ONLY = ("digest", "replay")
+_SLOW = ("torchmetrics.", "pipeline.training.metrics.")
+# What a LightningModule brings beside its forward, and what is asked in its place.
+_OWN_STEPS = {
+    "training_step": "objective", "validation_step": "objective", "test_step": "objective",
+    "configure_optimizers": "optimizer and scheduler", "train_dataloader": "dataset",
+    "val_dataloader": "dataset",
+}  # fmt: skip
+# Keys of `dataset` that are no arguments; the last two are where the dataset takes them.
+OF_THE_BUILD = ("packed", "fingerprint", "fields", "facts")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section that holds nodes.
+
+    Attributes:
+        key: its full key, e.g. "transform.train".
+        node: its plain values.
+        supplied: arguments the build puts in where the callable takes them and the YAML is silent.
+        nested: whether they go into the nodes inside as well.
+        is_map: whether it is a mapping of nodes by name and not a node itself.
+        measured: whether the task makes metrics.
+    """
+
+    key: str
+    node: Any
+    supplied: tuple[str, ...] = ()
+    nested: bool = False
+    is_map: bool = False
+    measured: bool = True
+
+
+def parts(config: Config) -> list[Part]:
+    """Every part of a configuration; those whose section is wrong are left out."""
+    sections = vars(config)
+    data = datasets(sections.get("dataset"))
+    found = [Part(key, node, _DATASET, nested=True) for key, node in data]
+    for split in ("train", "val"):
+        steps = getattr(sections.get("transform"), split, None)
+        if steps is not None:
+            found.append(Part(f"transform.{split}", steps, is_map=True))
+        steps = getattr(sections.get("transform"), f"{split}_batch", None)
+        if steps is not None:
+            found.append(Part(f"transform.{split}_batch", steps, FACTS, nested=True, is_map=True))
+    scheduler = sections.get("scheduler")
+    if isinstance(scheduler, Mapping):
+        scheduler = {name: v for name, v in scheduler.items() if name not in SCHEDULE_KEYS}
+    measured = sections.get("task") not in _DATA_ONLY
+    found += [
+        Part("sampler", sections.get("sampler"), _SAMPLER, nested=True),
+        Part("collate", collate_of(sections.get("collate"))),
+        Part("model", sections.get("model"), FACTS),
+        Part("objective", sections.get("objective"), FACTS, nested=True, measured=measured),
+        Part("optimizer", sections.get("optimizer"), ("params",)),
+        Part("scheduler", scheduler, _SCHEDULER),
+        Part("tracker", sections.get("tracker"), ("folder",)),
+    ]
+    return [part for part in found if part.node is not None]
+
+
+def datasets(node: Any) -> list[tuple[str, Any]]:
+    """Key and node of each dataset: one for both splits, or one each under `train` and `val`.
+
+    Without `packed` and `fingerprint`, which are no arguments of theirs (`packing/packing.py`,
+    `pipeline.runs.identity.fingerprints`), and without `fields` and `facts` where they are none.
+    """
+    if isinstance(node, Mapping):
+        node = {name: value for name, value in node.items()
+                if name not in OF_THE_BUILD[:2] and of_the_build(node, name) is None}  # fmt: skip
+    if isinstance(node, Mapping) and "_target_" not in node and ("train" in node or "val" in node):
+        return [(f"dataset.{name}", node[name]) for name in node]
+    return [] if node is None else [("dataset", node)]
+
+
+def of_the_build(node: Mapping[str, Any], name: str) -> Any:
+    """The value of `fields` (names of positions) or `facts` (what a dataset does not tell).
+
+    None where the node has no such key, or where it is an argument of what the node calls.
+    """
+    taken = name not in OF_THE_BUILD[2:] or name not in node or _takes(node, name)
+    return None if taken else node[name]
+
+
+def collate_of(node: Any) -> Any:
+    """The node of a collate function, as the build makes it.
+
+    A function that still needs an argument is the collate function itself, and not what makes one.
+    """
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        return node
+    if of_the_build(node, "fields") is not None:
+        node = {name: value for name, value in node.items() if name != "fields"}
+    found = _called(node)
+    if found is None or isinstance(found, type) or "_partial_" in node:
+        return node
+    lacking = set(signatures.arguments(found).required) - set(node)
+    return {**node, "_partial_": True} if lacking and not node.get("_args_") else node
+
+
+def _takes(node: Mapping[str, Any], name: str) -> bool:
+    found = _called(node)
+    return found is not None and name in signatures.arguments(found).names
+
+
+def _called(node: Mapping[str, Any]) -> Any:
+    """What a node calls; None where it may not, or is not there."""
+    try:
+        return allow_list.resolve(node["_target_"], "")
+    except (ConfigError, KeyError):
+        return None
+
+
+def direction(config: Config, name: str) -> str | None:
+    """Whether a metric of the objective should be "min" or "max"; None where it doesn't say."""
+    if name == "loss":
+        return "min"
+    node = config.objective.get("metrics", {}).get(name)
+    try:
+        metric = allow_list.resolve(node["_target_"], "objective.metrics")
+    except (ConfigError, KeyError, TypeError):
+        return None
+    higher = getattr(metric, "higher_is_better", None)
+    return None if higher is None else "max" if higher else "min"
+
+
+def own_steps(config: Config) -> list[str]:
+    """What is said of a model class with a training loop of its own, which nobody will call."""
+    if config.task in (*_DATA_ONLY, "check", "pack", "verify"):
+        return []
+    try:
+        model = allow_list.resolve(config.model["_target_"], "model")
+    except (ConfigError, KeyError, TypeError):
+        return []
+    own = [name for name in _OWN_STEPS if _defines(model, name)]
+    if not own:
+        return []
+    instead = ", ".join(dict.fromkeys(_OWN_STEPS[name] for name in own))
+    text = (
+        f"model: {model.__name__} is used by its forward alone; its {', '.join(own)} are not "
+        f"called. In their place are {instead} of the configuration (docs/own_parts.md)"
+    )
+    return [text]
+
+
+def _defines(model: Any, name: str) -> bool:
+    """Whether a class has a method that is not just Lightning's empty one."""
+    homes = [base.__module__ for base in getattr(model, "__mro__", ()) if name in vars(base)]
+    return bool(homes) and not homes[0].startswith(("lightning.", "pytorch_lightning."))
+
+
+def children(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """The values inside a mapping or list, with their full keys; a node's own keys are left out."""
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            if name != "_target_":
+                yield f"{key}.{name}", value
+    elif isinstance(node, (list, tuple)):
+        for place, value in enumerate(node):
+            yield f"{key}[{place}]", value
+
+
+def walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every mapping with a `_target_` in a tree, with its full key."""
+    if isinstance(node, Mapping) and "_target_" in node:
+        yield key, node
+    for below, value in children(node, key):
+        yield from walk(value, below)
+
+
+def check(part: Part) -> tuple[Any, list[Problem]]:
+    """The callable at the root of a part, if it is one, and everything wrong in the part."""
+    problems = _shape_problems(part)
+    root = None
+    for key, node in walk(part.node, part.key):
+        problems += _key_problems(node, key)
+        try:
+            allow_list.check_name(node["_target_"], f"{key}._target_")
+            if not part.measured and node["_target_"].startswith(_SLOW):
+                continue
+            found = allow_list.resolve(node["_target_"], f"{key}._target_")
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        is_root = key == part.key
+        root = found if is_root else root
+        supplied = part.supplied if is_root or part.nested else ()
+        problems += signatures.check(found, node, key, supplied)
+    return root, problems
+
+
+def _shape_problems(part: Part) -> list[Problem]:
+    """A part, or each of its entries, has to be a node."""
+    if part.is_map:
+        entries = {f"{part.key}.{name}": value for name, value in part.node.items()}
+        entries = {key: value for key, value in entries.items() if value is not None}
+    else:
+        entries = {part.key: part.node}
+    problems = []
+    for key, value in entries.items():
+        if not isinstance(value, Mapping):
+            problems.append(Problem(key, not_allowed(value, "a mapping with _target_")))
+        elif "_target_" not in value:
+            keys = ", ".join(map(str, value)) or "nothing"
+            problems.append(Problem(key, f"has no _target_, only {keys}; it names what is called"))
+    if part.key.startswith("dataset.") and part.key not in ("dataset.train", "dataset.val"):
+        name = part.key.removeprefix("dataset.")
+        problems = [unknown_key(part.key, name, ("train", "val"))]
+    return problems
+
+
+def _key_problems(node: Mapping[str, Any], key: str) -> list[Problem]:
+    problems = []
+    for name in node:
+        if str(name) in ("_convert_", "_recursive_"):
+            reason = "is not for configurations: parts always get plain values, built inside out"
+            problems.append(Problem(f"{key}.{name}", reason))
+    if not isinstance(node.get("_partial_", False), bool):
+        problems.append(Problem(f"{key}._partial_", not_allowed(node["_partial_"], "true | false")))
+    if not isinstance(node.get("_args_", []), list):
+        problems.append(Problem(f"{key}._args_", f"got {show(node['_args_'])}, expected a list"))
+    return problems

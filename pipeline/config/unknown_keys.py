@@ -1,0 +1,117 @@
+"""What is said of a key, or of an option of a group, that doesn't exist: which one may be meant.
+
+In this order: an argument that the YAML leaves out, what another program calls so, a key of nearly
+that name beside it, a key of that name elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.config import allow_list, familiar_names, signatures
+from pipeline.config.hydra_loader import ConfigLoader
+from pipeline.config.messages import nearest
+from pipeline.config.nodes import OF_THE_BUILD
+from pipeline.config.schema import TASK_KEYS
+from pipeline.errors import ConfigError, Problem
+
+_PLUGINS = {"hydra/launcher": "hydra-joblib-launcher or hydra-submitit-launcher",
+            "hydra/sweeper": "hydra-optuna-sweeper or hydra-ax-sweeper"}  # fmt: skip
+
+
+def option(group: str, given: str, known: Sequence[str]) -> Problem:
+    """The problem of an option that a group doesn't have."""
+    way = familiar_names.choice(group, given)
+    hint = familiar_names.hint(way) or nearest(given.lower(), known)
+    more = f"; plugins bring more: pip install {_PLUGINS[group]}" if group in _PLUGINS else ""
+    return Problem(group, f"has no {given!r}{hint}; choose one of {', '.join(known)}{more}")
+
+
+def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Problem:
+    """The problem of a key that isn't in a composed configuration.
+
+    Args:
+        value: as it was given.
+        loader: knows the groups.
+    """
+    node: Any = config
+    where, (name, *rest) = "", key.split(".")
+    while rest and (below := _child(node, name)) is not None:
+        node, where = below, f"{where}.{name}".lstrip(".")
+        name, *rest = rest
+    known = [str(one) for one in node] if isinstance(node, DictConfig) else []
+    if not where:
+        known = [one for one in known if one != "hydra"]
+        return Problem(key, _at_the_top(name, value, known, config, loader))
+    function = _callable(node)
+    if function is not None:
+        if where == "dataset" and name == "limits":
+            return Problem(key, "is a section of its own: set limits.pixels, "
+                           "limits.record_bytes ... (see conf/limits)")  # fmt: skip
+        taken = [one for one in signatures.arguments(function).names if one not in known]
+        if name in taken:
+            return Problem(key, f"is not in the YAML, but {function.__name__} takes it: "
+                           f"add it with +{key}=...")  # fmt: skip
+        if where == "dataset" and name in OF_THE_BUILD:
+            return Problem(key, f"is not in the YAML; add it with +{key}=...")
+        known = [one for one in known if not one.startswith("_")] + taken
+    way = familiar_names.key(key, value)
+    if way:
+        return Problem(key, f"unknown key {name!r}{familiar_names.hint(way)}")
+    allowed = f"; {where} has {', '.join(known)}" if known else f"; {where} has no keys"
+    hint = nearest(name, known) or _elsewhere(name, config)
+    return Problem(key, f"unknown key {name!r}{hint}{allowed}")
+
+
+def _at_the_top(
+    name: str, value: str, known: list[str], config: DictConfig, loader: ConfigLoader
+) -> str:
+    if name in TASK_KEYS:
+        tasks = [one for one in loader.get_group_options("task")
+                 if _has_key(loader, f"task/{one}", name)]  # fmt: skip
+        return f"is a key of task={' | '.join(tasks)}, and not of task={config.task}"
+    way = familiar_names.key(name, value)
+    if way:
+        return f"unknown key{familiar_names.hint(way)}"
+    groups = [str(one) for one in loader.list_groups("") if one != "hydra"]
+    hint = _elsewhere(name, config) or nearest(name, {*known, *groups})
+    return f"unknown key{hint}; there are {', '.join(sorted({*known, *groups}))}"
+
+
+def _has_key(loader: ConfigLoader, path: str, name: str) -> bool:
+    loaded = loader.repository.load_config(path)
+    return loaded is not None and name in loaded.config
+
+
+def _elsewhere(name: str, config: DictConfig) -> str:
+    """The keys of that name in other sections."""
+    found = [one for one in _keys(config) if one.rpartition(".")[2] == name]
+    return f" (did you mean {' or '.join(found[:3])}?)" if found else ""
+
+
+def _keys(config: DictConfig) -> Iterator[str]:
+    for section in map(str, config):
+        yield section
+        node = _child(config, section) if section != "hydra" else None
+        if isinstance(node, DictConfig):
+            yield from (f"{section}.{name}" for name in map(str, node))
+
+
+def _child(node: Any, part: str) -> Any:
+    """A node's value, or None where there is none to go on from."""
+    try:
+        return node[part] if isinstance(node, DictConfig) else None
+    except OmegaConfBaseException:
+        return None
+
+
+def _callable(node: Any) -> Any:
+    """What a node calls, if it is one and may."""
+    try:
+        return allow_list.resolve(node["_target_"], "") if "_target_" in node else None
+    except (ConfigError, TypeError, OmegaConfBaseException):
+        return None

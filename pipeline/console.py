@@ -1,0 +1,18 @@
+"""The command `penstock`, which an installation puts on the path: all that `python run.py` is."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import NoReturn
+
+from pipeline.distributed import preemption
+
+
+def main() -> NoReturn:
+    """Run this process's command line, and end it with its exit code."""
+    preemption.leave_early()  # the imports below take seconds
+    gc.disable()  # a tenth of them went into looking for garbage; a job turns it on again
+    from pipeline import command
+
+    preemption.leave(command.main(sys.argv[1:], script=sys.argv[0]))

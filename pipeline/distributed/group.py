@@ -1,0 +1,182 @@
+"""The processes of a run, talking to each other; the one user of torch.distributed's collectives.
+
+    join        enter the process group of this world, and leave it
+    Group       sum, gather, hand out; alone, all of it costs nothing
+    Agreement   whether any rank wants to stop
+
+Numbers travel on the group of the device (NCCL or gloo). Objects, and what is agreed upon, travel
+on a gloo group of their own, so that they never wait for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from pipeline import program
+from pipeline.distributed import meeting
+from pipeline.distributed.presence import Presence
+from pipeline.distributed.world import World, is_launched, restarts, store_address
+from pipeline.errors import ConfigError, Problem
+
+
+class Group:
+    """All ranks of a run. Every rank has to make the same calls in the same order.
+
+    Args:
+        world: this process among them.
+        control: group for objects and agreements; None alone.
+        presence: what is known of the others; None alone.
+    """
+
+    def __init__(
+        self, world: World | None = None, control: dist.ProcessGroup | None = None,
+        presence: Presence | None = None,
+    ) -> None:  # fmt: skip
+        self.world = world or World()
+        self._control = control
+        self._presence = presence
+
+    @property
+    def alone(self) -> bool:
+        return self._control is None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the one that writes."""
+        return self.world.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all ranks, in the place of `values` (any shape, on the world's device)."""
+        if not self.alone:
+            dist.all_reduce(values)
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank gave, in the order of the ranks, on all of them; CPU objects."""
+        if self.alone:
+            return [value]
+        found: list[Any] = [None] * self.world.size
+        dist.all_gather_object(found, value, group=self._control)
+        return found
+
+    def from_first(self, value: Any) -> Any:
+        """What rank 0 gave, on all ranks."""
+        if self.alone:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._control)
+        return box[0]
+
+    def copy_from_first(self, tensor: Tensor) -> None:
+        """Overwrite `tensor` (on the world's device) with rank 0's."""
+        if not self.alone:
+            dist.broadcast(tensor, src=0)
+
+    def meet(self) -> None:
+        """Wait until all ranks are here."""
+        if not self.alone:
+            dist.barrier(group=self._control)
+
+    def agreement(self) -> Agreement:
+        """A question of its own, to be asked at every step."""
+        return Agreement(self._control, self._presence)
+
+    def tell(self, name: str) -> None:
+        """Let the other ranks know that this one was asked to stop, by that signal."""
+        if self._presence is not None:
+            self._presence.tell(name)
+
+
+class Agreement:
+    """What any rank wants, known to all at the same call.
+
+    It waits for the slowest rank. Asked when a batch is there, that is no loss, as the step that
+    follows has to wait for all batches. Alone there is nothing to agree on.
+    """
+
+    def __init__(self, control: dist.ProcessGroup | None, presence: Presence | None = None) -> None:
+        self._control, self._presence = control, presence
+
+    def ask(self, *wishes: bool) -> tuple[bool, ...]:
+        """Say what this rank wants, and hear what anybody wants."""
+        if self._control is None:
+            return wishes
+        said = torch.tensor(wishes, dtype=torch.int32)
+        dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._control)
+        if self._presence is not None:
+            self._presence.turns += 1
+        return tuple(bool(value) for value in said.tolist())
+
+
+@contextmanager
+def join(
+    world: World, backend: str | None = None, timeout: float = 300.0, together: bool = False
+) -> Iterator[Group]:
+    """The group of `world`, for the time of the context.
+
+    Args:
+        world: as the launcher describes it.
+        backend: "nccl", "gloo" ...; None takes what suits the device.
+        timeout: seconds after which a rank that does not come is given up.
+        together: make a group under a launcher also of one rank.
+
+    Raises:
+        ConfigError: no group can be made of what the launcher says.
+        LateError: a rank was waited for in vain.
+    """
+    if world.size == 1 and not (together and is_launched()):
+        yield Group(world)
+        return
+    limit = timedelta(seconds=timeout)
+    cuda = world.device.startswith("cuda")
+    if cuda:
+        torch.cuda.set_device(world.device)
+    try:
+        store = _store(world, limit)
+        dist.init_process_group(
+            backend or ("nccl" if cuda else "gloo"), store=store, rank=world.rank,
+            world_size=world.size, timeout=limit,
+        )  # fmt: skip
+    except (ValueError, RuntimeError, dist.DistError) as error:
+        raise ConfigError(
+            Problem("distributed", f"rank {world.rank} of {world.size} cannot join the others: "
+                    f"{error}. Start with {program.text()}, srun, or torchrun on every machine")
+        ) from error  # fmt: skip
+    presence = Presence(meeting.notes() or store, world, timeout)
+    try:
+        with presence:
+            control: Any = dist.new_group(backend="gloo", timeout=limit)
+            yield Group(world, control, presence)
+    except RuntimeError as error:
+        late = presence.explained(error)
+        if late is None:
+            raise
+        raise late from None
+    finally:
+        dist.destroy_process_group()
+
+
+def _store(world: World, limit: timedelta) -> Store:
+    """Where the ranks learn each other's addresses: of our launcher, else of whoever started them.
+
+    A launcher such as torchrun that starts all ranks again keeps its store, and with it the
+    addresses of those that are gone; each start has names of its own in it.
+    """
+    own = meeting.store(world.size)
+    if own is not None:
+        return own
+    store: Store | None = meeting.served(world, limit)
+    if store is None:
+        place = store_address()
+        url = "env://" if place is None else f"tcp://{place[0]}:{place[1]}"
+        store, _, _ = next(rendezvous(url, world.rank, world.size, timeout=limit))
+    return PrefixStore(f"start-{restarts()}", store)

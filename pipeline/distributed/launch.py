@@ -1,0 +1,146 @@
+"""Starting all ranks of a run on this machine, through torch's own elastic launcher.
+
+Every rank is a process that runs this same command line and finds its place in the environment, as
+under torchrun. What a rank has to say, it says itself on stderr; here only the exit codes are put
+together. Signals are handed on to all ranks. No process listens where another machine could reach
+it (meeting.py). Nothing of torch.distributed is imported before a run needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pipeline.distributed import world
+from pipeline.errors import PREEMPTED, ConfigError, DataError, PenstockError
+
+# What ranks have for a checkpoint once they were asked to stop; then they are killed.
+_GRACE_SECONDS = 120
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+LOST = 69  # a rank that ends because another one is gone (EX_UNAVAILABLE)
+_RESULT = "PENSTOCK_RESULT"  # names the file that rank 0 leaves its result in
+
+
+class RanksError(PenstockError):
+    """A rank failed; the message is empty where it has said why itself."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def run(command: Sequence[str], processes: int, max_restarts: int = 0) -> Any:
+    """Run `command` in that many ranks of one world; the result that rank 0 left.
+
+    Args:
+        command: program and arguments of every rank.
+        max_restarts: how often all are started again when one was killed.
+
+    Raises:
+        RanksError: a rank failed; the exit code tells configuration, data and preemption apart.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    from pipeline.distributed.meeting import announced
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    with _own_signals(), _result_file() as result, announced(result.parent) as meeting:
+        config = _config(processes, max_restarts, result.parent, meeting)
+        launched = elastic_launch(config, command[0])
+        try:
+            launched(*command[1:])
+        except ChildFailedError as error:
+            codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+            raise _failed(codes) from None
+        except SignalException:
+            # The launcher drops what the ranks came back with. They have been asked to save, and
+            # each said itself whether it could.
+            raise RanksError("", PREEMPTED) from None
+        return json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Put back the signal handlers that torch's launcher replaces for good."""
+    kept = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def is_of_ours() -> bool:
+    """Whether this process is a rank that our launcher started, which has said what will happen."""
+    return world.is_launched() and bool(os.environ.get(_RESULT))
+
+
+def leave_result(value: Any) -> None:
+    """Give rank 0's result (plain JSON) to the launcher, if that is one of ours."""
+    if os.environ.get(_RESULT):
+        Path(os.environ[_RESULT]).write_text(json.dumps(value), encoding="utf-8")
+
+
+@contextmanager
+def _result_file() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:  # of mode 0700
+        os.environ[_RESULT] = str(Path(folder) / "result.json")
+        try:
+            yield Path(os.environ[_RESULT])
+        finally:
+            del os.environ[_RESULT]
+
+
+def _config(processes: int, max_restarts: int, folder: Path, meeting: str) -> Any:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
+
+    wanted: dict[str, Any] = {
+        "min_nodes": 1, "max_nodes": 1, "nproc_per_node": processes, "max_restarts": max_restarts,
+        "run_id": "penstock", "rdzv_backend": meeting, "rdzv_endpoint": "",
+        "local_addr": "127.0.0.1",
+        "logs_specs": DefaultLogsSpecs(log_dir=str(folder)), "monitor_interval": 0.1,
+        "signals_to_handle": ",".join(number.name for number in _SIGNALS),
+        "shutdown_timeout": _GRACE_SECONDS,
+    }  # fmt: skip
+    known = {field.name for field in fields(LaunchConfig)}  # newer versions of torch have more
+    return LaunchConfig(**{name: value for name, value in wanted.items() if name in known})
+
+
+def _failed(codes: Mapping[int, int]) -> RanksError:
+    killed = [
+        f"rank {rank} was ended by {signal.Signals(-number).name}"
+        for rank, number in sorted(codes.items())
+        if number < 0 and -number != signal.SIGTERM  # which the launcher sends to those it ends
+    ]
+    return RanksError("; ".join(killed), exit_code(codes.values()))
+
+
+def exit_code(codes: Iterable[int]) -> int:
+    """The exit code of a run whose ranks ended with `codes`; the most telling one wins.
+
+    After one rank has failed, the launcher asks the others to stop.
+    """
+    found = set(codes)
+    ordered = (ConfigError.exit_code, DataError.exit_code, PenstockError.exit_code, PREEMPTED)
+    return next((code for code in ordered if code in found), 1)
+
+
+def this_program(arguments: Sequence[str], script: str | None) -> list[str]:
+    """The command that runs this program with other arguments.
+
+    Args:
+        script: the file it was started from; None for `python -m pipeline.command`.
+    """
+    return [sys.executable, *([script] if script else ["-m", "pipeline.command"]), *arguments]

@@ -1,0 +1,189 @@
+"""How the ranks of one machine find each other: through a file that only their user can open.
+
+torch's stores are servers that listen on all interfaces, ask nobody who they are, and hold pickled
+objects: whoever reaches one runs code in the ranks. The ranks of one machine need no server.
+
+1. The launcher makes a folder of mode 0700 and names it in PENSTOCK_MEETING.
+2. torch's launcher is given a rendezvous of a single member, itself, that listens nowhere.
+3. The ranks meet in a `FileStore` in that folder, one for each time that they are started.
+4. gloo and NCCL, which carry the tensors, listen on the loopback interface alone.
+
+Under another launcher the store is torch's. Where rank 0 has to serve it and MASTER_ADDR is a plain
+IP address, it is served at that address only (`served`).
+
+5. What they tell each other while they run (`presence`) are notes in that folder, a file each.
+
+Cost: that of a few files; nothing is asked of the store once the ranks are connected.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from torch.distributed import (  # type: ignore[attr-defined]
+    FileStore,
+    HashStore,
+    TCPStore,
+)
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+
+from pipeline.distributed.world import MEETING, World, meeting_folder, restarts, store_address
+
+BACKEND = "penstock"
+
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+_LOOPBACK = ("lo", "lo0")  # Linux, macOS
+_NO_PORT = 9  # discard: ranks are told an address by custom, and nothing listens there
+
+
+class Alone(RendezvousHandler):
+    """A rendezvous whose only member is this launcher; its store is memory of this process."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", _NO_PORT))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def _alone(parameters: RendezvousParameters) -> RendezvousHandler:
+    return Alone(parameters.run_id)
+
+
+@contextmanager
+def announced(folder: Path) -> Iterator[str]:
+    """Tell the processes that are started meanwhile to meet in `folder`, on this machine alone.
+
+    Args:
+        folder: of mode 0700.
+
+    Yields:
+        the name of the rendezvous for torch's launcher.
+    """
+    rendezvous_handler_registry.register(BACKEND, _alone)
+    told = {MEETING: str(folder), **dict.fromkeys(_INTERFACES, _loopback())}
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
+    try:
+        yield BACKEND
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _loopback() -> str:
+    """The interface that other machines do not reach."""
+    there = {name for _, name in socket.if_nameindex()}
+    return next((name for name in _LOOPBACK if name in there), _LOOPBACK[0])
+
+
+def store(size: int) -> FileStore | None:
+    """Where this rank meets the others of its machine; None if the launcher is not ours."""
+    folder = meeting_folder()
+    # Each start has a store of its own: the old one holds the addresses of ranks that are gone.
+    return FileStore(str(folder / f"start-{restarts()}"), size) if folder else None
+
+
+class Notes:
+    """Short notes of ranks to each other in the folder where they meet, in the words of a store.
+
+    A `FileStore` keeps all that was ever written, and signs of life are written every second. Here
+    a note is a file, and a new one takes its place. A folder that is gone is a RuntimeError, as of
+    torch's stores.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def set(self, name: str, value: str) -> None:
+        """Leave a note in the place of the last one of that name."""
+        beside = self._folder / f".{name}.{os.getpid()}"
+        try:
+            beside.write_text(value)
+            beside.replace(self._folder / name)
+        except OSError as error:
+            raise RuntimeError(f"{self._folder} is gone") from error
+
+    def get(self, name: str) -> bytes:
+        """The last note of that name."""
+        try:
+            return (self._folder / name).read_bytes()
+        except OSError as error:
+            raise RuntimeError(f"{self._folder / name} is gone") from error
+
+    def check(self, names: Sequence[str]) -> bool:
+        """Whether there is a note of each name."""
+        return all((self._folder / name).exists() for name in names)
+
+    def add(self, name: str, amount: int) -> int:
+        """Count under a name; every caller gets another number."""
+        try:
+            with (self._folder / name).open("ab") as file:  # what is appended is never mixed
+                file.write(b"+" * amount)
+                file.flush()
+                return file.tell()
+        except OSError as error:
+            raise RuntimeError(f"{self._folder} is gone") from error
+
+
+def notes() -> Notes | None:
+    """Where ranks of one machine leave notes; None if the launcher is not ours."""
+    folder = meeting_folder()
+    if folder is None:
+        return None
+    own = folder / f"notes-{restarts()}"
+    own.mkdir(exist_ok=True)
+    return Notes(own)
+
+
+def served(world: World, limit: timedelta) -> TCPStore | None:
+    """torch's store, listening at MASTER_ADDR only; None where torch has to choose.
+
+    It has to where the launcher or another rank serves it, and where MASTER_ADDR is a name, which
+    may mean another address on this machine than on the others.
+    """
+    place = store_address() if world.rank == 0 else None
+    if place is None:
+        return None
+    address, port = place
+    try:
+        family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
+        listening = socket.create_server((address, port), family=family, backlog=world.size)
+    except (ValueError, OSError):  # a name, or an address that is translated on its way here
+        return None
+    return TCPStore(
+        address, port, world.size, True, limit, master_listen_fd=listening.detach()
+    )  # fmt: skip

@@ -1,0 +1,112 @@
+"""How a model is spread over the ranks: not at all, a copy each (DDP), or in parts (FSDP2).
+
+    prepare     before the optimizer is made: to the device, batch norms, sharding
+    wrap        what training calls in place of the model
+    same_buffers  one rank's buffers for all, before a model is measured or saved
+
+The model itself stays what the configuration built, with its own names: DDP's wrapper is used for
+training's forward pass only, and `fully_shard` turns weights into DTensors in their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.distributed.group import Group
+
+Strategy = Literal["none", "ddp", "fsdp"]
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """How to spread a model.
+
+    Attributes:
+        strategy: "none", "ddp" or "fsdp".
+        find_unused_parameters: DDP's, for models that leave weights out of some steps.
+        sync_batchnorm: batch norms measure the global batch; on CUDA only.
+    """
+
+    strategy: Strategy = "none"
+    find_unused_parameters: bool = False
+    sync_batchnorm: bool = False
+
+
+def prepare(model: nn.Module, parallel: Parallel, group: Group) -> nn.Module:
+    """The model on this rank's device; under FSDP its weights are this rank's parts of them.
+
+    The optimizer has to be made from the result.
+    """
+    device = torch.device(group.world.device)
+    if parallel.sync_batchnorm and device.type == "cuda":
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    model = model.to(device)
+    if parallel.strategy == "fsdp":
+        _shard(model, group)
+    return model
+
+
+def wrap(model: nn.Module, parallel: Parallel, group: Group) -> nn.Module:
+    """What training calls: gradients after its backward pass are means over the ranks."""
+    if parallel.strategy != "ddp" or group.alone:
+        return model
+    device = torch.device(group.world.device)
+    return nn.parallel.DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        find_unused_parameters=parallel.find_unused_parameters,
+    )
+
+
+def same_buffers(model: nn.Module, group: Group) -> None:
+    """Give all ranks rank 0's buffers: running means are each rank's own after a step."""
+    if not group.alone:
+        for buffer in model.buffers():
+            group.copy_from_first(buffer)
+
+
+def _shard(model: nn.Module, group: Group) -> None:
+    """Shard each block, then the rest, so that a block's weights are whole only while it runs."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    device = torch.device(group.world.device)
+    mesh = init_device_mesh(device.type, (group.world.size,))
+    for block in _blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The outermost members of lists and sequences that have weights; as a rule, layers."""
+    for child in model.children():
+        if isinstance(child, (nn.Sequential, nn.ModuleList)):
+            yield from (one for one in child if any(True for _ in one.parameters()))
+        else:
+            yield from _blocks(child)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that may be sharded."""
+    part: Any = tensor
+    return part.to_local() if hasattr(part, "to_local") else tensor
+
+
+def like(values: Mapping[str, Any], shaped: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole tensors, sharded as those of the same name in `shaped` are; all ranks have them."""
+    return {name: _like(value, shaped.get(name)) for name, value in values.items()}
+
+
+def _like(value: Any, shaped: Any) -> Any:
+    if not hasattr(shaped, "placements") or hasattr(value, "placements"):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, device = shaped.device_mesh, shaped.device
+    # Every rank has the whole tensor and takes its part; nothing is sent.
+    return distribute_tensor(value.to(device), mesh, shaped.placements, src_data_rank=None)

@@ -1,0 +1,166 @@
+"""Where this process stands among the others: rank, world size, device.
+
+The only file that reads the launcher's environment variables (torchrun's, or those of Slurm's srun)
+and asks torch for accelerators. What
+the processes say to each other goes through `distributed/group.py`. torch is imported when it is
+asked: that takes 2 s, and `--help` does without.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.distributed import slurm
+from pipeline.errors import ConfigError, Problem
+
+MEETING = "PENSTOCK_MEETING"  # names that folder for the ranks
+
+
+@dataclass(frozen=True)
+class World:
+    """One process of a run.
+
+    Attributes:
+        rank: number of this process among all, 0 <= rank < size.
+        size: number of processes that share a global batch.
+        local_rank: number of this process on its machine.
+        local_size: number of processes on this machine.
+        device: where the model and the delivered batches live, e.g. "cpu" or "cuda:0".
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    device: str = "cpu"
+    local_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ConfigError(f"rank {self.rank} is not in a world of {self.size} processes")
+
+
+def launcher(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
+    """What a launcher says of this process, in torchrun's variables (RANK, WORLD_SIZE ...).
+
+    srun's own count where there are none of torchrun's: torchrun may run under srun.
+    """
+    return environment if environment.get("WORLD_SIZE") else slurm.ranks(environment)
+
+
+def launcher_name(environment: Mapping[str, str] = os.environ) -> str:
+    """Who started this process, for messages."""
+    return "WORLD_SIZE" if environment.get("WORLD_SIZE") else "Slurm's tasks"
+
+
+def outside_of_srun(environment: Mapping[str, str] = os.environ) -> str:
+    """What a Slurm job has that this process, started without srun, does not use; in words."""
+    return "" if environment.get("WORLD_SIZE") else slurm.outside_of_srun(environment)
+
+
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher such as torchrun or srun started this process among others."""
+    return bool(launcher(environment).get("WORLD_SIZE"))
+
+
+def launched_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Rank among all processes, and on this machine, as the launcher says; 0 without one."""
+    environment = launcher(environment)
+    return _number(environment, "RANK", 0), _number(environment, "LOCAL_RANK", 0)
+
+
+def restarts(environment: Mapping[str, str] = os.environ) -> int:
+    """How often torch's launcher has started all ranks again."""
+    return _number(environment, "TORCHELASTIC_RESTART_COUNT", 0)
+
+
+def meeting_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The folder in which the ranks of one machine meet; None if the launcher is not ours."""
+    return Path(environment[MEETING]) if environment.get(MEETING) else None
+
+
+def store_address(environment: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
+    """Address and port at which rank 0 is to serve the store itself; None if the launcher does."""
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    environment = launcher(environment)
+    address, port = environment.get("MASTER_ADDR"), _number(environment, "MASTER_PORT", 0)
+    return (address, port) if address and port else None
+
+
+def launched_size(environment: Mapping[str, str] = os.environ) -> int:
+    """Number of processes a launcher such as torchrun says it has started; 1 without one."""
+    return _number(launcher(environment), "WORLD_SIZE", 1)
+
+
+def from_environment(device: str = "auto", environment: Mapping[str, str] = os.environ) -> World:
+    """The world as torchrun describes it (RANK, WORLD_SIZE, LOCAL_RANK), or srun; else alone."""
+    environment = launcher(environment)
+    local_rank = _number(environment, "LOCAL_RANK", 0)
+    return World(
+        rank=_number(environment, "RANK", 0),
+        size=launched_size(environment),
+        local_rank=local_rank,
+        device=resolve_device(device, local_rank),
+        local_size=_number(environment, "LOCAL_WORLD_SIZE", 1),
+    )
+
+
+def resolve_device(device: str, local_rank: int = 0) -> str:
+    """`auto` is this rank's accelerator where there is one, the CPU otherwise."""
+    if device == "cpu":
+        return device
+    if has_accelerator():
+        from torch import cuda
+
+        # Slurm may show each task the one GPU that is its own (--gpus-per-task=1).
+        return "cuda:0" if cuda.device_count() == 1 else f"cuda:{local_rank}"
+    if device == "cuda":
+        raise ConfigError(
+            Problem("trainer.device", "'cuda' was asked for, but torch finds no CUDA device here; "
+                    "use trainer.device=auto or trainer.device=cpu")
+        )  # fmt: skip
+    return "cpu"
+
+
+def default_processes() -> int:
+    """Ranks that fill this machine, as with torchrun: one a GPU, or one a core without any."""
+    from torch import cuda
+
+    return cuda.device_count() or usable_cpus()
+
+
+def usable_cpus() -> int:
+    """Cores that this process may use: of its affinity, and of its container's quota."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, _quota(Path("/sys/fs/cgroup/cpu.max"))))
+
+
+def _quota(path: Path) -> int:
+    """Whole cores that a cgroup's file (`quota period`, in microseconds) allows."""
+    try:
+        quota, period = path.read_text().split()
+        return max(1, round(int(quota) / int(period)))
+    except (OSError, ValueError):  # no such file, or "max"
+        return sys.maxsize
+
+
+def has_accelerator() -> bool:
+    """Whether torch finds a GPU here; without one, pinned memory is of no use."""
+    from torch import cuda
+
+    return cuda.is_available()
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, "")
+    if not text:
+        return default
+    if not text.isdigit():
+        raise ConfigError(f"the environment variable {name} is {text!r}, not a whole number")
+    return int(text)

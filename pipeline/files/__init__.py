@@ -1,0 +1,5 @@
+"""Files that others may have made, or that others may read.
+
+`limits` says how much data may claim, `regular_file` and `own_files` which files are opened at all,
+`disk` writes files that are complete or not there, and locks folders.
+"""

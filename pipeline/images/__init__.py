@@ -1,1 +1,0 @@
-"""Pictures before and while they become tensors: files, headers, crops, maps of pixels."""

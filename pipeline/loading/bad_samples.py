@@ -1,0 +1,289 @@
+"""Bad samples: which errors say that a sample is bad, and what becomes of its row.
+
+    raise         the run ends with a message that names the sample
+    substitute    another row stands in its place
+    skip          the row is left out, and the batch is smaller
+
+What stands in is a function of the key (seed, epoch, position) and of the sampler's own order, so
+batches agree for any ranks, workers and resumed runs, and no other row changes.
+
+A sample is bad when its content is. While it is read, that is a DataError, an OSError, an EOFError,
+a ValueError, a RuntimeError, a SyntaxError (parsers raise it), or an error of a decoding library.
+In a transform it is a DataError, an OSError, an EOFError, a UnicodeError, or an error of a decoding
+library: images are often decoded there. Everything else is a mistake in code (TypeError, NameError,
+KeyError, a ValueError of a transform ...) or the machine's (no memory, no space, too many open
+files, a store that does not answer), and is never left out.
+
+Cost: nothing unless a sample is bad; then a few reads more.
+"""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from collections.abc import Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+
+from pipeline.errors import ConfigError, DataError, PenstockError, UnreachableError
+from pipeline.order.plan import Request
+from pipeline.order.randomness import Permutation, hash64
+from pipeline.order.samplers import BatchStrategy, Order
+
+OnError = Literal["raise", "substitute", "skip"]
+Stage = Literal["read", "transform", "collate"]
+
+ATTEMPTS = 10  # rows that are tried in the place of a bad one
+
+_CONTENT = (DataError, OSError, EOFError, UnicodeError)
+_WHILE_READING = (ValueError, RuntimeError, SyntaxError)
+_CODE = (NotImplementedError, RecursionError, torch.OutOfMemoryError)
+_MACHINE = (ConnectionError, TimeoutError, ChildProcessError, MemoryError)
+_NO_MEMORY = "can't allocate memory"  # what torch's allocator says, in a plain RuntimeError
+_MACHINE_CODES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT,
+                  errno.ENOBUFS, errno.ENODEV}  # fmt: skip
+# Packages whose own exceptions speak of what they decode.
+_DECODERS = frozenset({
+    "PIL", "av", "binascii", "csv", "_csv", "cv2", "h5py", "imageio", "json", "lzma", "_lzma",
+    "pickle", "_pickle", "pyarrow", "skimage", "soundfile", "struct", "tarfile", "tifffile", "wave",
+    "xml", "zipfile", "zlib", "zstandard",
+})  # fmt: skip
+
+_WAY_OUT = "\nbad_samples.on_error=skip or substitute leaves such samples out; task=check lists all"
+
+
+class SampleError(PenstockError):
+    """A person's own code failed on a sample; the message ends with its traceback."""
+
+
+class BadSampleError(Exception):
+    """A row that cannot be used, on its way to be left out.
+
+    Attributes:
+        cause: what is wrong with it, in one line.
+        known: whether a quarantine said so, and it was not read.
+    """
+
+    def __init__(self, cause: str, known: bool = False) -> None:
+        super().__init__(cause)
+        self.cause, self.known = cause, known
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A sample that is not in its batch.
+
+    Attributes:
+        index, position, epoch, step: which sample, and where it would have been.
+        path: its file, as far as the dataset knows it; else "".
+        cause: what is wrong with it, in one line.
+        action: what was done, "substitute" or "skip".
+        known: whether a quarantine named it, so that it was not read.
+    """
+
+    index: int
+    position: int
+    epoch: int
+    step: int
+    path: str
+    cause: str
+    action: OnError
+    known: bool = False
+
+    def __str__(self) -> str:
+        where = f"sample {self.index} (epoch {self.epoch}, step {self.step}, position "
+        path = f" {self.path}" if self.path and self.path not in self.cause else ""
+        return f"{where}{self.position}){path}: {self.cause}"
+
+
+class Substitutes(Protocol):
+    """Says which rows may stand in for others."""
+
+    def rows(self, request: Request, place: int) -> Iterator[int]:
+        """Rows to try, in turn, for the one at `place` of `request`; a function of its key."""
+
+
+@dataclass(frozen=True)
+class BadSamples:
+    """What becomes of bad samples.
+
+    Attributes:
+        on_error: see the module. Samples that are known are skipped under "raise", too.
+        substitutes: needed by "substitute"; otherwise they fill shares that would be empty.
+        known: causes by row, of samples that are not to be read: a quarantine.
+    """
+
+    on_error: OnError = "raise"
+    substitutes: Substitutes | None = None
+    known: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def action(self) -> OnError:
+        """What becomes of a sample that is left out."""
+        return "substitute" if self.on_error == "substitute" else "skip"
+
+    def check(self, row: int) -> None:
+        """Raise BadSampleError if `row` is known to be bad."""
+        if row in self.known:
+            raise BadSampleError(self.known[row], known=True)
+
+
+RAISE = BadSamples()
+
+
+def rule(
+    on_error: OnError, known: Mapping[int, str], sampler: Any, length: int | None, seed: int
+) -> BadSamples:
+    """What becomes of the bad samples of a split.
+
+    Args:
+        known: causes by row, from a quarantine.
+        sampler: of the plan: an order or a batch strategy.
+        length: of the dataset; None for a stream, whose fetch knows what may stand in.
+    """
+    substitutes: Substitutes | None = None
+    if length is not None and on_error == "substitute":
+        substitutes = FromOrder(copy(sampler), seed)  # the plan's own may be asked in other threads
+    elif length is not None and (on_error == "skip" or known):
+        substitutes = FromDataset(length, seed)
+    return BadSamples(on_error, substitutes, known)
+
+
+class FromOrder:
+    """Rows from other positions of the epoch, so that subsets and weights stay what they are.
+
+    A batch strategy's row is replaced by another one of the same global batch, of the same group
+    (identity) where the strategy has groups; then by rows of other batches.
+
+    Args:
+        sampler: of the plan. It travels to worker processes.
+    """
+
+    def __init__(self, sampler: Order | BatchStrategy, seed: int) -> None:
+        self.sampler = sampler
+        self.seed = seed
+
+    def rows(self, request: Request, place: int) -> Iterator[int]:
+        epoch, position = request.epoch, int(request.positions[place])
+        key = hash64(self.seed, "substitute", epoch, position)
+        if isinstance(self.sampler, BatchStrategy):
+            return self._of_batches(self.sampler, request, position, key)
+        return self._of_order(self.sampler, epoch, key)
+
+    def _of_order(self, order: Order, epoch: int, key: int) -> Iterator[int]:
+        size = order.size(epoch)
+        positions = Permutation(size, key)
+        for attempt in range(min(ATTEMPTS, size)):
+            position = int(positions([attempt])[0])
+            yield int(order.indices(epoch, position, position + 1)[0])
+
+    def _of_batches(
+        self, strategy: BatchStrategy, request: Request, position: int, key: int
+    ) -> Iterator[int]:
+        positions, rows = strategy.batch(*request.address)
+        own = int(np.flatnonzero(positions == position)[0])
+        places = Permutation(len(rows), key)(np.arange(len(rows)))
+        others = [place for place in places.tolist() if rows[place] != rows[own]]
+        if strategy.group > 1:
+            others.sort(key=lambda place: place // strategy.group != own // strategy.group)
+        yield from (int(rows[place]) for place in others)
+        for attempt in range(len(others), ATTEMPTS):
+            step = hash64(key, "batch", attempt) % strategy.size(request.epoch)
+            _, rows = strategy.batch(request.epoch, step)
+            yield int(rows[hash64(key, "row", attempt) % len(rows)])
+
+
+class FromDataset:
+    """Any rows of the dataset: what they hold counts nowhere."""
+
+    def __init__(self, length: int, seed: int) -> None:
+        self.length = length
+        self.seed = seed
+
+    def rows(self, request: Request, place: int) -> Iterator[int]:
+        key = hash64(self.seed, "filler", request.epoch, int(request.positions[place]))
+        rows = Permutation(self.length, key)(np.arange(min(ATTEMPTS, self.length)))
+        return iter(rows.tolist())
+
+
+def is_bad(error: Exception, stage: Stage) -> bool:
+    """Whether `error` says that the sample is bad, and not the code or the machine."""
+    if isinstance(error, _CODE + _MACHINE) or _wants_memory(error):
+        return False
+    if isinstance(error, OSError) and error.errno in _MACHINE_CODES:
+        return False
+    if isinstance(error, PenstockError):
+        return isinstance(error, DataError) and not isinstance(error, UnreachableError)
+    if stage == "read" and isinstance(error, _WHILE_READING):
+        return True
+    return _is_content(error)
+
+
+def _wants_memory(error: Exception) -> bool:
+    """Whether this process could not have more memory."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and _NO_MEMORY in str(error)
+    )
+
+
+def _is_content(error: Exception) -> bool:
+    """Whether nothing but a sample's content can have raised `error`."""
+    if isinstance(error, _CONTENT) or type(error).__module__.split(".")[0] in _DECODERS:
+        return True
+    # torchvision's decoders raise a plain RuntimeError.
+    frames = traceback.walk_tb(error.__traceback__)
+    names = (frame.f_globals.get("__name__", "") for frame, _ in frames)
+    return isinstance(error, RuntimeError) and any(n.startswith("torchvision.io") for n in names)
+
+
+def explained(
+    error: Exception, stage: Stage, request: Request, place: int = 0, path: str = "",
+    on_error: OnError = "raise",
+) -> PenstockError:  # fmt: skip
+    """The error that ends the run, with the sample's index, address, file and cause."""
+    row, position = int(request.indices[place]), int(request.positions[place])
+    where = f"sample {row} (epoch {request.epoch}, step {request.step}, position {position})"
+    path = f" {path}" if path and path not in str(error) else ""
+    leaves_out = on_error == "raise" and is_bad(error, stage)
+    way_out = _WAY_OUT if leaves_out else ""
+    if isinstance(error, ConfigError) and stage == "transform":
+        return error
+    if isinstance(error, DataError):
+        return DataError(f"{where}{path}: {error}{way_out}")
+    if stage != "collate" and not isinstance(error, PenstockError) and _is_content(error):
+        return DataError(f"{where}{path}: {type(error).__name__}: {error}{way_out}")
+    notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+    lines = "".join(traceback.format_exception(error))
+    hint = "" if on_error == "raise" else (
+        f"bad_samples.on_error={on_error} leaves out samples that cannot be read; an error of this "
+        "kind is taken for a mistake in code. If the sample is to blame, raise a "
+        "pipeline.errors.DataError instead.\n"
+    )  # fmt: skip
+    if _wants_memory(error):
+        hint = ("This process may have no more memory (of the machine, or ulimit -v). That is no "
+                "fault of the sample, which is never left out for it. Fewer workers, a smaller "
+                "batch or loader.prefetch_factor=1 need less.\n")  # fmt: skip
+    return SampleError(
+        f"{where}{path}: {stage} failed{notes} with {type(error).__name__}: {error}\n{hint}{lines}"
+    )
+
+
+def in_one_line(error: Exception) -> str:
+    """What went wrong, for tables: at most 300 characters."""
+    text = " ".join(str(error).split())
+    text = text if isinstance(error, DataError) else f"{type(error).__name__}: {text}"
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def path_of(dataset: Any, row: int) -> str:
+    """The file of a sample, as far as the dataset knows it, else ""; never fails."""
+    try:
+        if callable(getattr(dataset, "path", None)):
+            return str(dataset.path(row))
+        return str(dataset.metadata["path"].iloc[row])
+    except Exception:
+        return ""

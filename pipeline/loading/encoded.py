@@ -1,0 +1,36 @@
+"""A picture that has not been decoded yet.
+
+A dataset gives it in place of pixels, so that a transform which wants only a part of the picture,
+or a small one, can say so before the decoder starts: `pipeline.transforms.image_decoding`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # importing it takes seconds, and bytes do without
+    from torchvision import tv_tensors
+
+
+@dataclass(frozen=True)
+class EncodedImage:
+    """The bytes of an image file.
+
+    Attributes:
+        content: the file as it is.
+        name: what messages call it: its path or address.
+        decoder: content, name -> uint8 [3, H, W], upright. Raises DataError over a bad file.
+        most_pixels: `limits.pixels`; whoever decodes without `decoder` refuses a header that
+            claims more.
+    """
+
+    content: bytes
+    name: str
+    decoder: Callable[[bytes, str], tv_tensors.Image]
+    most_pixels: int
+
+    def decode(self) -> tv_tensors.Image:
+        """All of its pixels: uint8 [3, H, W], upright."""
+        return self.decoder(self.content, self.name)

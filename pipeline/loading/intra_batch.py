@@ -1,0 +1,50 @@
+"""More threads for one batch: the first, for which the consumer waits with nothing else to do.
+
+    with intra_batch.extra_threads(8):    a backend takes up such a batch
+        fetch(request)
+    intra_batch.split_rows(work, rows)    what can be divided by rows; alone without extra threads
+
+Other executors go on with the batches behind it, so there are more threads than cores: the system
+divides its time evenly, and most of it goes to the batch that has most of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+
+
+class _Threads(threading.local):
+    """How many the work of this thread may have."""
+
+    count: int = 1
+
+
+_threads = _Threads()
+
+
+@contextmanager
+def extra_threads(count: int) -> Iterator[None]:
+    """Let what this thread does be shared by `count` threads, itself among them."""
+    _threads.count = count
+    try:
+        yield
+    finally:
+        _threads.count = 1
+
+
+def split_rows(work: Callable[[int, int], None], rows: int) -> None:
+    """Call `work(start, stop)` for ranges that make up `rows`, the first of them in this thread."""
+    count = min(_threads.count, rows // 2)
+    if count < 2:
+        work(0, rows)
+        return
+    bounds = [rows * part // count for part in range(count + 1)]
+    with ThreadPoolExecutor(count - 1, "penstock-hand") as pool:
+        others = [pool.submit(work, *ends) for ends in pairwise(bounds[1:])]
+        work(bounds[0], bounds[1])
+        for other in others:
+            other.result()

@@ -1,0 +1,264 @@
+"""Runs fetch over the plan's requests, ahead of the consumer and in order.
+
+    plan -> requests -> backend (main | process | thread) -> pin, move, transform -> consumer
+
+The backend decides who works on a request and when, never what comes out; workers that die are
+replaced, and what they had not handed over is made again. The state is the address of the next
+batch to deliver; what workers have prefetched beyond it is simply asked for again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from pipeline.distributed.world import World, has_accelerator
+from pipeline.errors import ConfigError, Problem
+from pipeline.loading.autotune import Autotune
+from pipeline.loading.batch import Batch
+from pipeline.loading.budget import Budget
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.memory import tree_pss
+from pipeline.loading.transfer import Transfer
+from pipeline.loading.workers.backends import Backend, Failure, LoaderOptions, MainBackend
+from pipeline.loading.workers.process_backend import ProcessBackend, require_picklable
+from pipeline.loading.workers.thread_backend import ThreadBackend
+from pipeline.order.plan import Plan, Request
+from pipeline.order.streams import End, StreamPlan, StreamRequest
+
+STATE_VERSION = 1
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class LoaderStats:
+    """What the consumer of this rank met since the epoch began.
+
+    Attributes:
+        wait_seconds: time spent waiting inside the loader.
+        total_seconds: time since the epoch's first batch was asked for.
+        samples: rows delivered, padding included.
+        batches: batches delivered.
+        stages: seconds by stage of fetch, summed over all executors.
+        deaths: workers that died or stopped answering, and were replaced.
+    """
+
+    wait_seconds: float = 0.0
+    total_seconds: float = 0.0
+    samples: int = 0
+    batches: int = 0
+    stages: dict[str, float] = field(default_factory=dict)
+    deaths: int = 0
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time in which the consumer waited for data, in [0, 1]."""
+        return self.wait_seconds / self.total_seconds if self.total_seconds else 0.0
+
+    def count(self, batch: Batch) -> None:
+        self.batches += 1
+        self.samples += len(batch.indices)
+        for stage, seconds in batch.timing.items():
+            self.stages[stage] = self.stages.get(stage, 0.0) + seconds
+
+
+def open_backend(fetch: Fetch, options: LoaderOptions, pin: bool) -> Backend:
+    """The backend that `options` name."""
+    if options.backend == "main" or options.num_workers == 0:
+        return MainBackend(fetch, options.keyed)
+    if options.backend == "thread":
+        return ThreadBackend(fetch, options)
+    return ProcessBackend(fetch, options, pin)
+
+
+class Loader:
+    """Batches of one split for one rank.
+
+    `for batch in loader` goes through one epoch; the next `for` through the next. `epoch(e, start)`
+    goes through any epoch from any step.
+
+    Args:
+        plan: which samples stand at which address.
+        fetch: request to batch.
+        options: who works, and how far ahead.
+        world: whose share, and the device that batches are delivered on.
+        fingerprint: what the addresses depend on, by name; a state of another one is refused.
+        budget: how much may be left out of this rank's part of an epoch; None: anything.
+        batch_transform: what is done to a batch on the device; None if fetch has done it all.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | StreamPlan,
+        fetch: Fetch,
+        options: LoaderOptions | None = None,
+        world: World | None = None,
+        fingerprint: Mapping[str, str] | None = None,
+        budget: Budget | None = None,
+        batch_transform: Callable[[Batch], Batch] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.fetch = fetch
+        self.options = options or LoaderOptions()
+        self.world = world or World()
+        self.fingerprint = dict(fingerprint or {})
+        self.budget = budget
+        self.stats = LoaderStats()
+        if isinstance(plan, StreamPlan) and not self.options.in_order:
+            raise ConfigError(
+                Problem("loader.in_order", "must be true for a stream, whose end is found in order")
+            )
+        self.batch_transform = batch_transform
+        self._pin = self.options.pin_memory and has_accelerator()
+        moves = self._pin and self.world.device.startswith("cuda")
+        self._transfer = Transfer(self.world.device) if moves else None
+        require_picklable(fetch, self.options)
+        self._backend = open_backend(fetch, self.options, self._pin)
+        auto, first = self.options.auto, self.options.num_workers
+        self._tuner = Autotune(first, auto, tree_pss) if auto else None
+        self._deaths = 0  # in backends that were left
+        self._next = (0, 0)
+        self._broken_off = False
+        self._warned = False
+
+    @property
+    def deaths(self) -> int:
+        """Workers that died or stopped answering since the loader was made, and were replaced."""
+        return self._deaths + self._backend.deaths
+
+    def __len__(self) -> int:
+        """Steps in an epoch."""
+        return len(self.plan)
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, step = self._next
+        if self._broken_off:  # as with torch's loader, leaving an epoch early ends it
+            epoch, step = epoch + 1, 0
+        return self.epoch(epoch, step)
+
+    def epoch(self, epoch: int, start: int = 0) -> Generator[Batch]:
+        """Batches of `epoch` from step `start` on, on the world's device.
+
+        Raises:
+            DataError, SampleError: as fetch does, when the batch's turn comes.
+            DataError: more was left out than the budget allows; after the batch that went over.
+        """
+        self.stats = LoaderStats()
+        self._next, self._broken_off = (epoch, start), True
+        if self.budget is not None:
+            self.budget.begin(epoch)
+        deaths = self.deaths
+        began = time.perf_counter()
+        asked = began
+        with closing(self._results(epoch, start)) as results:
+            for result in results:
+                self.stats.deaths = self.deaths - deaths
+                if isinstance(result, End):
+                    break
+                batch = self._delivered(result)
+                self._next = (epoch, batch.request.step + 1)
+                now = time.perf_counter()
+                self.stats.wait_seconds += now - asked
+                self.stats.total_seconds = now - began
+                self.stats.count(batch)
+                yield batch
+                asked = time.perf_counter()
+                if self.budget is not None:  # only now, so that what was left out is on record
+                    self.budget.add(batch.request.valid, batch.left_out)
+        self._next, self._broken_off = (epoch + 1, 0), False
+        self.stats.total_seconds = time.perf_counter() - began
+        self.stats.deaths = self.deaths - deaths  # with those that were found when it ended
+
+    def _results(self, epoch: int, step: int) -> Generator[Batch | Failure | End]:
+        """Results from `step` on; from one backend after another where the workers are tuned.
+
+        What an old one has made ahead is dropped, and asked of the new one.
+        """
+        if self._tuner is not None:
+            self._tuner.begin_epoch()
+        changes = True
+        while changes:
+            changes = False
+            with self._backend.run(self._requests(epoch, step)) as results:
+                for result in self._transfer(results) if self._transfer else results:
+                    yield result
+                    step += 1
+                    changes = self._tuner is not None and self._tuner.delivered(
+                        self.stats.batches, self.stats.wait_seconds, self.stats.total_seconds
+                    )
+                    if changes:
+                        break
+            if changes:
+                self._use_workers()
+
+    def _use_workers(self) -> None:
+        """Go on with as many workers as the tuner wants."""
+        assert self._tuner is not None
+        self._backend.close()
+        self._deaths += self._backend.deaths
+        self.options = replace(self.options, num_workers=self._tuner.workers)
+        self._backend = open_backend(self.fetch, self.options, self._pin)
+
+    def _requests(self, epoch: int, start: int) -> Iterator[Request | StreamRequest]:
+        limit = self.plan.limit(epoch)
+        for step in count(start) if limit is None else range(start, limit):
+            yield self.plan.request(epoch, step, self.world.rank, self.world.size)
+
+    def _delivered(self, result: Batch | Failure) -> Batch:
+        if isinstance(result, Failure):
+            raise result.error
+        if result.unlike and not self._warned:  # every worker has tried
+            self._warned = True
+            log.warning("%s", result.unlike)
+        self.fetch.tried = True  # workers that begin later need not
+        if self.world.device != "cpu" and self._transfer is None:
+            began = time.perf_counter()
+            result = result.to(self.world.device)
+            result.timing["transfer"] = time.perf_counter() - began
+        return result if self.batch_transform is None else self.batch_transform(result)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The address of the next batch to deliver, and what addresses depend on here."""
+        epoch, step = self._next
+        return {
+            "version": STATE_VERSION, "epoch": epoch, "step": step,
+            "fingerprint": dict(self.fingerprint),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on at the address of `state`.
+
+        Raises:
+            ConfigError: the state's addresses mean other batches than this loader's.
+        """
+        if state.get("version") != STATE_VERSION:
+            raise ConfigError(
+                f"the loader state has version {state.get('version')}; this one reads "
+                f"{STATE_VERSION}"
+            )
+        saved = dict(state["fingerprint"])
+        problems = [
+            Problem(key, f"is {self.fingerprint.get(key)!r} here and was {saved.get(key)!r} when "
+                    "the state was saved, so its address means another batch")
+            for key in sorted(saved.keys() | self.fingerprint.keys())
+            if saved.get(key) != self.fingerprint.get(key)
+        ]  # fmt: skip
+        if problems:
+            raise ConfigError(problems)
+        self._next = (int(state["epoch"]), int(state["step"]))
+        self._broken_off = False
+
+    def close(self) -> None:
+        """Stop workers that were kept for the next epoch."""
+        self._backend.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,312 @@
+"""A stream's requests to batches: read forwards to the records, work on those of the share.
+
+Each executor has a reader of its own, which goes through all raw records, or around shards that it
+can pass over. Going on where it stands costs the records in between and no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from copy import copy, deepcopy
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import DataError, PenstockError
+from pipeline.loading.bad_samples import ATTEMPTS, RAISE, BadSamples
+from pipeline.loading.batch import Batch
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.named_fields import Fields
+from pipeline.loading.sample_reader import NAMELESS
+from pipeline.loading.stage_timer import StageTimer
+from pipeline.order.plan import Request, deal
+from pipeline.order.randomness import GLOBAL, Draws, IntArray, Permutation, hash64
+from pipeline.order.samplers import Tail
+from pipeline.order.streams import End, StreamOrder, StreamRequest, forwards, length_of
+from pipeline.torch_internals import worker_info
+
+log = logging.getLogger(__name__)
+
+
+class StreamReader:
+    """One executor's way through the raw records of a dataset.
+
+    Going forwards costs the records in between, going back starts again; shards of known length and
+    `seek` make both cheap.
+    """
+
+    def __init__(self, dataset: Any, order: StreamOrder) -> None:
+        self._dataset = dataset
+        self._order = order
+        self._epoch = -1
+        self._next = 0  # number of the next raw record
+        self._records: Iterator[Any] = iter(())
+        self._end: int | None = None  # records in the epoch, once that is known
+        self._ends: IntArray | None = None  # of the shards, in the order of the epoch, if known
+        self._draws: Draws = GLOBAL
+        self._states: Any = None  # of the generators, as reading has left them
+        self._block: tuple[int, list[tuple[int, Any]]] = (-1, [])
+
+    def read(self, epoch: int, start: int, stop: int, draws: Draws) -> list[tuple[int, Any]]:
+        """(number, raw record) at positions start .. stop-1; fewer only where the epoch ends."""
+        outside = draws.save()
+        try:
+            with worker_info(None):
+                self._draws = draws
+                self._turn_to(epoch)
+                found = self._positions(start, stop)
+            self._states = draws.save()
+        finally:
+            draws.restore(outside)
+        return found
+
+    def _turn_to(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            self._draws.restore(self._states)
+            return
+        self._epoch, self._end, self._ends, self._block = epoch, None, None, (-1, [])
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(epoch)
+        self._open(0)
+
+    def _positions(self, start: int, stop: int) -> list[tuple[int, Any]]:
+        if not self._order.buffer:
+            return self._raw(start, stop)
+        found: list[tuple[int, Any]] = []
+        while start < stop:
+            first, last = self._order.block(self._epoch, start)
+            records = self._shuffled(first, last)
+            taken = records[start - first : stop - first]
+            found += taken
+            if len(records) < last - first:
+                break
+            start = last
+        return found
+
+    def _shuffled(self, first: int, last: int) -> list[tuple[int, Any]]:
+        if self._block[0] != first:
+            records = self._raw(first, last)
+            order = self._order.within(self._epoch, first, len(records))
+            self._block = (first, [records[place] for place in order.tolist()])
+        return self._block[1]
+
+    def _raw(self, start: int, stop: int) -> list[tuple[int, Any]]:
+        """Raw records by number."""
+        if self._end is not None and start >= self._end:
+            return []
+        if start < self._next or (start > self._next and self._worth_a_jump(start)):
+            self._open(start)
+        skipped = sum(1 for _ in islice(self._records, start - self._next))
+        self._next += skipped
+        wanted = stop - self._next if self._next == start else 0
+        records = list(islice(self._records, wanted))
+        numbered = list(enumerate(records, start))
+        self._next += len(records)
+        if self._next < stop:
+            self._reached_end()
+        return numbered
+
+    def _reached_end(self) -> None:
+        self._end = self._next
+        claimed = length_of(self._dataset)
+        if claimed is not None and claimed != self._end:
+            log.warning("%s says it has %d records, but gave %d",
+                        type(self._dataset).__name__, claimed, self._end)  # fmt: skip
+
+    def _worth_a_jump(self, record: int) -> bool:
+        """Whether `record` can be had without reading those before it."""
+        if hasattr(self._dataset, "shards"):
+            if self._ends is None:
+                return False
+            now, then = np.searchsorted(self._ends, [self._next, record], side="right")
+            return bool(then > now)
+        return hasattr(self._dataset, "seek")
+
+    def _open(self, record: int) -> None:
+        """Be before raw record `record`, or as near before it as can be had for nothing."""
+        self._seed(-1)
+        if hasattr(self._dataset, "shards"):
+            self._open_shards(record)
+        elif hasattr(self._dataset, "seek"):
+            self._next, self._records = record, forwards(iter(self._dataset.seek(record)))
+        else:
+            self._next, self._records = 0, forwards(self._iterator())
+
+    def _iterator(self) -> Iterator[Any]:
+        """Of the dataset; of a copy where it is its own iterator, which other threads may share."""
+        records = iter(self._dataset)
+        return iter(copy(self._dataset)) if records is self._dataset else records
+
+    def _open_shards(self, record: int) -> None:
+        shards = self._dataset.shards()
+        order = self._order.shards(self._epoch, len(shards))
+        lengths = getattr(self._dataset, "shard_lengths", lambda: None)()
+        self._next, first = 0, 0
+        if lengths is not None:
+            self._ends = np.cumsum(np.asarray(lengths, dtype=np.int64)[order])
+            first = int(np.searchsorted(self._ends, record, side="right"))
+            self._next = record if first < len(order) else int(self._ends[-1]) if first else 0
+        start = self._next - (int(self._ends[first - 1]) if self._ends is not None and first else 0)
+        self._records = self._through(shards, order[first:].tolist(), start)
+
+    def _through(self, shards: Any, numbers: list[int], start: int) -> Iterator[Any]:
+        for number in numbers:
+            self._seed(number)
+            yield from self._dataset.read_shard(shards[number], start)
+            start = 0
+
+    def _seed(self, shard: int) -> None:
+        """What is drawn while a shard is read depends on the shard and the epoch alone."""
+        self._draws.seed(hash64(self._order.seed, "stream", self._epoch, shard))
+
+
+class StreamFetch(Fetch):
+    """Work on one request of a stream.
+
+    Args:
+        dataset: an iterable of records, or one that offers more (see the module).
+        order: the sampler.
+        batch_size: records in a global batch; None hands records through one by one.
+        tail: what becomes of the last, smaller batch.
+        together: rows of a batch that stay on one rank.
+        transform, collate, seed, hashed, batch_transform, bad, fields: as in `Fetch`; what stands
+            in for a bad record is another one of the same global batch, or else one of the epoch's
+            first.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        transform: Any,
+        collate: Any,
+        seed: int,
+        hashed: bool = False,
+        batch_transform: Any = None,
+        bad: BadSamples = RAISE,
+        fields: Fields = NAMELESS,
+        *,
+        order: StreamOrder,
+        batch_size: int,
+        tail: Tail = "keep",
+        together: int = 1,
+    ) -> None:
+        super().__init__(dataset, transform, collate, seed, hashed, batch_transform, bad, fields)
+        self.order = order
+        self.batch_size = batch_size
+        self.tail = tail
+        self.together = together
+        self._local = _Local()
+
+    def dataset_of_worker(self) -> Any:
+        # A `worker_init_fn` written for torch would cut its worker's share out of this. It gets a
+        # copy to do so, since here every worker reads everything.
+        return copy(self.dataset)
+
+    def __call__(self, request: StreamRequest, draws: Draws = GLOBAL) -> Batch | End:  # type: ignore[override]
+        """The batch of `request`, or End."""
+        draws = self._with_own(request.epoch, draws)
+        self._local.timer = StageTimer(self.traced)  # raw records are read before there are samples
+        start = request.step * self.batch_size
+        found = self._records(request, start, start + self.batch_size, draws)
+        full = len(found) == self.batch_size
+        if not found or (self.tail == "drop" and not full):
+            return End(request)
+        positions = start + np.arange(len(found), dtype=np.int64)
+        numbers = np.array([number for number, _ in found], dtype=np.int64)
+        size = self.batch_size if self.tail == "pad" else len(found)
+        share = deal(
+            Request(*request.address, positions, numbers, len(found)),
+            size, request.rank, request.world, self.together,
+        )  # fmt: skip
+        first = partial(self._records, request, 0, ATTEMPTS, draws)
+        records = _Decoded(self.dataset, found, first, self.seed)
+        return self.work(share, records, draws, records)
+
+    def _timer(self) -> StageTimer:
+        return self._local.timer
+
+    def _records(
+        self, request: StreamRequest, start: int, stop: int, draws: Draws
+    ) -> list[tuple[int, Any]]:
+        """(number, raw record) at positions of the request's epoch."""
+        try:
+            reader = self._local.reader(self.dataset, self.order)
+            return reader.read(request.epoch, start, stop, draws)
+        except PenstockError:
+            self._local.forget()
+            raise
+        except Exception as error:
+            self._local.forget()
+            raise DataError(
+                f"{type(self.dataset).__name__} cannot be read for epoch {request.epoch}, step "
+                f"{request.step}: {type(error).__name__}: {error}"
+            ) from error
+
+
+class _Decoded:
+    """The records of one batch as rows of a map-style dataset, decoded when they are asked for.
+
+    Args:
+        found: (number, raw record) of the whole global batch.
+        first: gives the epoch's first records; reading them may mean to read all again.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        found: list[tuple[int, Any]],
+        first: Callable[[], list[tuple[int, Any]]],
+        seed: int,
+    ) -> None:
+        self._stream = stream
+        self._decode = getattr(stream, "decode", None)
+        self._records = dict(found)
+        self._numbers = [number for number, _ in found]
+        self._first = first
+        self._seed = seed
+
+    def __getitem__(self, number: int) -> Any:
+        record = self._records[number]
+        return record if self._decode is None else self._decode(record)
+
+    def spare(self, numbers: list[int]) -> _Decoded:
+        """The same with copies of some raw records, which transforms may write into."""
+        found = [(number, deepcopy(self._records[number])) for number in numbers]
+        return _Decoded(self._stream, found, self._first, self._seed)
+
+    def rows(self, request: Request, place: int) -> Iterator[int]:
+        """Numbers of records to try in the place of a bad one (`bad_samples.StandIns`)."""
+        key = hash64(self._seed, "substitute", request.epoch, int(request.positions[place]))
+        own = int(request.indices[place])
+        order = Permutation(len(self._numbers), key)(np.arange(len(self._numbers)))
+        others = [number for number in (self._numbers[n] for n in order) if number != own]
+        yield from others
+        more = dict(self._first())
+        self._records |= more
+        yield from (number for number in more if number not in (own, *others))
+
+
+class _Local(threading.local):
+    """A reader for each thread of each process; none travels to another."""
+
+    def __init__(self) -> None:
+        self._reader: StreamReader | None = None
+        self._process = -1
+        self.timer = StageTimer()
+
+    def reader(self, dataset: Any, order: StreamOrder) -> StreamReader:
+        if self._reader is None or self._process != os.getpid():
+            self._reader, self._process = StreamReader(dataset, order), os.getpid()
+        return self._reader
+
+    def forget(self) -> None:
+        """Begin anew next time; a broken iterator can't be read on."""
+        self._reader = None
+
+    def __reduce__(self) -> tuple[type[_Local], tuple[()]]:
+        return type(self), ()

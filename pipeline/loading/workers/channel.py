@@ -1,0 +1,235 @@
+"""Messages between two processes that survive the death of either.
+
+    send(sock, *pack(thing))        a thing and the memory of its tensors, as file descriptors
+    Receiver(sock).take()           a message once it is there in full; never waits
+    unpack(message)                 the thing; its tensors lie in the sender's memory, uncopied
+
+`multiprocessing.Queue` shares a pipe and locks among all senders: one that is killed in the middle
+of a message stops the others, and who reads waits for the rest of it for ever. And what it sends of
+a tensor is an invitation to fetch the descriptor from the sender, who may be dead by then, or
+stopped. Here each process has a socket of its own, there are no locks, reading never waits, and a
+message that has arrived needs its sender no more.
+
+Memory for tensors is anonymous (memfd). torch creates a named file in /dev/shm, fills it (3 ms for
+20 MB) and unlinks it; a process that is killed in between leaves it there.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import io
+import os
+import pickle
+import socket
+import struct
+import threading
+import time
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+import torch
+import torch.multiprocessing
+
+from pipeline import torch_internals
+from pipeline.errors import PenstockError
+
+_HEADER = struct.Struct("<QQ")  # bytes of the message, number of descriptors
+_AT_ONCE = 200  # descriptors in one call; the kernel takes 253
+_ROOM = socket.CMSG_SPACE(_AT_ONCE * array.array("i").itemsize)
+_FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_HAS_MEMFD = hasattr(os, "memfd_create")
+
+
+class ChannelError(PenstockError):
+    """A message could not be received on this machine."""
+
+
+class Packed(NamedTuple):
+    """A message to be sent.
+
+    Attributes:
+        data: the pickled thing.
+        descriptors: of its tensors' memory, in the order in which `data` counts them.
+        owner: keeps the descriptors open.
+    """
+
+    data: bytes | memoryview
+    descriptors: list[int]
+    owner: Any
+
+
+class Message(NamedTuple):
+    """A message that has arrived; `unpack` or `drop` closes its descriptors."""
+
+    data: memoryview
+    descriptors: list[int]
+
+    def drop(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+class _Pickler(ForkingPickler):
+    """Pickles tensors by the descriptors of their memory."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.descriptors: list[int] = []
+        self.storages: list[torch.UntypedStorage] = []
+
+    def reducer_override(self, thing: Any) -> Any:
+        if type(thing) is not torch.UntypedStorage or not _by_descriptor(thing):
+            return NotImplemented
+        shared: Any = thing
+        descriptor = torch_internals.descriptor_of(shared) if thing.is_shared() else -1
+        if descriptor < 0:  # private memory, or a mapped file
+            shared = new_shared(thing.nbytes()).copy_(thing, non_blocking=False)
+            descriptor = torch_internals.descriptor_of(shared)
+        self.descriptors.append(descriptor)
+        self.storages.append(shared)
+        return _received, (len(self.descriptors) - 1, thing.nbytes())
+
+
+def _by_descriptor(storage: torch.UntypedStorage) -> bool:
+    chosen = torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
+    return chosen and _HAS_MEMFD and storage.device.type == "cpu" and storage.nbytes() > 0
+
+
+def new_shared(size: int) -> torch.UntypedStorage:
+    """`size` bytes that another process can be handed; there is no file to leave behind."""
+    descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC)
+    try:
+        os.truncate(descriptor, size)
+        return torch_internals.map_descriptor(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def share_anonymously() -> None:
+    """Let torch's own shared memory in this process (that of default_collate) be `new_shared`."""
+    if not _HAS_MEMFD:
+        return
+    torch_internals.share_by(new_shared)
+
+
+class _Incoming(threading.local):
+    """Descriptors of the message that this thread unpacks."""
+
+    descriptors: list[int] = []
+
+
+_incoming = _Incoming()
+
+
+def _received(place: int, size: int) -> torch.UntypedStorage:
+    return torch_internals.map_descriptor(_incoming.descriptors[place], size)
+
+
+def pack(thing: Any) -> Packed:
+    """A message of `thing`; whatever it raises is pickling's."""
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(thing)
+    return Packed(file.getbuffer(), pickler.descriptors, pickler.storages)
+
+
+def framed(thing: Any) -> memoryview:
+    """A message of a thing without tensors, to be written by the caller."""
+    data = ForkingPickler.dumps(thing)
+    return memoryview(_HEADER.pack(len(data), 0) + bytes(data))
+
+
+def unpack(message: Message) -> Any:
+    """The thing that was sent; whatever it raises is pickling's."""
+    _incoming.descriptors = message.descriptors
+    try:
+        return pickle.loads(message.data)
+    finally:
+        _incoming.descriptors = []
+        message.drop()
+
+
+def send(sock: socket.socket, packed: Packed) -> None:
+    """Send a message; waits while the other side does not read."""
+    sock.sendall(_HEADER.pack(len(packed.data), len(packed.descriptors)))
+    for start in range(0, len(packed.descriptors), _AT_ONCE):
+        _send_descriptors(sock, packed.descriptors[start : start + _AT_ONCE])
+    sock.sendall(packed.data)
+
+
+def _send_descriptors(sock: socket.socket, descriptors: list[int]) -> None:
+    while True:
+        try:
+            socket.send_fds(sock, [b"\0"], descriptors)
+            return
+        except OSError as error:
+            # As many are under way as this user may have; the other side will take some.
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+            time.sleep(0.01)
+
+
+class Receiver:
+    """Puts messages together from what has arrived.
+
+    Attributes:
+        arrived: bytes so far.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.arrived = 0
+        self._sock = sock
+        self._expect_header()
+
+    def _expect_header(self) -> None:
+        self._data = bytearray(_HEADER.size)
+        self._filled = self._fillers = 0
+        self._in_body = False
+        self._descriptors: list[int] = []
+
+    def take(self) -> Message | None:
+        """The next message if it is there in full.
+
+        Raises:
+            EOFError, OSError: the other side is gone.
+            ChannelError: this process has too many files open.
+        """
+        while self._fill():
+            if self._in_body:
+                message = Message(memoryview(self._data)[self._fillers :], self._descriptors)
+                self._expect_header()
+                return message
+            size, descriptors = _HEADER.unpack(self._data)
+            self._fillers = -(-descriptors // _AT_ONCE)  # each call needs a byte to go with
+            self._data = bytearray(self._fillers + size)
+            self._filled, self._in_body = 0, True
+        return None
+
+    def drop(self) -> None:
+        """Forget a message of which only a part has come."""
+        Message(memoryview(b""), self._descriptors).drop()
+        self._expect_header()
+
+    def _fill(self) -> bool:
+        while self._filled < len(self._data):
+            rest = memoryview(self._data)[self._filled :]
+            try:
+                size, ancillary, flags, _ = self._sock.recvmsg_into([rest], _ROOM, _FLAGS)
+            except BlockingIOError:
+                return False
+            if not size:
+                raise EOFError
+            for _, _, data in ancillary:
+                numbers = array.array("i")
+                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+                self._descriptors += numbers
+            if flags & socket.MSG_CTRUNC:
+                raise ChannelError(
+                    "too many files are open to receive a batch from a worker process: each tensor "
+                    "of a batch is one until it is freed. Raise the limit (ulimit -n), or collate "
+                    "into fewer tensors"
+                )
+            self._filled += size
+            self.arrived += size
+        return True

@@ -1,0 +1,183 @@
+"""What is said of a worker that died or hangs: how, where it stood, and what it held."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.loading import memory, worker_status
+from pipeline.loading.bad_samples import path_of
+from pipeline.loading.worker_status import WorkerStatus
+from pipeline.order.plan import Request
+
+MOST_LISTED = 32  # samples of a batch that are listed
+_STACK_BYTES = 64 << 10
+_SWITCHES = re.compile(r"voluntary_ctxt_switches:\s*(\d+)")
+_STACK_SECONDS = 1.0
+_OWN_THREAD = re.compile(r"worker_side\.py.* in _\w+$", re.MULTILINE)
+_START_OF_WORK = re.compile(r"\n[^\n]*torch/utils/data/_utils/(?:fetch|worker)\.py")
+
+
+@dataclass
+class FailureReport:
+    """The end of a worker.
+
+    Attributes:
+        who: which worker, with its pid where it has one.
+        how: what happened to it, as the end of a sentence about it.
+        status: where it stood last.
+        held: what it was asked for and had not handed over, the first of which it worked on.
+        stack: of its threads; "" if there is none.
+        hint: what else is known.
+    """
+
+    who: str
+    how: str
+    status: WorkerStatus
+    held: Sequence[Any]
+    stack: str
+    hint: str = ""
+
+    def report(self, dataset: Any) -> str:
+        """Some lines, without an end of line."""
+        lines = [f"{self.who} {self.how}"]
+        lines.append(f"    it was {self._place(dataset)}")
+        lines += [f"    it held {_described(request, dataset)}" for request in self.held]
+        if self.hint:
+            lines.append(f"    {self.hint}")
+        if self.stack:
+            lines += ["    its stack:", *(f"      {line}" for line in self.stack.splitlines())]
+        return "\n".join(lines)
+
+    def _place(self, dataset: Any) -> str:
+        if self.status.stage == worker_status.STARTING:
+            return "starting"
+        if not self.status.works:
+            return "idle" if not self.held else "between two batches"
+        stage = worker_status.STAGES[self.status.stage]
+        address = self.status[:2]
+        now = next((one for one in self.held if one.address == address), None)
+        where = f"at stage '{stage}' of epoch {address[0]}, step {address[1]}"
+        if not isinstance(now, Request) or not 0 <= self.status.place < len(now):
+            return where
+        row = int(now.indices[self.status.place])
+        path = path_of(dataset, row)
+        sample = f"sample {row}{f' ({path})' if path else ''}"
+        return f"{where}, {sample}, {self.status.place + 1} of {len(now)}"
+
+
+def _described(request: Any, dataset: Any) -> str:
+    """An address and its samples, with their paths as far as the dataset knows them."""
+    where = f"epoch {request.epoch}, step {request.step}"
+    if not isinstance(request, Request):
+        return f"{where} of a stream"
+    rows = request.indices.tolist()
+    paths = [path_of(dataset, row) for row in rows[:MOST_LISTED]]
+    named = [f"{row} {path}".rstrip() for row, path in zip(rows, paths, strict=False)]
+    more = f" and {len(rows) - MOST_LISTED} more" if len(rows) > MOST_LISTED else ""
+    return f"{where}: samples {', '.join(named)}{more}"
+
+
+def by_exit_code(code: int) -> str:
+    """What an exit code of multiprocessing says."""
+    if code >= 0:
+        return f"exited unexpectedly with code {code}"
+    try:
+        name = f" ({signal.Signals(-code).name})"
+    except ValueError:
+        name = ""
+    return f"was killed by signal {-code}{name}"
+
+
+def hint_for(code: int, size: int = 0, kills: int = 0) -> str:
+    """What a person may want to know about an exit code.
+
+    Args:
+        size: bytes of memory that the process had when it was last looked at; 0: not known.
+        kills: processes that the kernel had ended for want of memory before.
+    """
+    if code == -signal.SIGKILL:
+        most, what = memory.limit()
+        had = f"It had {_gib(size)} of memory when last looked at; " if size else ""
+        limit = f"the limit is {_gib(most)}, {what}"
+        if memory.kills() > kills:
+            why = "SIGKILL: the kernel ended it because memory ran out"
+        else:
+            why = ("SIGKILL leaves no stack behind; the system also sends it when memory runs out "
+                   "(dmesg tells)")  # fmt: skip
+        return f"{why}. {had}{limit}"
+    if code == -signal.SIGBUS:
+        return "SIGBUS also comes when shared memory or a mapped file runs out of space"
+    return ""
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def state_of(pid: int) -> str:
+    """The state of a process as in /proc ("R", "S", "D", "T" ...); "" where that is not known."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def waits_for_locks(pid: int) -> Any:
+    """How often each thread of a process went to sleep, if all of them wait for locks now.
+
+    Where two looks give the same, no thread has woken in between. None where a thread does
+    anything else, sleeping and waiting for a disk or the network included, and where the kernel
+    does not tell.
+    """
+    try:
+        tasks = sorted(Path(f"/proc/{pid}/task").iterdir())
+        if not all((task / "wchan").read_text().startswith("futex") for task in tasks):
+            return None
+        return [_SWITCHES.findall((task / "status").read_text()) for task in tasks]
+    except OSError:
+        return None
+
+
+def hint_for_state(state: str) -> str:
+    """What the state of a process that hangs tells."""
+    if state in ("T", "t"):
+        return "it had been stopped (SIGSTOP, or a debugger); the stack is that of going on"
+    if state == "D":
+        return "it waits inside the kernel, often for a disk or a network file system"
+    return ""
+
+
+def stack_of(descriptor: int) -> str:
+    """What a worker has written of its stack: what it did, without how it came to be started."""
+    text = os.pread(descriptor, _STACK_BYTES, 0).decode(errors="replace").strip()
+    threads = [thread for thread in text.split("\n\n") if not _OWN_THREAD.search(thread)]
+    return "\n".join(_START_OF_WORK.split(thread)[0] for thread in threads)
+
+
+def ask_for_stack(pid: int, number: int, descriptor: int, stopped: bool) -> str:
+    """Have a process that hangs write its stack; "" if it does not within a second."""
+    with suppress(ProcessLookupError):  # it may have ended just now
+        os.kill(pid, number)
+        if stopped:
+            os.kill(pid, signal.SIGCONT)
+    ends = time.monotonic() + _STACK_SECONDS
+    size, grew = 0, False
+    while time.monotonic() < ends and (grew or not size):
+        time.sleep(0.05)
+        now = os.fstat(descriptor).st_size
+        size, grew = now, now > size
+    return stack_of(descriptor)
+
+
+def remove_shared_files(pid: int) -> None:
+    """Remove what a killed process may have left of torch's shared memory."""
+    for path in Path("/dev/shm").glob(f"torch_{pid}_*"):
+        path.unlink(missing_ok=True)

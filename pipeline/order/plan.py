@@ -1,0 +1,149 @@
+"""All addresses of a run: which samples batch (epoch, step) holds, and who gets which of them.
+
+The global batch is formed first, from the sampler alone; then it is dealt out in contiguous shares.
+So every strategy works for any number of ranks, each row of a batch goes to exactly one rank, and
+all ranks know the number of steps before the first one.
+
+Cost of a request: that of the sampler's slice; nothing depends on the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.errors import ConfigError, Problem
+from pipeline.order.address import Addressed
+from pipeline.order.randomness import IntArray
+from pipeline.order.samplers import BatchStrategy, Order, Tail
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Addressed):
+    """What an executor is handed: the share of one global batch that one rank gets.
+
+    Attributes:
+        epoch, step: the address.
+        positions: places in the epoch's global order, int64[n]; with the seed and the epoch they
+            are the samples' only source of randomness.
+        indices: rows of the dataset, int64[n].
+        valid: rows from this one on are padding: copies of earlier rows that count nowhere.
+        total: rows of the whole global batch, padding included; None: this is all of it.
+    """
+
+    epoch: int
+    step: int
+    positions: IntArray
+    indices: IntArray
+    valid: int
+    total: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+def deal(batch: Request, size: int, rank: int, world: int, together: int = 1) -> Request:
+    """The share of `rank` in a global batch, cut contiguously.
+
+    Args:
+        batch: the whole batch.
+        size: rows to pad it to beforehand, with copies of its own rows; at least its length.
+        together: rows that go to one rank, counted from the first; the last ones may be fewer.
+    """
+    rows = np.arange(size) % len(batch)
+    groups = -(-size // together)
+    start, stop = (min(groups * one // world * together, size) for one in (rank, rank + 1))
+    valid = min(max(batch.valid - start, 0), stop - start)
+    mine = rows[start:stop] if start < stop else rows[:1]
+    return Request(*batch.address, batch.positions[mine], batch.indices[mine], valid, size)
+
+
+def not_empty(plan: Plan) -> Plan:
+    """`plan`, if its first epoch has a batch.
+
+    Raises:
+        ConfigError: its tail would be dropped, and is all that there is.
+    """
+    size, rows = plan.batch_size, 0
+    if not isinstance(plan.sampler, BatchStrategy):
+        rows = plan.sampler.size(0)
+    if rows and not plan.steps(0):
+        raise ConfigError(
+            Problem("batch.size", f"{size} is more than the {rows} samples of an epoch, and "
+                    "batch.tail=drop leaves out what is less than a batch, so nothing is left; set "
+                    f"batch.size={rows} or less, or batch.tail=keep")
+        )  # fmt: skip
+    return plan
+
+
+class Plan:
+    """Addresses to requests.
+
+    Args:
+        sampler: an order, cut into batches here, or a strategy that forms its own.
+        batch_size: rows in a global batch.
+        tail: what becomes of an order's last, smaller batch: "keep" it, "drop" it, or "pad" it
+            to full size with copies of its own rows, marked as such.
+        together: rows of a global batch, counted from its first, that one rank gets together; 2
+            keeps the pairs that mixing needs.
+        most: batches of an epoch; those after them have no address. None: all.
+        again: every epoch has the samples of epoch 0, in its order; augmentation stays its own.
+    """
+
+    def __init__(
+        self,
+        sampler: Order | BatchStrategy,
+        batch_size: int,
+        tail: Tail = "keep",
+        together: int = 1,
+        most: int | None = None,
+        again: bool = False,
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigError(Problem("batch.size", f"{batch_size} is below 1"))
+        self.sampler = sampler
+        self.batch_size = batch_size
+        self.tail = tail
+        self.together = together
+        self.most = most
+        self.again = again
+
+    def steps(self, epoch: int) -> int:
+        """Number of global batches in `epoch`, the same on every rank."""
+        steps = self._all_steps(0 if self.again else epoch)
+        return steps if self.most is None else min(steps, self.most)
+
+    def _all_steps(self, epoch: int) -> int:
+        size = self.sampler.size(epoch)
+        if isinstance(self.sampler, BatchStrategy):
+            return size
+        return size // self.batch_size if self.tail == "drop" else -(-size // self.batch_size)
+
+    def limit(self, epoch: int) -> int | None:
+        """The step at which to stop asking; None would mean that the end shows itself."""
+        return self.steps(epoch)
+
+    def __len__(self) -> int:
+        return self.steps(0)
+
+    def request(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> Request:
+        """The share of `rank` in batch (epoch, step).
+
+        A rank whose share is empty gets one row of the batch as padding, so that it takes part
+        in every step. An address outside the epoch is an IndexError.
+        """
+        if not 0 <= step < self.steps(epoch):
+            raise IndexError(f"epoch {epoch} has steps 0 to {self.steps(epoch) - 1}, not {step}")
+        positions, indices = self._global_batch(0 if self.again else epoch, step)
+        batch = Request(epoch, step, positions, indices, len(indices))
+        padded = self.tail == "pad" and len(batch) < self.batch_size
+        size = self.batch_size if padded else len(batch)
+        return deal(batch, size, rank, world, self.together)
+
+    def _global_batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
+        if isinstance(self.sampler, BatchStrategy):
+            return self.sampler.batch(epoch, step)
+        start = step * self.batch_size
+        stop = min(start + self.batch_size, self.sampler.size(epoch))
+        return np.arange(start, stop, dtype=np.int64), self.sampler.indices(epoch, start, stop)

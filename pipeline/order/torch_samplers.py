@@ -1,0 +1,113 @@
+"""torch's samplers as orders: any `Sampler` or batch sampler, drawn once an epoch.
+
+A torch sampler is an iterator with a state of its own, so its epoch has to be listed (8 bytes a
+row). It is made anew for each epoch and drawn under generators seeded with (seed, epoch), which
+makes the list a pure function of the two again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.errors import ConfigError, Problem
+from pipeline.order.randomness import IntArray, hash64, scope, seed_global
+from pipeline.order.samplers import BatchStrategy, Order
+
+SamplerFactory = Callable[[], Iterable[Any]]
+
+
+class _Epochs:
+    """Lists the epochs of a sampler; keeps the latest two."""
+
+    def __init__(self, factory: SamplerFactory, seed: int, length: int) -> None:
+        self._factory = factory
+        self._seed = seed
+        self._length = length
+        self._kept: dict[int, list[IntArray]] = {}
+
+    def __call__(self, epoch: int) -> list[IntArray]:
+        if epoch not in self._kept:
+            while len(self._kept) >= 2:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[epoch] = self._draw(epoch)
+        return self._kept[epoch]
+
+    def _draw(self, epoch: int) -> list[IntArray]:
+        key = hash64(self._seed, "sampler", epoch)
+        with scope():
+            seed_global(key)
+            sampler = self._factory()
+            _prepare(sampler, epoch, torch.Generator().manual_seed(key))
+            drawn = list(sampler)
+        if drawn and isinstance(drawn[0], (list, tuple)):
+            batches = [np.asarray(batch, dtype=np.int64) for batch in drawn]
+        else:
+            batches = [np.asarray(drawn, dtype=np.int64)]
+        for batch in batches:
+            self._check(batch)
+        return batches
+
+    def _check(self, rows: IntArray) -> None:
+        outside = rows[(rows < 0) | (rows >= self._length)]
+        if outside.size:
+            raise ConfigError(
+                Problem("sampler", f"the sampler gave row {outside[0]}, but the dataset has only "
+                        f"{self._length} rows")
+            )  # fmt: skip
+
+
+def _prepare(sampler: Any, epoch: int, generator: torch.Generator) -> None:
+    """Hand epoch and generator to a sampler and to the samplers that it wraps."""
+    while sampler is not None:
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        if hasattr(sampler, "generator"):
+            sampler.generator = generator
+        sampler = getattr(sampler, "sampler", None)
+
+
+class TorchOrder(Order):
+    """A `torch.utils.data.Sampler` of rows."""
+
+    def __init__(self, factory: SamplerFactory, seed: int, length: int) -> None:
+        self._epochs = _Epochs(factory, seed, length)
+
+    def size(self, epoch: int) -> int:
+        return len(self._epochs(epoch)[0])
+
+    def indices(self, epoch: int, start: int, stop: int) -> IntArray:
+        return self._epochs(epoch)[0][start:stop]
+
+
+class TorchBatches(BatchStrategy):
+    """A batch sampler: anything whose elements are lists of rows."""
+
+    def __init__(self, factory: SamplerFactory, seed: int, length: int) -> None:
+        self._epochs = _Epochs(factory, seed, length)
+
+    def size(self, epoch: int) -> int:
+        return len(self._epochs(epoch))
+
+    def batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
+        batches = self._epochs(epoch)
+        start = sum(len(batch) for batch in batches[:step])
+        rows = batches[step]
+        return start + np.arange(len(rows), dtype=np.int64), rows
+
+
+def adapt(factory: SamplerFactory, seed: int, length: int) -> Order | BatchStrategy:
+    """The order of a torch sampler, or the batches of a batch sampler.
+
+    Args:
+        factory: makes the sampler anew; called once an epoch.
+        seed: of the run.
+        length: rows of the dataset, which every drawn row is checked against.
+    """
+    with scope():
+        first = next(iter(factory()), 0)
+    kind = TorchBatches if isinstance(first, (list, tuple)) else TorchOrder
+    return kind(factory, seed, length)

@@ -1,0 +1,389 @@
+"""A dataset to a pack: every sample read once, in order, by the loader's own workers.
+
+1. A few samples are tried: what they hold, how large they are, that they draw no random numbers.
+2. Whoever holds the lock of the place writes; others wait and use what was made.
+3. Workers read (and shrink) samples and turn them into columns; this process writes them down as
+   they come, to a hidden folder beside the place.
+4. The folder is renamed when it is whole and on the disk. What a crash has left is deleted by the
+   next who packs.
+
+Memory: the batches that workers are ahead, about 8 MiB each, whatever the size of the dataset.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import torch
+import torchvision
+from filelock import FileLock, Timeout
+from torchvision import tv_tensors
+
+from pipeline import terminal
+from pipeline.distributed.world import World, usable_cpus
+from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.files.own_files import check_own, check_tree, own_folder
+from pipeline.loading.batch import Batch
+from pipeline.loading.dataset_facts import classes_of, facts_of, table_of
+from pipeline.loading.encoded import EncodedImage
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.loader import Loader
+from pipeline.loading.named_fields import Fields
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.generator_states import moved, take
+from pipeline.order.plan import Plan
+from pipeline.order.randomness import scope, seed_global
+from pipeline.order.samplers import Sequential
+from pipeline.order.streams import is_stream
+from pipeline.packing.folder import Pack, PackWriter, is_pack
+from pipeline.packing.recipe import Recipe
+from pipeline.packing.table import write_table
+from pipeline.transforms import native_images
+
+_log = logging.getLogger(__name__)
+
+_TRIED = 8  # samples, evenly spread
+_BATCH_BYTES = 8 << 20
+_LARGEST_BATCH = 256
+_REFRESH_SECONDS = 0.1
+_WRITING = ".writing-"
+
+Backend = Literal["process", "thread"]
+Progress = Literal["auto", "rich", "plain", "none"]
+
+
+def pack(
+    dataset: Any,
+    split: str,
+    recipe: Recipe,
+    cache_dir: str,
+    out: str | None = None,
+    options: LoaderOptions | None = None,
+    progress: Progress = "none",
+    fingerprint: str | None = None,
+    names: Fields | None = None,
+) -> Path:
+    """The folder of a dataset's pack, which is made if it is not there.
+
+    Args:
+        dataset: map-style, with a `fingerprint`.
+        split: of the dataset, "train" or "val".
+        recipe: what is done to samples first.
+        cache_dir: packs are kept in the folder `packed` in it.
+        out: a folder of a person's own in place of that; the pack goes to `out`/`split`.
+        options: who reads samples; without workers, processes do, one a core.
+        fingerprint: of the dataset; None takes its own.
+        names: for samples that are no dicts.
+
+    Raises:
+        ConfigError: the dataset cannot be packed, or `out` holds something else.
+        DataError: a sample is bad, or the pack cannot be written.
+        NotOwnError: a pack in `cache_dir` is another user's, or leads elsewhere.
+    """
+    fingerprint = _packable(dataset, fingerprint)
+    name = recipe.name(fingerprint)
+    where = Path(cache_dir, "packed", name) if out is None else Path(out, split)
+    place = where.expanduser().absolute()
+    if out is None and os.path.lexists(place):  # what a person named is theirs to judge
+        own_folder(place.parent)
+        check_tree(own_folder(place))
+    if _is_there(place, name):
+        return place
+    try:
+        if out is None:
+            own_folder(place.parent)
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(place):
+            if not _is_there(place, name):
+                _remove_leftovers(place)
+                _make(dataset, split, recipe, fingerprint, place, options or LoaderOptions(),
+                      progress, names or Fields())  # fmt: skip
+    except OSError as error:
+        _refuse(place, error)
+    return place
+
+
+def _packable(dataset: Any, given: str | None) -> str:
+    """The fingerprint of a dataset that can be packed."""
+    kind = type(dataset).__name__
+    if is_stream(dataset):
+        raise ConfigError(
+            Problem("dataset.packed", f"{kind} is a stream, which can only be read forwards; "
+                    "packing is for datasets with rows")
+        )  # fmt: skip
+    fingerprint = given or getattr(dataset, "fingerprint", None)
+    if not fingerprint:
+        raise ConfigError(
+            Problem("dataset.packed", f"{kind} has no `fingerprint`, so nobody could tell when its "
+                    "samples are others than the packed ones; give it one (docs/own_dataset.md)")
+        )  # fmt: skip
+    if not len(dataset):
+        raise DataError(f"{kind} has no samples to pack")
+    return str(fingerprint)
+
+
+def _is_there(place: Path, name: str) -> bool:
+    if not is_pack(place):
+        if place.exists() and any(place.iterdir()):
+            raise ConfigError(Problem("pack.out", f"{str(place)!r} is there already and is no "
+                                      "pack; choose another folder"))  # fmt: skip
+        return False
+    if Pack(place).record.get("name") != name:
+        raise ConfigError(
+            Problem("pack.out", f"{str(place)!r} holds other samples than these (another dataset, "
+                    "pack.size or pack.format); delete it or choose another folder")
+        )  # fmt: skip
+    return True
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    if os.path.lexists(_lock_of(place)):
+        check_own(_lock_of(place))
+    lock = FileLock(_lock_of(place), mode=0o600)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        _log.info("waiting for another process that packs %s", place)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _lock_of(place: Path) -> Path:
+    return place.with_name(f".{place.name}.lock")
+
+
+def _remove_leftovers(place: Path) -> None:
+    """Delete what killed writers have left in the folder of packs; `place` is held."""
+    for folder in place.parent.glob(f".*{_WRITING}*"):
+        of = place.with_name(folder.name[1:].partition(_WRITING)[0])
+        if of == place:
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        with suppress(Timeout), FileLock(_lock_of(of)).acquire(timeout=0):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make(
+    dataset: Any,
+    split: str,
+    recipe: Recipe,
+    fingerprint: str,
+    place: Path,
+    options: LoaderOptions,
+    progress: Progress,
+    names: Fields,
+) -> None:
+    fetch = Fetch(dataset, recipe.steps(), recipe.collate(), 0, fields=names)
+    size = _try_out(fetch, recipe, place)
+    hidden = place.with_name(f".{place.name}{_WRITING}{os.getpid()}-{secrets.token_hex(4)}")
+    hidden.mkdir(mode=0o700)
+    try:
+        table = table_of(dataset, names)
+        record = {
+            "name": recipe.name(fingerprint),
+            "split": split,
+            "fingerprint": recipe.fingerprint(fingerprint),
+            "dataset": {"class": type(dataset).__qualname__, "fingerprint": fingerprint},
+            "recipe": vars(recipe),
+            "reader": getattr(dataset, "reader", None),
+            "versions": _versions(recipe),
+            "facts": facts_of(dataset, names),
+            "classes": classes_of(dataset),
+            "table": None if table is None else write_table(hidden, table),
+        }
+        began = time.perf_counter()
+        with Loader(
+            Plan(Sequential(len(dataset)), size), fetch, _readers(options, recipe, dataset), World()
+        ) as read:
+            _write(read, hidden, record, _shown(progress, split, len(dataset)))
+        _take_place(hidden, place)
+        rate = len(dataset) / (time.perf_counter() - began)
+        _log.info("packed %s: %d samples, %.0f a second", split, len(dataset), rate)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _versions(recipe: Recipe) -> dict[str, str]:
+    found = {"torch": torch.__version__, "torchvision": torchvision.__version__}
+    return found | ({"jpeg": native_images.jpeg().library} if recipe.decoder == "native" else {})
+
+
+def _readers(options: LoaderOptions, recipe: Recipe, dataset: Any) -> LoaderOptions:
+    """Who reads: the run's own workers; others where it has none, since it is once."""
+    options = replace(options, pin_memory=False, in_order=True, persistent_workers=False)
+    if options.backend != "main" and options.num_workers:
+        return options
+    backend = backend_for(dataset, recipe)
+    return LoaderOptions(backend, usable_cpus()) if usable_cpus() > 1 else LoaderOptions()
+
+
+def backend_for(dataset: Any, recipe: Recipe) -> Backend:
+    """Threads where decoders work that hold no lock of Python, since processes copy pixels."""
+    unlocked = recipe.decoder == "native" or getattr(dataset, "reader", None) == "torchvision"
+    return "thread" if unlocked else "process"
+
+
+def _write(
+    loader: Loader,
+    folder: Path,
+    record: dict[str, Any],
+    shown: Callable[[Iterator[Batch]], Iterator[Batch]],
+) -> None:
+    writer: PackWriter | None = None
+    try:
+        for batch in shown(loader.epoch(0)):
+            if batch["differs"]:
+                row, reason = batch["differs"]
+                raise _differs(int(batch.indices[row]), reason)
+            writer = writer or PackWriter(folder, batch["fields"])
+            try:
+                writer.append(batch["columns"], batch["fields"])
+            except DataError as error:
+                raise _differs(int(batch.indices[0]), str(error)) from error
+        assert writer is not None, "a dataset without samples"
+        writer.finish(record)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _differs(row: int, reason: str) -> DataError:
+    return DataError(f"sample {row} cannot be packed with those before it: {reason}")
+
+
+def _take_place(hidden: Path, place: Path) -> None:
+    _sync(hidden)
+    if place.is_dir():  # empty, or `_is_there` would have said so
+        place.rmdir()
+    hidden.rename(place)
+    _sync(place.parent)
+
+
+def _sync(folder: Path) -> None:
+    with suppress(OSError):  # some network drives cannot
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _try_out(fetch: Fetch, recipe: Recipe, place: Path) -> int:
+    """How many samples make a batch; refuses what cannot be packed, from a few samples."""
+    dataset = fetch.dataset
+    rows = np.unique(np.linspace(0, len(dataset) - 1, _TRIED).astype(np.int64))
+    with scope():
+        samples = [fetch.fields.named(_still(dataset, int(row))) for row in rows]
+    _check_pictures(samples[0], recipe, dataset)
+    steps = recipe.steps()
+    done = recipe.collate()([steps(one) if steps else one for one in samples])
+    if done["differs"]:
+        row, reason = done["differs"]
+        raise _differs(int(rows[row]), reason)
+    total = sum(len(column.numbers) for column in done["columns"].values())
+    each = max(total // len(rows), 1)
+    needed, free = each * len(dataset), shutil.disk_usage(place.parent).free
+    _log.info("packing %d samples into %s: about %s", len(dataset), place, _size(needed))
+    if needed > 1.2 * free:
+        _refuse(place, OSError(errno.ENOSPC, f"about {_size(needed)} are needed, and "
+                               f"{_size(free)} are free"))  # fmt: skip
+    return min(max(_BATCH_BYTES // each, 1), _LARGEST_BATCH)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def _still(dataset: Any, row: int) -> Any:
+    """A sample; refuses one that is drawn at random."""
+    seed_global(row)
+    before = take()
+    try:
+        sample = dataset[row]
+    except OSError as error:
+        raise DataError(f"sample {row}: {type(error).__name__}: {error}") from error
+    drawn = moved(before)
+    if drawn:
+        raise ConfigError(
+            Problem("dataset.packed", f"{type(dataset).__name__}.__getitem__ draws from "
+                    f"{' and '.join(drawn)}; packed, its samples would be the same in every epoch. "
+                    "Draw in a transform instead")
+        )  # fmt: skip
+    return sample
+
+
+def _check_pictures(sample: Any, recipe: Recipe, dataset: Any) -> None:
+    """Refuse a recipe that finds nothing to do in the samples."""
+    values = list(sample.values()) if isinstance(sample, dict) else []
+    kind = type(dataset).__name__
+    pictures = (tv_tensors.Image, EncodedImage)
+    if recipe.size is not None and not any(isinstance(v, pictures) for v in values):
+        raise ConfigError(
+            Problem("pack.size", f"{recipe.size}, but samples of {kind} hold no torchvision Image; "
+                    "set pack.size=null")
+        )  # fmt: skip
+    encoded = any(isinstance(value, EncodedImage) for value in values)
+    if recipe.format == "encoded" and not encoded:
+        raise ConfigError(
+            Problem("pack.format", f"encoded, but {kind} gives no undecoded pictures (it takes no "
+                    "argument `lazy`); set pack.format=pixels")
+        )  # fmt: skip
+
+
+def _refuse(place: Path, error: OSError) -> NoReturn:
+    causes = {
+        errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up",
+        errno.EFBIG: "a file is larger than this process may write (ulimit -f)",
+    }  # fmt: skip
+    cause = causes.get(error.errno or 0, error.strerror or str(error))
+    more = f" ({error.strerror})" if error.errno == errno.ENOSPC and error.strerror else ""
+    raise DataError(
+        f"the pack {str(place)!r} cannot be written: {cause}{more}. Free some space, take a "
+        "smaller pack.size, pack.format=encoded, or another place (cache_dir, pack.out)"
+    ) from error
+
+
+def _shown(kind: Progress, what: str, total: int) -> Callable[[Iterator[Batch]], Iterator[Batch]]:
+    """Batches with a bar on stderr, where a person looks on."""
+    if kind == "rich" or (kind == "auto" and sys.stderr.isatty()):
+        return lambda batches: _with_bar(batches, what, total)
+    return lambda batches: batches
+
+
+def _with_bar(batches: Iterator[Batch], what: str, total: int) -> Iterator[Batch]:
+    """Drawn from here and not by a thread, whose locks forked workers would inherit."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("packing {task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    bar = Bar(*columns, console=terminal.console(sys.stderr), transient=True, auto_refresh=False)
+    task = bar.add_task(what, total=total)
+    drawn = 0.0
+    bar.start()
+    try:
+        for batch in batches:
+            yield batch
+            bar.advance(task, len(batch.indices))
+            if time.perf_counter() - drawn > _REFRESH_SECONDS:
+                bar.refresh()
+                drawn = time.perf_counter()
+    finally:
+        bar.stop()

@@ -1,1 +1,0 @@
-"""Packed data: samples decoded once, in files that are read from where they lie."""

@@ -1,0 +1,146 @@
+"""What Penstock asks of the parts that a person brings along, and what it takes if it is there.
+
+Each class is a protocol for type checkers; nothing has to inherit from it. A part that has only
+some of the optional members is fine: each is looked for by its name, and the class says what
+happens without it.
+
+    MapDataset        rows by index, for any sampler
+    StreamDataset     records forwards, for `sampler=stream`
+    ShardedStream     the same in shards that can be begun anywhere
+    Described         what a dataset may tell of its rows, for samplers, models and manifests
+    Fingerprinted     what a dataset may tell of its content
+    Checkable         a closer look than reading, for `task=check`
+    Transform         sample -> sample
+    KeyedTransform    the same, drawing from its sample's key and from no generator
+    Collate           samples -> fields of a batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+Sample = Any  # a dict of fields, or what `dataset.fields` gives names to
+
+
+class MapDataset(Protocol):
+    """Rows by index. These two members are all that is needed.
+
+    `__getitems__(indices) -> list of samples` is used where it is there, to read many rows at once;
+    it must not draw at random, as its samples have one key each.
+
+    `draws = False`, on the class or an object, promises that reading takes no random numbers. It is
+    never needed: what draws is found out in the first batch, at the price of reading one batch
+    twice if that changes. It spares the watching, about 10 us a batch, and lets pictures be decoded
+    a batch at a time.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Sample:
+        """The sample of a row.
+
+        Raises:
+            DataError: it cannot be read; the message says which file, and the row is added.
+        """
+
+
+class StreamDataset(Protocol):
+    """Records that can only be read forwards, the same in every process and every pass.
+
+    `set_epoch(epoch)` is called before a pass where it is there. `decode(record) -> sample` is
+    called for the records of one's own batches only, so `__iter__` can stay cheap. `seek(record)`,
+    an iterator from that raw record on, makes resuming fast. `len()` is believed for showing
+    progress and for schedules, never for where the end is.
+    """
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class ShardedStream(Protocol):
+    """A stream in shards, whose order an epoch may shuffle."""
+
+    def shards(self) -> Sequence[Any]:
+        """What `read_shard` takes, one entry a shard, in a fixed order."""
+
+    def read_shard(self, shard: Any, start: int = 0) -> Iterator[Any]:
+        """Raw records of a shard, from its `start`th on."""
+
+    def shard_lengths(self) -> Sequence[int] | None:
+        """Records in each shard, so that a resumed run skips whole shards; None: nobody knows."""
+
+
+class Described(Protocol):
+    """What a dataset may tell of its rows; every member is optional.
+
+    Without `metadata`, samplers that read a column refuse the dataset (`targets` or `labels`, as
+    torchvision's have them, become the column `label`). Without `facts`, models and metrics get the
+    numbers from the configuration: `dataset.facts: {num_classes: 10}`.
+    """
+
+    classes: Sequence[str]
+    columns: Sequence[str]
+
+    @property
+    def metadata(self) -> Any:
+        """A pandas DataFrame with a row a sample, made without reading samples."""
+
+    @property
+    def facts(self) -> Mapping[str, int]:
+        """Numbers that models and metrics ask for by name, such as `num_classes`."""
+
+    def path(self, index: int) -> str:
+        """The file of a row, for messages, the quarantine file and content hashes."""
+
+
+class Fingerprinted(Protocol):
+    """What a dataset may tell of its content; every member is optional.
+
+    Without them the class, its length and its table stand for the content.
+    """
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that changes with what is read: names and sizes of files, arguments."""
+
+    def names_fingerprint(self) -> str:
+        """The same of names, labels and arguments alone, for `dataset.fingerprint=names`."""
+
+    def data_files(self) -> Sequence[tuple[str, str]]:
+        """All files as (name below the root, path), for `dataset.fingerprint=content`."""
+
+
+class Checkable(Protocol):
+    """A dataset that knows more of a row than whether it can be read."""
+
+    def check(self, index: int) -> str | None:
+        """What is wrong with a row although it can be read; None: nothing."""
+
+
+class Transform(Protocol):
+    """A step of `transform.train` or `transform.val`: any callable.
+
+    Draws from `random`, `numpy.random`, torch and from generators that the step holds itself are
+    keyed by the sample. `decodes = True` asks datasets that can (`lazy`) for undecoded pictures.
+    """
+
+    def __call__(self, sample: Any, /) -> Any: ...
+
+
+class KeyedTransform(Transform, Protocol):
+    """A step that promises with `keyed = True` to draw from no generator.
+
+    What it draws it derives from `pipeline.order.randomness.key_at_hand()`, its sample's key. Where
+    all steps do and the dataset has `draws = False`, generators are not seeded: 7 us a sample less.
+    """
+
+    keyed: bool
+
+
+class Collate(Protocol):
+    """Samples to the fields of a batch: any callable that gives a dict, or a tuple with `fields`.
+
+    `order(samples) -> places` may say in which order the rows of the batch shall stand.
+    """
+
+    def __call__(self, samples: list[Any], /) -> Mapping[str, Any]: ...

@@ -1,1 +1,0 @@
-"""The processes of a run: talking to each other, sharing a model, being started."""

@@ -1,0 +1,196 @@
+"""A checkpoint in one file, atomic, verified and versioned.
+
+It is a safetensors file, so that every tool that reads those can read the weights:
+
+    tensors       the tensors of the state by name (pipeline/runs/state_tree.py)
+    metadata      format   version of what is described here
+                  state    the state as JSON, with tensors by name
+                  sha256   over the two above and all tensors: any changed bit is noticed
+
+Cost: a copy of the tensors on the CPU while it is written, and beside the disk's own time about 1 s
+a GiB for the hash. Writing leaves other threads the interpreter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pipeline.files.disk import replacing, write
+from pipeline.files.regular_file import open_regular
+from pipeline.runs.state_tree import (
+    CheckpointError,
+    NoCheckpointError,
+    State,
+    decode,
+    encode,
+    is_sharded,
+)
+
+FORMAT = 1
+
+_DIGITS = 9  # of a version
+_SMALL = 64 << 20  # bytes
+_SPARSE = 16  # disks that compress make less of it than that
+
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
+    torch.bool: "BOOL",
+}  # fmt: skip
+
+
+def save(path: Path, state: State) -> None:
+    """Write `state` to `path`, atomically; what stood there is replaced.
+
+    Args:
+        state: nested dicts (keys text or int), lists and tuples of tensors, None, bool, int, float
+            and str. Tensors may be on any device, share memory or be strided.
+
+    Raises:
+        TypeError: the state holds something else; the message has its path.
+        CheckpointError: it cannot be written.
+    """
+    text, tensors = encode(state)
+    write_file(path, text, copied(tensors))
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors on the CPU; raises TypeError as `save` does."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES or is_sharded(tensor):
+            what = "sharded tensor" if is_sharded(tensor) else f"tensor of {tensor.dtype}"
+            raise TypeError(f"{name} is a {what}, which a checkpoint's file cannot hold")
+    return {name: on_cpu(tensor) for name, tensor in tensors.items()}
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    """A copy of its own, in the plain order of memory."""
+    plain = tensor.resolve_conj().resolve_neg()
+    return plain.to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def write_file(path: Path, text: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write a state that was taken apart, its tensors copied; raises CheckpointError."""
+    digest = _digest(str(FORMAT), text, tensors)
+    names = sorted(tensors, key=lambda name: -tensors[name].element_size())  # so all are aligned
+    header: dict[str, object] = {
+        "__metadata__": {"format": str(FORMAT), "state": text, "sha256": digest}
+    }
+    offset = 0
+    for name in names:
+        tensor, start = tensors[name], offset
+        offset += tensor.nbytes
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape),
+                        "data_offsets": [start, offset]}  # fmt: skip
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    with replacing(path, CheckpointError) as descriptor:
+        write(descriptor, [struct.pack("<Q", len(head)) + head])
+        write(descriptor, (_bytes(tensors[name]) for name in names))
+
+
+def load(path: Path) -> State:
+    """The state that was saved to `path`, its tensors on the CPU.
+
+    Raises:
+        CheckpointError: no checkpoint, a damaged one, or one of a newer version.
+    """
+    try:
+        with open_regular(path) as opened:  # says more than safe_open where there is no permission
+            check_size(path, os.fstat(opened.fileno()))
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            _check_format(path, metadata)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise NoCheckpointError(f"{path}: there is no such checkpoint") from error
+    except PermissionError as error:
+        raise CheckpointError(f"{path}: no permission to read it. Give yourself that") from error
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: {_unreadable(path)} ({error})") from error
+    text = metadata.get("state", "")
+    if metadata.get("sha256") != _digest(metadata["format"], text, tensors):
+        raise CheckpointError(f"{path}: {DAMAGED}: its contents do not have the checksum that was "
+                              "saved with them. Use an earlier one")  # fmt: skip
+    try:
+        return decode(text, tensors)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {DAMAGED}: its state cannot be read ({error}). Use an "
+                              "earlier one") from error  # fmt: skip
+
+
+DAMAGED = "the checkpoint is damaged"
+
+
+def check_version(path: Path, version: int) -> None:
+    """Refuse what a newer Penstock wrote."""
+    if version > FORMAT:
+        raise CheckpointError(f"{path}: written in format {version} by a newer Penstock; this one "
+                              f"reads up to {FORMAT}. Update Penstock to use it")  # fmt: skip
+
+
+def check_size(path: Path, state: os.stat_result) -> None:
+    """Refuse a file that would not fit into this machine's memory, or that is nearly all holes.
+
+    A file of any size can be made of holes at no cost; what a run writes has none.
+    """
+    blocks = getattr(state, "st_blocks", None)  # of 512 bytes; Windows has no such number
+    if blocks is not None and state.st_size > _SMALL and blocks * 512 * _SPARSE < state.st_size:
+        raise CheckpointError(f"{path}: {DAMAGED}: nearly all of its {state.st_size} bytes were "
+                              "never written. Use an earlier one")  # fmt: skip
+    if hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if 0 < memory < state.st_size:
+            raise CheckpointError(f"{path}: its {state.st_size} bytes do not fit into the "
+                                  f"{memory} bytes of this machine's memory")  # fmt: skip
+
+
+def _digest(version: str, text: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over format, the state's text and all tensors: names, types, shapes and bytes."""
+    digest = hashlib.sha256(f"{version} {len(text)} {text}".encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{len(name)} {name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU, not copied."""
+    if not tensor.numel():
+        return memoryview(b"")
+    view: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    return view
+
+
+def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
+    version = metadata.get("format", "")
+    if "state" not in metadata or not (version.isascii() and version.isdecimal()):
+        raise CheckpointError(f"{path}: a safetensors file, but no checkpoint of Penstock's")
+    check_version(path, int(version[:_DIGITS]))
+
+
+def _unreadable(path: Path) -> str:
+    if path.is_dir():
+        return "this is a folder; give the file"
+    try:
+        with open_regular(path) as file:
+            start = file.read(2)
+    except OSError as error:
+        return f"{DAMAGED}: {error.strerror}. Use an earlier one"
+    if start == b"PK" or start[:1] == b"\x80":
+        return ("this is a pickle, as torch.save writes it. A pickle can run any code when it is "
+                "read, so Penstock never does; write what you trust anew with "
+                "pipeline.runs.checkpoint.save")  # fmt: skip
+    return "the checkpoint is cut off or damaged. Use an earlier one"

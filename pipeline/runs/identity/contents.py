@@ -1,0 +1,226 @@
+"""Hashes of what is in files, each computed once.
+
+A hash is kept in `<cache_dir>/fingerprints` by device, inode, size and the times of the last change
+of a file, and is computed anew when one of them is another. The time of the change of the inode is
+among them, since no program can set it: a file that was replaced by one of the same size and age is
+noticed. Files that changed a moment ago are hashed each time, because one more change could leave
+the same times.
+
+Cost: about 1 GB/s and thread the first time, and then a `stat` a file. One process of a machine
+hashes; others that want the same wait for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from pipeline.distributed.world import usable_cpus
+from pipeline.errors import PenstockError
+from pipeline.files.disk import write_atomically
+from pipeline.terminal import say
+
+_log = logging.getLogger(__name__)
+
+UNREADABLE = "unreadable"
+SETTLED = 2.0  # seconds: the coarsest clock of a file system (FAT's)
+_RECORD = struct.Struct("<QQQqq16s")  # device, inode, size, two times, hash
+_FILE = struct.Struct("<QQ")  # of those, the first
+_HEAD = 8 + 16  # a word and the hash of all records
+_WORD = b"PENSTFP1"
+_AT_ONCE = 1000  # files that a thread looks at before it takes others
+_QUIET = 3.0  # seconds until something is said, and between two lines
+
+Kept = dict[bytes, bytes]  # the first two of a record -> the record
+
+
+def digests(paths: Sequence[str], cache_dir: str | Path, settled: float = SETTLED) -> list[str]:
+    """The hash of each file's content, 32 hex digits; UNREADABLE for what is no readable file.
+
+    Args:
+        cache_dir: where hashes are kept; without them if nothing can be written there.
+        settled: seconds that a file has to be old for its hash to be kept.
+    """
+    place = _place(paths, cache_dir)
+    looks = _looks(paths)
+    found = _known(looks, _read(place))
+    if all(one is not None for one in found):
+        return [one or "" for one in found]
+    with _alone(place):
+        kept = _read(place)
+        found = _known(looks, kept)
+        wanted = [row for row, one in enumerate(found) if one is None]
+        before = time.time_ns() - int(settled * 1e9)
+        for row, record in zip(wanted, _hashed(paths, looks, wanted), strict=True):
+            found[row] = record[-16:].hex() if record else UNREADABLE
+            if record and max(_RECORD.unpack(record)[3:5]) < before:
+                kept[record[: _FILE.size]] = record
+        _write(place, kept)
+    return [one or "" for one in found]
+
+
+def _place(paths: Sequence[str], cache_dir: str | Path) -> Path:
+    """Where the hashes of files are kept: together with those of the same folder."""
+    folder = os.path.commonpath({str(Path(path).parent.absolute()) for path in paths})
+    name = hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()
+    return Path(cache_dir).expanduser().absolute() / "fingerprints" / f"files-{name}.bin"
+
+
+def _looks(paths: Sequence[str]) -> list[bytes | None]:
+    """A record without hash of each file; None for what is no file."""
+    starts = range(0, len(paths), _AT_ONCE)
+    with ThreadPoolExecutor(usable_cpus()) as pool:
+        parts = pool.map(lambda start: [*map(_look, paths[start : start + _AT_ONCE])], starts)
+        return [one for part in parts for one in part]
+
+
+def _look(path: str) -> bytes | None:
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    return _packed(found) if stat.S_ISREG(found.st_mode) else None
+
+
+def _packed(found: os.stat_result) -> bytes:
+    times = found.st_mtime_ns, found.st_ctime_ns
+    return _RECORD.pack(found.st_dev, found.st_ino, found.st_size, *times, b"")[:-16]
+
+
+def _known(looks: Sequence[bytes | None], kept: Mapping[bytes, bytes]) -> list[str | None]:
+    """The hashes that are kept; None for the others."""
+    found: list[str | None] = []
+    for look in looks:
+        record = b"" if look is None else kept.get(look[: _FILE.size], b"")
+        same = look is not None and record[:-16] == look
+        found.append(UNREADABLE if look is None else record[-16:].hex() if same else None)
+    return found
+
+
+def _hashed(
+    paths: Sequence[str], looks: Sequence[bytes | None], wanted: Sequence[int]
+) -> Iterator[bytes]:
+    """The record of each of the files `wanted`; empty for one that cannot be read."""
+    sizes = [_RECORD.unpack((looks[row] or b"") + bytes(16))[2] for row in wanted]
+    tell = _teller(len(wanted), sum(sizes))
+    with ThreadPoolExecutor(usable_cpus()) as pool:
+        records = pool.map(_hash, (paths[row] for row in wanted))
+        for record, size in zip(records, sizes, strict=True):
+            tell(size)
+            yield record
+
+
+def _hash(path: str) -> bytes:
+    try:
+        # One that became a pipe meanwhile does not keep this waiting.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        with open(descriptor, "rb", buffering=0) as file:
+            before = os.fstat(descriptor)
+            if not stat.S_ISREG(before.st_mode):
+                return b""
+            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+        return _packed(before) + digest.digest()
+    except OSError:
+        return b""
+
+
+def _teller(files: int, total: int) -> Callable[[int], None]:
+    """A function that takes the size of a file that is done, and says now and then how far it is.
+
+    On stderr, from some seconds on.
+    """
+    began = said = time.monotonic()
+    done = count = 0
+
+    def tell(size: int) -> None:
+        nonlocal done, count, said
+        done, count = done + size, count + 1
+        now = time.monotonic()
+        if now - said >= _QUIET or (count == files and said > began):
+            said = now
+            say(f"hashing the data once: {count} of {files} files, {done / 1e9:.1f} of "
+                f"{total / 1e9:.1f} GB")  # fmt: skip
+
+    return tell
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """One process at a time, as far as the disk knows locks."""
+    try:
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = FileLock(place.with_name(f".{place.name}.lock"))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            _log.info("waiting for another process that hashes the same files")
+            lock.acquire()
+    except (OSError, NotImplementedError) as error:
+        _log.warning("%s cannot be used: %s; each start hashes all files", place.parent, error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _read(place: Path) -> Kept:
+    """What is kept; nothing if that is damaged."""
+    try:
+        data = place.read_bytes()
+    except OSError:
+        return {}
+    body = data[_HEAD:]
+    if data[:_HEAD] != _WORD + _check(body) or len(body) % _RECORD.size:
+        return {}
+    records = (body[at : at + _RECORD.size] for at in range(0, len(body), _RECORD.size))
+    return {record[: _FILE.size]: record for record in records}
+
+
+def _write(place: Path, kept: Kept) -> None:
+    body = b"".join(kept.values())
+    try:
+        write_atomically(place, _WORD + _check(body) + body)
+    except PenstockError as error:
+        _log.warning("hashes of files are not kept: %s", error)
+
+
+def _check(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=16).digest()
+
+
+def write_list(path: Path, lines: Iterable[tuple[str, str]]) -> None:
+    """Keep hashes beside the names of their files; `b2sum -l 128 --check` reads most of that."""
+    if path.exists():
+        return
+    text = "".join(f"{digest}  {_line(name)}\n" for digest, name in lines)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(path, os.fsencode(text))
+    except (OSError, PenstockError) as error:
+        _log.warning("the list of the data's files is not kept: %s", error)
+
+
+def read_list(path: Path) -> dict[str, str] | None:
+    """Hash by name of what `write_list` has kept; None if it has not."""
+    try:
+        lines = os.fsdecode(path.read_bytes()).split("\n")
+    except OSError:
+        return None
+    pairs = (line.partition("  ") for line in lines if line)
+    return {name: digest for digest, _, name in pairs}
+
+
+def _line(name: str) -> str:
+    return name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")

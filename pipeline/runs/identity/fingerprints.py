@@ -1,0 +1,151 @@
+"""What a dataset's fingerprint covers: `dataset.fingerprint: names | sizes | content`.
+
+    names      how files are read and divided, and their names: no file is looked at
+    sizes      also their sizes, or blocks of a few large files: the dataset's own `fingerprint`
+    content    names, and a hash of each file (`contents`): any changed byte is noticed
+
+A dataset takes part in `content` by `data_files()`, which gives (name, path) of every file, or
+(name, address, version) where a store vouches for the content; or by `path(index)`. For `names` it
+needs `names_fingerprint()`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.data_rules import KEY, MODES, mode_of
+from pipeline.config.schema import Config
+from pipeline.errors import ConfigError, Problem
+from pipeline.order.streams import length_of
+from pipeline.runs.identity.contents import UNREADABLE, digests, read_list, write_list
+
+_HASH = re.compile(r"[0-9a-f]{32}")
+
+
+def fingerprint_of(dataset: Any, mode: str, cache_dir: str | Path) -> str:
+    """What `mode` tells a dataset from others by.
+
+    Args:
+        cache_dir: where hashes of files are kept, and which files made a fingerprint.
+
+    Raises:
+        ConfigError: this dataset has no fingerprint of this kind.
+        DataError: a store says nothing of a file's content.
+    """
+    names = getattr(dataset, "names_fingerprint", None)
+    if mode == "names":
+        if names is None:
+            raise _refusal(dataset, mode)
+        return str(names())
+    own = getattr(dataset, "fingerprint", None) if mode == "sizes" or names is None else names()
+    own = str(own or length_of(dataset))
+    return own if mode == "sizes" else _with_content(dataset, own, cache_dir)
+
+
+def other_than_own(dataset: Any, config: Config) -> str | None:
+    """What a configuration tells a dataset by; None where that is the dataset's own word."""
+    mode = mode_of(config)
+    return None if mode == "sizes" else fingerprint_of(dataset, mode, config.cache_dir)
+
+
+def _with_content(dataset: Any, own: str, cache_dir: str | Path) -> str:
+    """The hash of `own` and of all files, and a list of these in the cache."""
+    files = list(dict.fromkeys((str(n), str(p), *map(str, v)) for n, p, *v in _files(dataset)))
+    if not files:
+        raise _refusal(dataset, "content")
+    here = {path: "" for _, path, *version in files if not any(version)}
+    if here:
+        here = dict(zip(here, digests(list(here), cache_dir), strict=True))
+    if here and not hasattr(dataset, "data_files") and set(here.values()) == {UNREADABLE}:
+        raise _refusal(dataset, "content")
+    # A name may hold a line feed, a version never does.
+    rows = [(here.get(path) or " ".join(version[:1]).replace("\n", " "), name)
+            for name, path, *version in files]  # fmt: skip
+    digest = hashlib.blake2b(f"content {own}\n".encode(), digest_size=16)
+    for content, name in rows:
+        encoded = os.fsencode(name)
+        digest.update(f"{len(encoded)} {content}\n".encode() + encoded)
+    write_list(_list(cache_dir, digest.hexdigest()), rows)
+    return digest.hexdigest()
+
+
+def _files(dataset: Any) -> Iterable[tuple[str, ...]]:
+    if hasattr(dataset, "data_files"):
+        found: Iterable[tuple[str, ...]] = dataset.data_files()
+        return found
+    return _by_path(dataset)
+
+
+def _by_path(dataset: Any) -> Iterator[tuple[str, ...]]:
+    """The files that `path(index)` names, named from the folder that all of them are in."""
+    length = length_of(dataset)
+    if not length or not callable(getattr(dataset, "path", None)):
+        raise _refusal(dataset, "content")
+    paths = [str(Path(dataset.path(index)).absolute()) for index in range(length)]
+    root = os.path.commonpath({str(Path(path).parent) for path in paths})
+    return ((os.path.relpath(path, root), path) for path in paths)
+
+
+def _refusal(dataset: Any, mode: str) -> ConfigError:
+    wanted = "`names_fingerprint()`" if mode == "names" else "`data_files()`"
+    return ConfigError(
+        Problem(KEY, f"{mode} needs to know the files of the dataset, and "
+                f"{type(dataset).__name__} does not tell them; give it {wanted} "
+                "(docs/own_dataset.md), or set it to sizes")
+    )  # fmt: skip
+
+
+def recorded(mode: str) -> dict[str, str]:
+    """How the data was told, beside a fingerprint; nothing for sizes, as it always was."""
+    return {} if mode == "sizes" else {KEY: mode}
+
+
+def mode_in(fingerprint: Mapping[str, str]) -> str:
+    """How the data of a saved fingerprint was told."""
+    return fingerprint.get(KEY, "sizes")
+
+
+def in_mode_of(
+    saved: Mapping[str, str], own: Mapping[str, str], data: Callable[[str], str]
+) -> Mapping[str, str]:
+    """`own`, with the data told as it is in `saved`, so that the two can be compared.
+
+    Args:
+        saved, own: fingerprints of runs, by key.
+        data: the fingerprint of this run's training data in a mode.
+    """
+    mode = mode_in(saved)
+    if mode == mode_in(own) or mode not in MODES:
+        return own
+    try:
+        told = {**own, "dataset": data(mode)}
+    except ConfigError:  # nothing to compare: both keys differ, and are refused as such
+        return own
+    told.pop(KEY, None)
+    return told | recorded(mode)
+
+
+def first_difference(cache_dir: str | Path, before: str, now: str) -> str:
+    """In words, which file is another one under two fingerprints; empty if nobody knows."""
+    if not all(_HASH.fullmatch(str(one)) for one in (before, now)):
+        return ""
+    old, new = (read_list(_list(cache_dir, one)) for one in (before, now))
+    if old is None or new is None:
+        return ""
+    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    if not changed:
+        return ""
+    name = changed[0]
+    how = "is new" if name not in old else "is gone" if name not in new else "has other content"
+    rest = f", and {len(changed) - 1} more differ" if len(changed) > 1 else ""
+    return f"{name!r} {how}{rest}"
+
+
+def _list(cache_dir: str | Path, fingerprint: str) -> Path:
+    folder = Path(cache_dir).expanduser().absolute() / "fingerprints"
+    return folder / f"content-{fingerprint}.b2sum"

@@ -1,0 +1,94 @@
+"""A run's manifest and configuration as somebody else may have written them: all is checked.
+
+A folder of a run may be a stranger's, and its manifest says what is run (`overrides`), what is
+printed and what is written on in. So it is small plain JSON with the shape that we write, or an
+error that names the file and says what is wrong. No torch is imported, since the command line looks
+here first.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.errors import ConfigError, Problem
+from pipeline.files import plain_json
+from pipeline.files.plain_json import JsonError, mapping
+from pipeline.files.regular_file import open_regular
+
+NAME = "manifest.json"
+
+_MAX_BYTES = 16 << 20
+_MAX_SESSIONS = 100_000
+_MAX_OVERRIDES = 1000
+_LONGEST = 1 << 16  # characters of an override
+_LARGEST_CONFIG = 4 << 20  # bytes
+_MAX_DEPTH = 100
+_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one
+
+
+def read_manifest(folder: Path, key: str = "resume") -> dict[str, Any]:
+    """What the manifest of the run in `folder` says, with the types that it has to have.
+
+    Args:
+        key: of the configuration that named the folder.
+
+    Raises:
+        ConfigError: there is none, it cannot be read, or it is damaged.
+    """
+    path = folder / NAME
+    try:
+        return _checked(mapping(plain_json.read(path, _MAX_BYTES)))
+    except FileNotFoundError:
+        reason = f"{folder} has no {NAME}, so it is no folder of a run"
+    except OSError as error:
+        reason = f"{path} cannot be read: {error.strerror or error}"
+    except JsonError as error:
+        reason = (f"{path} is damaged: {error}. Put a copy of it in its place, or begin anew from "
+                  "a checkpoint of that run (resume=<file>)")  # fmt: skip
+    raise ConfigError(Problem(key, reason))
+
+
+def _checked(manifest: dict[str, Any]) -> dict[str, Any]:
+    sessions = manifest.get("sessions", [])
+    if not isinstance(sessions, list) or not all(isinstance(one, dict) for one in sessions):
+        raise JsonError("its sessions are no list of mappings")
+    if len(sessions) > _MAX_SESSIONS:
+        raise JsonError(f"it has {len(sessions)} sessions; {_MAX_SESSIONS} are the most")
+    check_overrides(manifest.get("overrides", []))
+    if not isinstance(manifest.get("best") or {}, dict):
+        raise JsonError(f"best is {plain_json.name(manifest['best'])}, and has to be a mapping")
+    return manifest
+
+
+def check_overrides(words: Any) -> None:
+    """Refuse what is no list of a command line's words; raises JsonError."""
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise JsonError("its overrides are no list of texts")
+    if len(words) > _MAX_OVERRIDES:
+        raise JsonError(f"it has {len(words)} overrides; {_MAX_OVERRIDES} are the most")
+    if any(len(word) > _LONGEST for word in words):
+        raise JsonError(f"it has an override of more than {_LONGEST} characters")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """What a run's config.yaml says, as we write it: without the aliases by which YAML can grow.
+
+    Raises:
+        ValueError, yaml.YAMLError, OSError: what is wrong with it; the file is not named.
+    """
+    with open_regular(path) as file:
+        text = file.read(_LARGEST_CONFIG + 1).decode()
+    if len(text) > _LARGEST_CONFIG:
+        raise ValueError(f"it is larger than {_LARGEST_CONFIG >> 20} MiB")
+    depth = 0
+    for event in yaml.parse(text, _YAML):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it holds aliases, which no run writes")
+    return mapping(yaml.load(text, _YAML))

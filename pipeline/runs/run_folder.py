@@ -1,0 +1,379 @@
+"""The folder of one run: what was asked for, on what, and what came out.
+
+    config.yaml      the resolved configuration, without secrets and the environment
+    manifest.json    command, versions, git state, hardware, data, code, seed; status, results; and
+                     `sessions`: every start of the run, the first and those that went on with it
+    metrics.jsonl    a line whenever something was measured
+    holder.json      which process has the folder, or had it last
+    checkpoints/     and whatever else the run makes
+
+The folder is made when a run claims it, which is after everything is built: a run that cannot start
+leaves nothing behind. It and its files get the permissions that the umask leaves. A run that is
+resumed goes on in its own folder, where links are refused: they could lead anywhere. While it
+lasts, a lock of the operating system's keeps other runs out; a holder that is killed leaves it at
+once. Cost: about 50 ms, most of it git's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from importlib import metadata
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import pipeline
+from pipeline.config import disclosure
+from pipeline.distributed.world import usable_cpus
+from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.files import plain_json
+from pipeline.files.disk import Hold, append, cut, prepare, refuse, write_atomically
+from pipeline.files.own_files import check_tree
+from pipeline.files.plain_json import JsonError, mapping
+from pipeline.runs.manifest import read_manifest
+
+Status = Literal["running", "done", "failed", "interrupted", "preempted"]
+
+HOLDER = "holder.json"
+_OF_OTHERS = (HOLDER, ".hydra")  # what may lie in a folder that no run has yet
+BY_ADDRESS = ("ledger.jsonl", "digests.jsonl")
+BEST_FOLDER = "best"  # the one link in a run's folder: to a sharded checkpoint beside it
+
+_LARGEST_HOLDER = 1 << 20  # bytes
+
+PACKAGES = (
+    "torch", "torchvision", "numpy", "hydra-core", "omegaconf", "pandas", "pillow", "scikit-image",
+    "torchmetrics", "safetensors", "albumentations",
+)  # fmt: skip
+CODE = Path(__file__).parent.parent
+
+
+class RunFolder:
+    """A folder that belongs to this run alone; made by `claim`, gone on with by `reopen`.
+
+    Attributes:
+        path: the folder.
+        manifest: what manifest.json holds.
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any], hold: Hold) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._hold = hold
+        self._before: dict[str, Any] = {}  # the manifest, where this goes on with a run
+
+    @classmethod
+    def claim(
+        cls, path: Path, config: Mapping[str, Any], *, world: int = 1, **facts: Any
+    ) -> RunFolder:
+        """Make `path`, or `path`-2, -3 ... where that is taken, for this run.
+
+        A folder is taken if anything is in it. Of several processes that claim one at the same
+        time, each gets its own.
+
+        Args:
+            config: plain values, for config.yaml.
+            world: number of ranks.
+            facts: for the manifest, e.g. the seed; a fact replaces what has its name.
+
+        Raises:
+            DiskError: it cannot be made or written to.
+        """
+        folder, hold = next(
+            (folder, hold) for folder in _names(path) if (hold := _take(folder)) is not None
+        )
+        run = cls(folder, {"status": "running", **provenance(), **facts, "sessions": []}, hold)
+        run._begin_session(world)
+        write_atomically(folder / "config.yaml", _yaml(config))
+        return run
+
+    @classmethod
+    def reopen(
+        cls, path: Path, *, world: int = 1, longer: Sequence[str] = (), **facts: Any
+    ) -> RunFolder:
+        """Go on in the folder of a run that has ended, or was killed.
+
+        Args:
+            world: number of ranks.
+            longer: overrides that take the place of those of the same keys.
+            facts: for the manifest's entry of this session.
+
+        Raises:
+            ConfigError: it is no run's folder, its manifest is damaged, or a process that is alive
+                has it.
+            NotOwnError: it holds links, or files of another user.
+            DiskError: it cannot be written to.
+        """
+        if path.is_dir():
+            check_tree(path, links=(BEST_FOLDER,))
+        hold = _hold(path)
+        if hold is None:
+            raise ConfigError(Problem("resume", _held_by(path)))
+        try:
+            prepare(path)
+            manifest = read_manifest(path)
+            run = cls(path, {**manifest, "status": "running"}, hold)
+            run._before = manifest
+            run.manifest.pop("ended", None)
+            run.manifest["sessions"] = list(manifest.get("sessions", []))
+            keys = {_key(word) for word in longer}
+            kept = [one for one in manifest.get("overrides", []) if _key(one) not in keys]
+            run.manifest["overrides"] = [*kept, *longer]
+            run._begin_session(world, **facts)
+        except BaseException:
+            hold.release()
+            raise
+        return run
+
+    def _begin_session(self, world: int, **facts: Any) -> None:
+        known = provenance()
+        kept = ("command", "started", "penstock", "git", "python", "packages")
+        started = {name: known[name] for name in kept}
+        self.manifest["sessions"].append({**started, "world": world, **facts})
+        self._write_manifest()
+
+    def rewind(self, epoch: int, step: int, updates: int) -> None:
+        """Cut what was written after the checkpoint that the run goes on from.
+
+        What remains reads as if the run had never been stopped. Reads only what it cuts.
+
+        Args:
+            epoch, step: address of the next batch.
+            updates: optimizer steps taken.
+        """
+
+        def is_before(line: Any) -> bool:
+            return (int(line["epoch"]), int(line["step"])) < (epoch, step)
+
+        def is_measured(line: Any) -> bool:
+            if line["event"] == "epoch":
+                return bool(line["epoch"] < epoch)
+            return bool(line["step"] <= updates)
+
+        for name in BY_ADDRESS:
+            cut(self.path / name, is_before)
+        cut(self.path / "metrics.jsonl", is_measured)
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append a line to metrics.jsonl; it survives a crash of this process.
+
+        NaN and infinities become null: they are not JSON, and null is what every reader takes for
+        a missing number.
+        """
+        append(self.path / "metrics.jsonl", [json.dumps(_finite(record), allow_nan=False)])
+
+    def finish(self, status: Status, **results: Any) -> None:
+        """Bring the manifest up to date: how the run ended, when, what came out; and release."""
+        ended = {"status": status, "ended": _now()}
+        self.manifest |= {**ended, **results}
+        self.manifest["sessions"][-1] |= ended
+        try:
+            self._write_manifest()
+        finally:
+            self.release()
+
+    def finish_unchanged(self, status: Status) -> None:
+        """Where nothing came of this session: the run has ended as it had before, and release."""
+        self.manifest = {**self._before, "sessions": self.manifest["sessions"]}
+        self.manifest["sessions"][-1] |= {"status": status, "ended": _now()}
+        try:
+            self._write_manifest()
+        finally:
+            self.release()
+
+    @property
+    def was_done(self) -> bool:
+        """Whether this goes on with a run that had come to its end."""
+        return self._before.get("status") == "done"
+
+    def release(self) -> None:
+        """Let other processes have the folder; a second time does nothing."""
+        self._hold.release()
+
+    def _write_manifest(self) -> None:
+        text = json.dumps(_finite(self.manifest), indent=2, allow_nan=False, ensure_ascii=False)
+        write_atomically(
+            self.path / "manifest.json", (text + "\n").encode(errors="backslashreplace")
+        )
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
+
+
+def last_code(folder: Path) -> Any:
+    """What the manifest of a run says of its code when it was last started; None if nothing."""
+    try:
+        manifest = read_manifest(folder)
+        starts = [manifest, *manifest.get("sessions", ())]
+        return next(one["code"] for one in reversed(starts) if one.get("code"))
+    except (PenstockError, StopIteration, TypeError, AttributeError):
+        return None
+
+
+def provenance() -> dict[str, Any]:
+    """What a number needs to be believed: command, versions, git state, hardware, time."""
+    return {
+        "command": command_line(),
+        "started": _now(),
+        "penstock": pipeline.__version__,
+        "git": git_state(CODE),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "cpus": usable_cpus(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def command_line() -> str:
+    """The command that started this process, without secrets, quoted so that it can be pasted."""
+    return disclosure.command(sys.orig_argv)
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit of the checkout that `folder` is in, and whether files differ from it.
+
+    None where there is no git, no checkout or no commit. Waits 10 s at most. Nothing that the
+    checkout's own configuration names is run: a folder from elsewhere may hold one.
+    """
+    try:
+        names = _git(folder, "config", "--list", "--name-only").splitlines()
+        # Filters would be run on files whose size or time has changed.
+        drivers = {name.rpartition(".")[0] for name in names if name.startswith("filter.")}
+        off = [f"{driver}.{key}=" for driver in sorted(drivers) for key in ("clean", "process")]
+        off += [f"{driver}.required=false" for driver in sorted(drivers)]
+        lines = _git(folder, *_settings(off), *_STATUS).splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    commit = next(
+        (line.split()[2] for line in lines if line.startswith("# branch.oid")), "(initial)"
+    )
+    if commit == "(initial)":
+        return None
+    return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}
+
+
+_STATUS = ("status", "--porcelain=v2", "--branch", "--ignore-submodules=all")
+# Each of these names a program, or a file that could name one.
+_OFF = ("core.fsmonitor=", "core.hooksPath=/dev/null", "core.attributesFile=/dev/null",
+        "core.sshCommand=false", "protocol.allow=never")  # fmt: skip
+# Nothing of the person's own configuration either: HOME may be anything. A checkout that belongs to
+# another user is refused by git, as they have not called it safe here.
+_ALONE = {
+    "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none",
+    "LC_ALL": "C",
+}  # fmt: skip
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    program = shutil.which("git")
+    if program is None or not Path(program).is_absolute():  # `.` on the PATH may be anybody's
+        raise FileNotFoundError("git")
+    command = [program, "-C", str(folder), *_settings(_OFF), *arguments]
+    environment = {**_ALONE, "PATH": os.environ.get("PATH", os.defpath)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=5, check=True, env=environment,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def _settings(lines: Iterable[str]) -> list[str]:
+    return [word for line in lines for word in ("-c", line)]
+
+
+def _names(path: Path) -> Iterator[Path]:
+    yield path
+    yield from (path.with_name(f"{path.name}-{number}") for number in count(2))
+
+
+def _take(folder: Path) -> Hold | None:
+    """The hold on `folder`, if it is this process's now."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        refuse(folder, error)
+    if any(path.name not in _OF_OTHERS for path in folder.iterdir()):
+        return None
+    hold = _hold(folder)
+    if hold is None:
+        return None
+    try:  # of two that found it empty, one can make the file
+        (folder / "manifest.json").touch(exist_ok=False)
+    except FileExistsError:
+        hold.release()
+        return None
+    return hold
+
+
+def _hold(folder: Path) -> Hold | None:
+    """Hold `folder` and write down who does; None if another process has it."""
+    path = folder / HOLDER
+    try:
+        hold = Hold.take(path, os.O_RDWR | os.O_CREAT)
+    except FileNotFoundError as error:
+        raise ConfigError(Problem("resume", f"{folder} is not there")) from error
+    except OSError as error:
+        refuse(path, error)
+    if hold is None:
+        return None
+    who = {"pid": os.getpid(), "host": platform.node(), "since": _now(), "command": command_line()}
+    try:
+        os.ftruncate(hold.descriptor, 0)
+        os.write(hold.descriptor, (json.dumps(who) + "\n").encode())
+    except OSError as error:
+        hold.release()
+        refuse(path, error)
+    return hold
+
+
+def _held_by(folder: Path) -> str:
+    try:
+        who = mapping(plain_json.read(folder / HOLDER, _LARGEST_HOLDER))
+        said = {name: str(who[name])[:200] for name in ("pid", "host", "since", "command")}
+        holder = "process {pid} on {host} since {since} ({command})".format(**said)
+    except (OSError, JsonError, LookupError):  # it is just writing that down
+        holder = "another process"
+    return f"{folder} is held by {holder}; wait for it or stop it, or set another run_dir"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def _yaml(config: Mapping[str, Any]) -> bytes:
+    import yaml
+
+    text: str = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+    return text.encode(errors="backslashreplace")
+
+
+def _finite(value: Any) -> Any:
+    """`value` as JSON can hold it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

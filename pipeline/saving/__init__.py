@@ -1,1 +1,0 @@
-"""What a run leaves on the disk, whole or not at all."""

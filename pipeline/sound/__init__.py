@@ -1,1 +1,0 @@
-"""What transforms of audio are computed with."""

@@ -1,0 +1,1 @@
+"""`penstock init FOLDER`: a small project of a person's own, to begin with."""

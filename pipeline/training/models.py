@@ -1,0 +1,297 @@
+"""Small networks that learn on a CPU in under a minute, and any torchvision classifier by name.
+
+`num_landmarks`, `num_outputs` and `num_features` are facts of the dataset; build fills them in when
+a configuration leaves them out.
+"""
+
+from __future__ import annotations
+
+import difflib
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from pipeline.errors import ConfigError, Problem
+from pipeline.files.pretrained import read_weights_as_tensors
+
+
+class LandmarkNet(nn.Module):
+    """Landmarks as the centres of attention maps, put right by a linear model of the face's shape.
+
+    1. Strided convolutions take the image to a map of 1/8 of its size; a branch at 1/16 that is
+       added to it sees the whole face.
+    2. A map a landmark goes through a spatial softmax; the landmark is the mean position under it
+       (Finn et al. 2016, "Deep spatial autoencoders"). Unlike a fully connected head, this moves
+       with the face, so that a thousand images are enough.
+    3. A linear layer over all points, the identity at first, learns how they hang together and
+       places those that nothing marks in the image.
+
+    Forward: image float[B, 3, H, W] -> float32[B, 2 * num_landmarks], x and y of each landmark in
+    turn, -1 to 1 from edge to edge of the image. H and W are 32 or more.
+    Cost at 64 x 64 and width 16: 158,000 weights, about 0.6 ms a sample forwards and backwards on
+    one core.
+
+    Args:
+        num_landmarks: points a face has.
+        width: channels of the first convolution; the others have multiples of it.
+        sharpness: factor on the maps before the softmax. At 1 they stay flat for long, and every
+            landmark near the middle: on drawn faces that costs twice the epochs of 5.
+    """
+
+    def __init__(self, num_landmarks: int, width: int = 16, sharpness: float = 5.0) -> None:
+        super().__init__()
+        self.sharpness = sharpness
+        self.features = nn.Sequential(
+            _convolution(3, width, stride=2),
+            _convolution(width, 2 * width, stride=2),
+            _convolution(2 * width, 4 * width, stride=2),
+        )
+        self.context = nn.Sequential(
+            _convolution(4 * width, 4 * width, stride=2), _convolution(4 * width, 4 * width)
+        )
+        self.merge = _convolution(4 * width, 4 * width)
+        self.maps = nn.Conv2d(4 * width, num_landmarks, 1)
+        self.shape = nn.Linear(2 * num_landmarks, 2 * num_landmarks)
+        nn.init.eye_(self.shape.weight)
+        nn.init.zeros_(self.shape.bias)
+
+    def forward(self, image: Tensor) -> Tensor:
+        near = self.features(image)
+        far = F.interpolate(self.context(near), size=near.shape[-2:])
+        maps = self.sharpness * self.maps(self.merge(near + far))
+        # In float32 also under autocast: a bfloat16 coordinate steps by a pixel in 256.
+        with torch.autocast(image.device.type, enabled=False):
+            points: Tensor = self.shape(_centres(maps.float()).flatten(1))
+        return points
+
+
+class SmallConvNet(nn.Module):
+    """A classifier of four strided convolutions and a mean over the map.
+
+    Forward: image float[B, channels, H, W], H and W from 16 on -> logits float[B, num_outputs].
+
+    Args:
+        num_outputs: classes.
+        width: channels of the first convolution; each following one doubles them.
+        dropout: share of the features that are dropped before the last layer in training.
+        channels: of the image.
+    """
+
+    def __init__(
+        self, num_outputs: int, width: int = 16, dropout: float = 0.0, channels: int = 3
+    ) -> None:
+        super().__init__()
+        widths = [channels, width, 2 * width, 4 * width, 8 * width]
+        self.features = nn.Sequential(*(_convolution(i, o, stride=2) for i, o in pairwise(widths)))
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(widths[-1], num_outputs)
+
+    def forward(self, image: Tensor) -> Tensor:
+        pooled = self.features(image).mean((-2, -1))
+        logits: Tensor = self.head(self.dropout(pooled))
+        return logits
+
+
+class SequenceNet(nn.Module):
+    """A recurrent network over sequences of unequal length; padding changes nothing.
+
+    Forward: sequence float[B, T, num_features], lengths int64[B] (1 to T, in any order, on any
+    device) -> float[B, num_outputs].
+
+    Args:
+        num_features: numbers a time step has.
+        num_outputs: classes, or numbers to predict.
+        hidden: size of the state, in each direction.
+        layers: GRUs on top of each other.
+        bidirectional: also read from the end to the start.
+        dropout: between layers and before the last one.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_outputs: int,
+        hidden: int = 64,
+        layers: int = 1,
+        bidirectional: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(
+            num_features, hidden, layers, batch_first=True, bidirectional=bidirectional,
+            dropout=dropout if layers > 1 else 0.0,
+        )  # fmt: skip
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(2 * hidden if bidirectional else hidden, num_outputs)
+
+    def forward(self, sequence: Tensor, lengths: Tensor) -> Tensor:
+        # Packing wants the lengths on the CPU; sorting is left to torch, as batches need not be.
+        packed = pack_padded_sequence(
+            sequence, lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        _, state = self.recurrent(packed)  # [layers * directions, B, hidden], at each one's end
+        directions = 2 if self.recurrent.bidirectional else 1
+        last = state[-directions:].transpose(0, 1).flatten(1)
+        outputs: Tensor = self.head(self.dropout(last))
+        return outputs
+
+
+class TextNet(nn.Module):
+    """Embedded tokens through a recurrent network; padding changes nothing.
+
+    Forward: tokens int64[B, T] below `num_tokens`, lengths int64[B] (1 to T, in any order, on any
+    device) -> float[B, num_outputs].
+
+    Args:
+        num_tokens: ids that the tokenizer gives, 0 for padding included.
+        num_outputs: classes, or numbers to predict.
+        width: of an embedding.
+        hidden, layers, bidirectional: as in `SequenceNet`.
+        dropout: of the embeddings, between layers and before the last one.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        num_outputs: int,
+        width: int = 64,
+        hidden: int = 64,
+        layers: int = 1,
+        bidirectional: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_tokens, width, padding_idx=0)
+        self.dropout = nn.Dropout(dropout)
+        self.sequence = SequenceNet(width, num_outputs, hidden, layers, bidirectional, dropout)
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        outputs: Tensor = self.sequence(self.dropout(self.embedding(tokens)), lengths)
+        return outputs
+
+
+class AudioNet(nn.Module):
+    """A classifier of features over time; padding changes nothing, in training neither.
+
+    1. Convolutions over time, with the bands as channels, at 1, 1/2 and 1/4 of the frames. They
+       are normalised frame by frame, as statistics of a batch would take in its padding, and what
+       lies beyond a recording's end is blanked out before each.
+    2. Mean and deviation of each channel over the frames that there are (Snyder et al. 2018,
+       "X-vectors"), and a linear layer.
+
+    Forward: features float[B, num_bands, T], lengths int64[B] (1 to T) -> logits
+    float[B, num_outputs].
+    Cost at width 64, 40 bands and 45 frames: 76,000 weights, 0.3 ms a sample forwards and backwards
+    on one core.
+
+    Args:
+        num_bands: bands of the features.
+        num_outputs: classes.
+        width: channels of the convolutions.
+        dropout: share of the statistics that are dropped before the last layer in training.
+    """
+
+    def __init__(
+        self, num_bands: int, num_outputs: int, width: int = 64, dropout: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.strides = (1, 2, 2, 1)
+        widths = [num_bands, *[width] * len(self.strides)]
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(inputs, outputs, 5, stride, padding=2)
+            for inputs, outputs, stride in zip(widths[:-1], widths[1:], self.strides, strict=True)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in self.strides)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(2 * width, num_outputs)
+
+    def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
+        lengths = lengths.to(features.device)
+        values = _blanked(features, lengths)
+        layers = zip(self.convolutions, self.norms, self.strides, strict=True)
+        for convolution, norm, stride in layers:
+            frames = convolution(values).transpose(1, 2)
+            lengths = (lengths - 1) // stride + 1
+            values = _blanked(F.relu(norm(frames)).transpose(1, 2), lengths)
+        counts = lengths[:, None]
+        mean = values.sum(-1) / counts
+        variance = _blanked(values - mean[..., None], lengths).square().sum(-1) / counts
+        statistics = torch.cat([mean, (variance + 1e-5).sqrt()], dim=1)
+        logits: Tensor = self.head(self.dropout(statistics))
+        return logits
+
+
+def torchvision_model(name: str, num_outputs: int, weights: str | None = None) -> nn.Module:
+    """A torchvision classification model with `num_outputs` outputs.
+
+    Args:
+        name: as `torchvision.models.list_models` has it, e.g. "resnet18".
+        weights: "DEFAULT" or a name such as "IMAGENET1K_V1" (downloaded on first use into torch's
+            cache): all layers but the last start from them. None starts from random weights.
+
+    Raises:
+        ConfigError: there is no such classification model, or no such weights for it.
+    """
+    from torchvision import models
+
+    read_weights_as_tensors()
+    known = models.list_models(module=models)
+    if name not in known:
+        raise ConfigError(Problem("model.name", f"{name!r} is no torchvision classifier"
+                                  + _nearest(name, known)))  # fmt: skip
+    # The inception family would otherwise return a tuple in training, with auxiliary outputs.
+    options = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
+    if weights is None:
+        options |= {"init_weights": True} if options else {}
+        fresh: nn.Module = models.get_model(name, num_classes=num_outputs, **options)
+        return fresh
+    choices = [choice.name for choice in models.get_model_weights(name)]
+    if weights not in [*choices, "DEFAULT"]:
+        raise ConfigError(Problem("model.weights", f"{name} has no weights {weights!r}; "
+                                  f"it has DEFAULT, {', '.join(choices)}"))  # fmt: skip
+    model: nn.Module = models.get_model(name, weights=weights, **options)
+    _replace_head(model, num_outputs)
+    return model
+
+
+def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    )
+
+
+def _blanked(values: Tensor, lengths: Tensor) -> Tensor:
+    """float[B, C, T] with 0 from each row's length on."""
+    beyond = torch.arange(values.shape[-1], device=values.device) >= lengths[:, None]
+    return values.masked_fill(beyond[:, None], 0.0)
+
+
+def _centres(maps: Tensor) -> Tensor:
+    """Mean position (x, y) under the softmax of each map; float[B, K, H, W] -> float[B, K, 2]."""
+    height, width = maps.shape[-2:]
+    share = F.softmax(maps.flatten(2), dim=-1).view(maps.shape)
+    x = (torch.arange(width, device=maps.device) + 0.5) * (2 / width) - 1
+    y = (torch.arange(height, device=maps.device) + 0.5) * (2 / height) - 1
+    return torch.stack([share.sum(-2) @ x, share.sum(-1) @ y], dim=-1)
+
+
+def _replace_head(model: nn.Module, num_outputs: int) -> None:
+    """Put a fresh layer in the place of the last one that makes the class scores."""
+    heads = (nn.Linear, nn.Conv2d)  # squeezenet's is a 1 x 1 convolution
+    name, head = [(n, m) for n, m in model.named_modules() if isinstance(m, heads)][-1]
+    fresh: nn.Module
+    if isinstance(head, nn.Linear):
+        fresh = nn.Linear(head.in_features, num_outputs, bias=head.bias is not None)
+    else:
+        fresh = nn.Conv2d(head.in_channels, num_outputs, head.kernel_size)  # type: ignore[arg-type]
+    model.set_submodule(name, fresh)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    matches = difflib.get_close_matches(name, known, n=3)
+    return f"; did you mean {', '.join(matches)}?" if matches else f"; e.g. {known[0]}, resnet18"

@@ -1,0 +1,378 @@
+"""Model + loss + metrics: a batch becomes numbers.
+
+An objective knows which fields go into the model and which one is the target, brings both to a
+common scale, and leaves padding out: its losses have a row for each sample that counts, and its
+metrics see no other. Losses are a row a sample because only the caller knows what to average
+over: a batch, or several whose gradients are added up.
+
+A loss that gives one number for a batch (torch's default, reduction "mean") gets the rows of one
+share that are no padding, and its number stands for each of them. So a step, an epoch and a
+validation have the mean of those numbers weighted by samples. For a plain mean that is the mean
+over all samples, whatever the last batch, `trainer.accumulate` and the ranks; a number that is no
+plain mean (class weights, Dice) depends on which samples stood in one share.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.distributed.group import Group
+from pipeline.distributed.metric_states import merge
+from pipeline.errors import ConfigError, Problem
+from pipeline.loading.batch import Batch
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+
+MOST_CONFUSED = 40  # classes whose confusion is counted; more can't be read in a picture
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Objective(ABC):
+    """What a model is trained for.
+
+    Args:
+        loss: (predictions, targets) -> [B] or [B, ...], a loss a sample, or the mean over the batch
+            as one number; a module or any other callable.
+        metrics: by name; the first one decides what is best unless told otherwise.
+        inputs: fields of a batch that the model takes, in order.
+        target: field of a batch that it should predict.
+
+    Attributes:
+        baseline_name: what the best constant prediction is called.
+    """
+
+    baseline_name: ClassVar[str]
+
+    def __init__(
+        self,
+        loss: Loss,
+        metrics: Mapping[str, Metric],
+        inputs: Sequence[str],
+        target: str,
+    ) -> None:
+        if getattr(loss, "reduction", "none") == "sum":
+            raise ConfigError(Problem("objective.loss.reduction", "sum would weigh a step by the "
+                                      "samples of its batch, and of each rank's share; set mean, "
+                                      "or none for a loss a sample"))  # fmt: skip
+        for name, metric in metrics.items():
+            if not callable(getattr(metric, "compute", None)):
+                raise ConfigError(Problem(f"objective.metrics.{name}", f"makes a "
+                                          f"{type(metric).__name__}, which is no torchmetrics."
+                                          "Metric; docs/own_parts.md has an example"))  # fmt: skip
+        self.loss = loss
+        self.metrics = dict(metrics)
+        self.inputs = list(inputs)
+        self.target = target
+
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Run the model.
+
+        Returns:
+            losses: float32[n], of the n samples of the batch that are not padding.
+            outputs: float32[B, ...], what the model gave for all rows.
+        """
+        outputs = model(*[self._field(batch, name) for name in self.inputs]).float()
+        # Also under autocast: the loss is cheap, and a sum in 16 bits is not worth having.
+        device = outputs.device.type
+        mixed = torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=False) if mixed else nullcontext():
+            losses = self._losses(outputs, batch)
+            if losses.ndim == 0:
+                losses = self._of_each(losses, outputs, batch)
+            elif len(losses) != len(outputs) or losses.ndim > 1:
+                raise ConfigError(Problem("objective.loss", f"gives {list(losses.shape)} for "
+                                          f"{len(outputs)} samples; it has to give one number a "
+                                          "sample, or one for all of them"))  # fmt: skip
+            else:
+                losses = _valid(losses, batch)
+        return losses, outputs
+
+    def _of_each(self, loss: Tensor, outputs: Tensor, batch: Batch) -> Tensor:
+        """The number that a loss gave for a whole batch, for each of its samples, float32[n]."""
+        if batch.valid is None:
+            return loss.float().expand(len(outputs))
+        mask = batch.valid_mask(outputs.device)
+        rows = outputs[mask]
+        if not len(rows):  # a share that is all padding: no loss, but a graph for the other ranks
+            return rows.flatten(1).sum(1)
+        return self._losses(rows, _without_padding(batch)).float().expand(len(rows))
+
+    def to(self, device: torch.device | str) -> Objective:
+        """This objective with its loss and its metrics on `device`."""
+        if isinstance(self.loss, nn.Module):
+            self.loss.to(device)
+        for metric in self.metrics.values():
+            metric.to(device)
+        return self
+
+    def update(self, outputs: Tensor, batch: Batch) -> None:
+        """Count the samples of a batch in every metric; `outputs` as the call gave them."""
+        predicted = _valid(self.predictions(outputs, batch), batch)
+        target = _valid(self.targets(batch), batch)
+        if len(predicted):  # a rank whose share is all padding has nothing to say
+            for metric in self.metrics.values():
+                metric.update(predicted, target)
+
+    def compute(self, group: Group | None = None) -> dict[str, float]:
+        """Every metric by name; one of several values as `name/<class>`. Waits for the device.
+
+        Args:
+            group: the ranks that have counted a share each; all of them have to call this.
+        """
+        merge(self.metrics, group or Group())
+        values: dict[str, float] = {}
+        for name, metric in self.metrics.items():
+            result = metric.compute()
+            if result.ndim == 0:
+                values[name] = float(result)
+            else:
+                labels = self._labels(len(result))
+                values |= {f"{name}/{k}": v for k, v in zip(labels, result.tolist(), strict=True)}
+        return values
+
+    def reset(self) -> None:
+        for metric in self.metrics.values():
+            metric.reset()
+
+    def constant(self, batches: Iterable[Batch]) -> Tensor:
+        """The best output that does not look at the input, float32[...] without a batch row.
+
+        A model has to beat it to have learned anything. Reads all of `batches`.
+        """
+        total, count = torch.tensor(0.0, dtype=torch.float64), 0
+        for batch in batches:
+            rows = _valid(self._statistics(batch), batch).double().cpu()
+            total, count = total + rows.sum(0), count + len(rows)
+        if not count:
+            raise ValueError("no batch to take the constant from")
+        return self._from_mean(total / count).float()
+
+    @abstractmethod
+    def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Outputs on the scale of `targets`, as metrics take them."""
+
+    def targets(self, batch: Batch) -> Tensor:
+        """What the predictions should have been."""
+        return self._field(batch, self.target)
+
+    @abstractmethod
+    def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """A loss a row, float32[B]; or one for all rows, float32[]."""
+
+    @abstractmethod
+    def _statistics(self, batch: Batch) -> Tensor:
+        """A row a sample, whose mean over the samples makes the best constant."""
+
+    @abstractmethod
+    def _from_mean(self, mean: Tensor) -> Tensor:
+        """The best constant output, given the mean of the statistics."""
+
+    def _labels(self, count: int) -> Sequence[object]:
+        """Names of a metric's values."""
+        return range(count)
+
+    def _field(self, batch: Batch, name: str) -> Tensor:
+        if name not in batch:
+            raise ConfigError(f"{type(self).__name__} asks for the field {name!r} (objective.inputs"
+                              f", objective.target); a batch has {', '.join(batch)}")  # fmt: skip
+        value = batch[name]
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"the field {name!r} of a batch is a {type(value).__name__}, not a "
+                              "tensor: choose a collate that stacks it")  # fmt: skip
+        return value
+
+
+class Regression(Objective):
+    """Numbers: the model gives as many a sample as the target, float[B, ...], has."""
+
+    baseline_name = "mean target"
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The outputs in the shape of the targets."""
+        return outputs.reshape(self.targets(batch).shape)
+
+    def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        target = self.targets(batch)
+        if self._plain and outputs.ndim == 1 and outputs.shape == target.shape:
+            losses: Tensor = self.loss(outputs, target.float())  # views would cost more than it
+            return losses
+        target = self._statistics(batch)
+        outputs = outputs.reshape(len(outputs), -1)
+        if outputs.shape != target.shape:  # which the loss would broadcast, with a warning at most
+            raise ConfigError(f"the model gives {outputs.shape[1]} numbers a sample, but "
+                              f"{self.target!r} has {target.shape[1]}")  # fmt: skip
+        losses = self.loss(outputs, target)
+        if losses.ndim < 2:
+            return losses
+        return losses.squeeze(1) if losses.shape[1] == 1 else losses.mean(1)
+
+    @property
+    def _plain(self) -> bool:
+        """Whether the loss sees the targets as they are."""
+        return type(self)._statistics is Regression._statistics
+
+    def _statistics(self, batch: Batch) -> Tensor:
+        target = self.targets(batch)
+        return target.reshape(len(target), -1).float()
+
+    def _from_mean(self, mean: Tensor) -> Tensor:
+        return mean
+
+
+class LandmarkRegression(Regression):
+    """Points in an image: the model gives [B, 2 * L], -1 to 1 from edge to edge.
+
+    Targets are float[B, L, 2], x and y in pixels of the image (the first input, [B, C, H, W]);
+    metrics see pixels, the loss sees -1 to 1.
+    """
+
+    baseline_name = "mean face"
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """float32[B, L, 2] in pixels."""
+        width, height = self._size(batch)
+        x, y = outputs[:, 0::2], outputs[:, 1::2]
+        return torch.stack([(x + 1) * (width / 2), (y + 1) * (height / 2)], dim=-1)
+
+    def _statistics(self, batch: Batch) -> Tensor:
+        width, height = self._size(batch)
+        x, y = self.targets(batch).float().unbind(-1)
+        return torch.stack([x * (2 / width) - 1, y * (2 / height) - 1], dim=-1).flatten(1)
+
+    def _size(self, batch: Batch) -> tuple[int, int]:
+        # Numbers and no tensor: making one on a GPU would wait for it in every step.
+        image = self._field(batch, self.inputs[0])
+        return image.shape[-1], image.shape[-2]
+
+
+class Classification(Objective):
+    """One class of several: the model gives logits [B, C], targets are int64[B].
+
+    Where a batch has soft targets besides (`label_soft`, float32[B, C], for the target `label`), as
+    mixing makes them, the loss takes those; metrics keep to the classes.
+
+    Args:
+        classes: their names, for metrics that have a value a class.
+        num_classes: how many there are; a fact of the dataset.
+
+    Attributes:
+        confusion: int64[C, C], what the last `compute` has counted: how often class i (a row) was
+            taken for class j; None for more than `MOST_CONFUSED` classes.
+    """
+
+    baseline_name = "class frequencies"
+    confusion: Tensor | None = None
+
+    def __init__(
+        self,
+        loss: Loss,
+        metrics: Mapping[str, Metric],
+        inputs: Sequence[str],
+        target: str,
+        num_classes: int,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(loss, metrics, inputs, target)
+        self.num_classes = num_classes
+        self.classes = list(classes) if classes else None
+        self._pairs: Tensor | None = None  # int64[C * C], of (true, predicted), since the reset
+
+    def update(self, outputs: Tensor, batch: Batch) -> None:
+        super().update(outputs, batch)
+        if self.num_classes <= MOST_CONFUSED:
+            true = _valid(self.targets(batch), batch)
+            pairs = true * self.num_classes + _valid(outputs, batch).argmax(-1)
+            if self._pairs is None:
+                self._pairs = pairs.new_zeros(self.num_classes**2)
+            self._pairs.scatter_add_(0, pairs, torch.ones_like(pairs))
+
+    def compute(self, group: Group | None = None) -> dict[str, float]:
+        if self.num_classes <= MOST_CONFUSED:
+            group = group or Group()
+            pairs = self._pairs  # nothing on a rank that had no sample
+            if pairs is None:
+                device = torch.device(group.world.device)
+                pairs = torch.zeros(self.num_classes**2, dtype=torch.int64, device=device)
+            counted = group.sum(pairs.clone()).reshape(self.num_classes, self.num_classes)
+            self.confusion = counted.cpu()
+        return super().compute(group)
+
+    def reset(self) -> None:
+        super().reset()
+        self._pairs = None
+
+    @property
+    def names(self) -> list[str]:
+        """A name for each class."""
+        return self.classes or [str(number) for number in range(self.num_classes)]
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The logits; torchmetrics makes what it needs of them."""
+        return outputs
+
+    def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        if outputs.ndim != 2 or outputs.shape[1] != self.num_classes:
+            raise ConfigError(f"the model gives {list(outputs.shape[1:])} a sample; "
+                              f"{self.num_classes} classes need as many logits")  # fmt: skip
+        soft = f"{self.target}_soft" in batch
+        goals = self._field(batch, f"{self.target}_soft") if soft else self.targets(batch)
+        losses: Tensor = self.loss(outputs, goals)
+        return losses
+
+    def _statistics(self, batch: Batch) -> Tensor:
+        return nn.functional.one_hot(self.targets(batch), self.num_classes)
+
+    def _from_mean(self, mean: Tensor) -> Tensor:
+        # A class that never occurs would have -inf, and a loss of inf when validation has it.
+        return mean.clamp_min(1e-6).log()
+
+    def _labels(self, count: int) -> Sequence[object]:
+        return self.classes if self.classes and len(self.classes) == count else range(count)
+
+
+class Constant(nn.Module):
+    """The model that gives the same output whatever comes in.
+
+    Args:
+        output: float[...], without a batch row.
+    """
+
+    output: Tensor
+
+    def __init__(self, output: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("output", output)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.output.expand(len(inputs[0]), *self.output.shape)
+
+
+def _without_padding(batch: Batch) -> Batch:
+    """A batch of the rows that are not padding; fields that have no row a sample stay whole."""
+    assert batch.valid is not None
+    count = len(batch.valid)
+    kept = batch.valid.nonzero().squeeze(1)
+    fields = {
+        name: value[kept.to(value.device)]
+        if isinstance(value, Tensor) and value.ndim and len(value) == count
+        else value
+        for name, value in batch.items()
+    }
+    rows = Batch(fields, batch.request, batch.places)
+    rows.valid = None
+    return rows
+
+
+def _valid(rows: Tensor, batch: Batch) -> Tensor:
+    """The rows that are not padding."""
+    if batch.valid is None:
+        return rows
+    return rows[batch.valid_mask(rows.device)]

@@ -1,0 +1,347 @@
+"""One batch and one optimizer step: forward, backward, accumulate, scale, clip, step, schedule.
+
+Model randomness (dropout ...) is seeded at every batch from (seed, batches so far, rank), so a
+checkpoint holds weights, optimizer and an address, and no generator states. Gradients are those of
+the mean loss over the samples of the global batch, however unequal the ranks' shares of it are.
+Nothing here waits for a GPU, except that fp16's loss scaling does at each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from pipeline.distributed.group import Group
+from pipeline.distributed.parallel import Parallel, like, local, same_buffers, wrap
+from pipeline.errors import PenstockError
+from pipeline.loading.batch import Batch
+from pipeline.order.randomness import hash64_on
+from pipeline.torch_internals import scale
+from pipeline.training.objective import Objective
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Mode = Literal["min", "max"]
+
+# What comes of a state that is that of another model or optimizer.
+_UNFIT = (LookupError, TypeError, ValueError, RuntimeError, AttributeError)
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How to train; units of "steps" are optimizer steps.
+
+    Attributes:
+        max_epochs: passes over the training split.
+        max_steps: steps after which to stop, wherever the epoch is; None: never.
+        accumulate: batches whose gradients make one step.
+        clip_norm: largest L2 norm of the gradient of all weights together; None: any.
+        precision: of the forward pass, by autocast; fp16 also scales the loss.
+        compile: let torch.compile work on the model.
+        channels_last: memory layout of the model's convolutions.
+        log_every: steps between two `on_log`.
+        val_every: epochs between two validations; the last epoch always has one.
+        schedule: what moves the scheduler, a "step" or an "epoch".
+        ema: decay of a running mean of the weights, which is what is validated; None: none.
+        monitor: the validation metric that says what is best.
+        mode: whether less ("min") or more ("max") of it is better.
+        patience: validations without a new best after which to stop; None: never.
+        save_every: epochs between two checkpoints; the best and the last are always saved.
+        save_every_steps: steps between two checkpoints in an epoch; None: none.
+        save_every_minutes: the same in minutes.
+    """
+
+    max_epochs: int = 10
+    max_steps: int | None = None
+    accumulate: int = 1
+    clip_norm: float | None = None
+    precision: Precision = "fp32"
+    compile: bool = False
+    channels_last: bool = False
+    log_every: int = 50
+    val_every: int = 1
+    schedule: Literal["step", "epoch"] = "step"
+    monitor: str = "loss"
+    mode: Mode = "min"
+    patience: int | None = None
+    save_every: int = 1
+    save_every_steps: int | None = None
+    save_every_minutes: float | None = None
+    ema: float | None = None
+
+
+class TrainStep:
+    """A model that is being trained, and how far it has come.
+
+    Args:
+        model: on this rank's device; under FSDP what `parallel.prepare` gave.
+        group: the ranks that learn together.
+        parallel: how they share the model.
+
+    Attributes:
+        batches: batches learned from.
+        updates: optimizer steps taken.
+        averaged: the running mean of the weights, from the first step on; None without `ema`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None,
+        options: TrainOptions,
+        group: Group,
+        seed: int,
+        parallel: Parallel | None = None,
+    ) -> None:
+        self.group = group
+        self.device = torch.device(group.world.device)
+        # In place, so that the optimizer keeps its hold on the weights.
+        self.model = model.to(self.device)
+        if options.channels_last:
+            model.to(memory_format=torch.channels_last)
+        if options.compile:
+            model.compile()
+        self._parallel = parallel or Parallel()
+        self._forward = wrap(self.model, self._parallel, group)
+        self.objective = objective.to(self.device)
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "fp16")
+        self.options = options
+        self._model_key = hash64_on(4, seed, "model")
+        self.batches = 0
+        self.updates = 0
+        self.averaged: AveragedModel | None = None
+        self._resumed = False  # whether no step was taken yet with a state of a checkpoint
+        self._begun = False  # whether there are gradients since the last update
+        self._samples = 0  # of this rank in them
+        self._divisor = 1  # what those gradients have been divided by
+        self._share, self._each = 0.0, torch.empty(0)  # kept by `_shares`
+        self._batches_before, self._buffers_before = 0, list[Tensor]()  # kept by `_keep`
+
+    @property
+    def finished(self) -> bool:
+        """Whether `max_steps` are done."""
+        limit = self.options.max_steps
+        return limit is not None and self.updates >= limit
+
+    @property
+    def measured(self) -> nn.Module:
+        """The model that is validated: the running mean, or the model itself."""
+        return self.model if self.averaged is None else self.averaged.module
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are gradients of batches since the last update."""
+        return self._begun
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the first group of weights."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def learn(self, batch: Batch) -> Tensor:
+        """Add the gradients of a batch; returns its losses, float32[n], without waiting."""
+        if not self._begun:
+            self._keep()
+        self._seed_model()
+        if self._parallel.strategy == "fsdp":  # as DDP does by itself
+            same_buffers(self.model, self.group)
+        with autocast(self.device, self.options.precision):
+            losses, _ = self.objective(self._forward, batch)
+        # The mean is over the samples of all accumulated batches, whose number is known only at
+        # the end. Until then it is taken to be this one's, times the batches; update() corrects.
+        count = losses.shape[0]
+        if not self._samples:
+            self._divisor = self._expected(batch, count) * self.options.accumulate
+        self._samples += count
+        self._begun = True
+        self.batches += 1
+        self.scaler.scale(losses).backward(self._shares(losses))
+        return losses.detach()
+
+    def _shares(self, losses: Tensor) -> Tensor:
+        """What each loss counts for: the gradient of their sum divided, without doing either."""
+        share, last = 1 / self._divisor, self._each
+        if self._share != share or last.shape != losses.shape or last.dtype != losses.dtype:
+            self._share, self._each = share, torch.full_like(losses, share)
+        return self._each
+
+    def _expected(self, batch: Batch, samples: int) -> int:
+        """Samples of an average share of the batch, which all ranks know alike."""
+        if self.group.alone:
+            return max(samples, 1)
+        total = batch.request.total or samples
+        return -(-total // self.group.world.size)
+
+    def update(self) -> None:
+        """Take an optimizer step with the gradients of the batches since the last one.
+
+        It is counted, but changes no weight, where none of their samples could be read.
+        """
+        scaler = self.scaler if self.scaler.is_enabled() else None
+        if scaler is not None:
+            scaler.unscale_(self.optimizer)
+        scale = scaler.get_scale() if scaler is not None else 1.0
+        stepped = self._average()
+        if stepped:
+            if self.options.clip_norm is not None:
+                nn.utils.clip_grad_norm_(self._weights(), self.options.clip_norm)
+            self._step_optimizer(scaler)
+        if scaler is not None:
+            scaler.update()
+        self.optimizer.zero_grad()
+        self._samples, self._begun = 0, False
+        self.updates += 1
+        # A scale that shrank says that the step was left out; then the schedule waits, too.
+        left_out = scaler is not None and scaler.get_scale() < scale
+        if self.options.schedule == "step" and not left_out:
+            self._step_scheduler(None)
+        if stepped and not left_out and self.options.ema is not None:
+            self._mean().update_parameters(self.model)
+
+    def _mean(self) -> AveragedModel:
+        """torch's running mean; made when lazy weights have their shapes. Buffers are copied."""
+        if self.averaged is None:
+            assert self.options.ema is not None
+            rule = get_ema_multi_avg_fn(self.options.ema)
+            self.averaged = AveragedModel(self.model, multi_avg_fn=rule)
+        return self.averaged
+
+    def _step_optimizer(self, scaler: torch.amp.GradScaler | None) -> None:
+        """Take a step; the first one after a resumption shows whether the state was one."""
+        try:
+            if scaler is None:
+                self.optimizer.step()
+            else:
+                scaler.step(self.optimizer)
+        except _UNFIT as error:
+            if not self._resumed:
+                raise
+            raise PenstockError(
+                "the optimizer cannot go on from the state that the checkpoint has for it: "
+                f"{type(error).__name__}: {error}. Use an earlier one"
+            ) from error
+        self._resumed = False
+
+    def _keep(self) -> None:
+        """Before the first batch of a step of several: what `drop_pending` goes back to."""
+        self._batches_before = self.batches
+        if self.options.accumulate > 1:
+            self._buffers_before = [buffer.clone() for buffer in self.model.buffers()]
+
+    def drop_pending(self) -> None:
+        """Be as after the last update: forget the batches that were learned from since then."""
+        if not self._begun:
+            return
+        with torch.no_grad():
+            for buffer, before in zip(self.model.buffers(), self._buffers_before, strict=True):
+                buffer.copy_(before)
+        self.optimizer.zero_grad()
+        self.batches, self._samples, self._begun = self._batches_before, 0, False
+
+    def _weights(self) -> list[Tensor]:
+        return [weight for group in self.optimizer.param_groups for weight in group["params"]]
+
+    def _average(self) -> bool:
+        """Make of what backward left the gradient of the mean over all samples of all ranks.
+
+        Returns:
+            Whether there was any sample.
+        """
+        if self.group.alone and self._samples in (0, self._divisor):
+            return self._samples > 0
+        gradients = [local(weight.grad) for weight in self._weights() if weight.grad is not None]
+        if self.group.alone:
+            scale(gradients, self._divisor / self._samples)
+            return True
+        samples = self.group.sum(torch.tensor(float(self._samples), device=self.device))
+        if not self._samples and not samples.item():  # only then is the device waited for
+            return False
+        # The ranks' gradients were averaged, not added up.
+        scale(gradients, self._divisor * self.group.world.size / samples)
+        return True
+
+    def end_epoch(self, monitored: float | None) -> None:
+        """Move a scheduler that goes by epochs; `monitored` is there if the epoch has one."""
+        follows = isinstance(self.scheduler, ReduceLROnPlateau)
+        if self.options.schedule == "epoch" or follows:
+            self._step_scheduler(monitored)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that training goes on from but the loader's address."""
+        scheduler = self.scheduler.state_dict() if self.scheduler else None
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+                 "scheduler": scheduler, "scaler": self.scaler.state_dict(),
+                 "batches": self.batches, "updates": self.updates}  # fmt: skip
+        if self.averaged is not None:
+            state["averaged"] = self.averaged.module.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, saved by any number of ranks; its tensors are whole.
+
+        Raises:
+            PenstockError: it is that of another model, optimizer or scheduler.
+        """
+        try:
+            self.model.load_state_dict(like(state["model"], self.model.state_dict()))
+            self.optimizer.load_state_dict(self._optimizer_state(state["optimizer"]))
+            if self.scheduler is not None:
+                self.scheduler.load_state_dict(state["scheduler"])
+            self.scaler.load_state_dict(state["scaler"])
+            if self.options.ema is not None and "averaged" in state:
+                mean = self._mean()
+                mean.module.load_state_dict(state["averaged"])
+                mean.n_averaged.fill_(1)  # not the first: that would begin with the weights
+        except _UNFIT as error:
+            raise PenstockError(
+                "the checkpoint does not fit the model, the optimizer or the scheduler of this "
+                f"configuration; give the overrides of its run. {type(error).__name__}: {error}"
+            ) from error
+        self.batches, self.updates = int(state["batches"]), int(state["updates"])
+        self._resumed = True
+        # Or the scheduler's next step warns that the optimizer has not taken one yet.
+        self.optimizer._opt_called = self.updates > 0  # type: ignore[attr-defined]
+
+    def _optimizer_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """An optimizer's state with what belongs to a sharded weight sharded like it."""
+        weights = self._weights()
+        parts = {}
+        for number, values in state["state"].items():
+            weight = weights[int(number)]
+            shaped = {name: weight for name, value in values.items()
+                      if isinstance(value, Tensor) and value.shape == weight.shape}  # fmt: skip
+            parts[number] = {**values, **like({k: values[k] for k in shaped}, shaped)}
+        return {**state, "state": parts}
+
+    def _step_scheduler(self, monitored: float | None) -> None:
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            if monitored is not None:
+                self.scheduler.step(monitored)
+        elif self.scheduler is not None:
+            self.scheduler.step()
+
+    def _seed_model(self) -> None:
+        # hash64(seed, "model", batches, rank)
+        key = hash64_on(self._model_key, self.batches, self.group.world.rank)
+        torch.default_generator.manual_seed(key)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed_all(key)
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+    """The context in which a forward pass has that precision."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, _AUTOCAST[precision])

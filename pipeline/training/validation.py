@@ -1,0 +1,74 @@
+"""Loss and metrics over a whole split, each sample once, however many ranks share it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.distributed.group import Group
+from pipeline.distributed.preemption import in_turns
+from pipeline.loading.loader import Loader
+from pipeline.training.objective import Objective
+from pipeline.training.observer import Observer
+from pipeline.training.train_step import Precision, autocast
+
+
+@torch.no_grad()
+def validate(
+    model: nn.Module,
+    objective: Objective,
+    loader: Loader,
+    precision: Precision = "fp32",
+    group: Group | None = None,
+    turn: Callable[[bool], None] | None = None,
+    observers: Sequence[Observer] = (),
+) -> dict[str, float]:
+    """The mean "loss" and every metric of the objective over one pass of `loader`.
+
+    The pass is always that of epoch 0, so that random transforms would draw the same each time.
+    Each sample counts once, whatever the number of ranks.
+
+    Args:
+        group: the ranks that measure a share each; all get the same numbers.
+        turn: called before each batch and at their end; see `preemption.in_turns`.
+        observers: told how far this is, and what was left out as unreadable, by any rank.
+    """
+    group = group or Group()
+    was_training = model.training
+    device = torch.device(loader.world.device)
+    if group.alone:  # with others, the model is where and how it was spread
+        model.to(device)
+    model.eval()
+    objective.to(device).reset()
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    left_out: list[Any] = []
+    steps = loader.plan.steps(0)
+    _tell(observers, 0, steps)
+    try:
+        with closing(loader.epoch(0)) as batches:
+            for done, batch in enumerate(in_turns(batches, turn), start=1):
+                with autocast(device, precision):
+                    losses, outputs = objective(model, batch)
+                objective.update(outputs, batch)
+                sums[0] += losses.double().sum()
+                sums[1] += len(losses)
+                left_out += batch.left_out
+                _tell(observers, done, steps)
+    finally:
+        model.train(was_training)
+    total, count = group.sum(sums).tolist()
+    lost = list(chain.from_iterable(group.gather(left_out)))  # of all ranks, which all ask alike
+    for observer in observers:
+        observer.on_validated(lost)
+    return {"loss": total / count if count else math.nan, **objective.compute(group)}
+
+
+def _tell(observers: Sequence[Observer], done: int, steps: int | None) -> None:
+    for observer in observers:
+        observer.on_validation(done, steps)

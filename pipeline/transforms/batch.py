@@ -1,0 +1,227 @@
+"""What transforms of whole batches are made of, and how they are put together.
+
+A batch transform takes a `Batch` and the `KeyedRandom` of its rows, and gives the batch:
+
+    def __call__(self, batch: Batch, random: KeyedRandom) -> Batch
+
+1. It draws its parameters, a row a sample, on the CPU in float64.
+2. It finds the fields that it works on by `batch.kinds`: pictures, masks, landmarks, boxes.
+3. It puts new tensors in their place, on the device where it found them. uint8 pictures stay
+   uint8, except under `Normalize`.
+
+What becomes of a row depends on its own sample and key (and its partner's, in `mixing.py`),
+so a batch may be shared out, padded and sorted in any way. `BatchCompose` applies them by name,
+each with random numbers of its own; the transforms are in `pipeline.transforms.batch_geometry`,
+`pipeline.transforms.batch_colors` and `pipeline.transforms.mixing`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import ConfigError, DataError, PenstockError, Problem
+from pipeline.loading.batch import Batch
+from pipeline.loading.fetch import SampleError, hash_sample
+from pipeline.order.generator_states import moved, take
+from pipeline.order.private_generators import generators_in
+from pipeline.order.sample_generators import KeyedRandom
+from pipeline.transforms import warping
+
+Range = Sequence[float]
+Pair = tuple[float, float]
+BatchTransform = Callable[[Batch, KeyedRandom], Batch]
+
+
+class BatchCompose:
+    """Batch transforms by name, applied in the order of the map; None leaves a step out.
+
+    The numbers of a step depend on its name and not on its place, so one that is added or left
+    out changes nothing of what the others draw.
+
+    Args:
+        steps: by name.
+        seed: of the run.
+
+    Attributes:
+        together: rows of a global batch that have to stay on one rank.
+
+    Raises:
+        ConfigError: a step holds a generator of its own.
+    """
+
+    def __init__(self, steps: Mapping[str, BatchTransform | None], seed: int) -> None:
+        self.steps = {name: step for name, step in steps.items() if step is not None}
+        self.seed = seed
+        self._refuse_own_generators()
+        self.together = math.lcm(*(getattr(step, "together", 1) for step in self.steps.values()))
+
+    def _refuse_own_generators(self) -> None:
+        """Rows of a batch have a key each, so nothing could be put into a generator of a step."""
+        found, _ = generators_in(self.steps)
+        if found:
+            raise ConfigError(
+                f"there is a generator in {' and in '.join(found)}, a transform of whole batches. "
+                "It has no key for a batch: draw from the KeyedRandom that the step is called with"
+            )
+
+    def __bool__(self) -> bool:
+        return bool(self.steps)
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Apply all steps; the hashes of rows, where there are any, then cover what changed.
+
+        On an accelerator they stay what they were: its pixels differ by rounding.
+
+        Raises:
+            SampleError: a person's own step failed.
+        """
+        before = dict(batch)
+        for name, step in self.steps.items():
+            batch = self._applied(name, step, batch)
+        if batch.hashes is not None and _on_cpu(batch):
+            changed = {
+                name: value for name, value in batch.items() if before.get(name) is not value
+            }
+            batch.hashes = [
+                hash_sample([old.hex(), _row(batch, changed, row)])
+                for row, old in enumerate(batch.hashes)
+            ]
+        return batch
+
+    def _applied(self, name: str, step: BatchTransform, batch: Batch) -> Batch:
+        epoch, number = batch.request.address
+        random = KeyedRandom.of(self.seed, epoch, batch.positions, f"batch/{name}")
+        before = take() if _watched(step) else None
+        try:
+            done = step(batch, random)
+        except PenstockError:
+            raise
+        except Exception as error:
+            lines = "".join(traceback.format_exception(error))
+            raise SampleError(
+                f"batch (epoch {epoch}, step {number}): the batch transform {name!r} failed with "
+                f"{type(error).__name__}: {error}\n{lines}"
+            ) from error
+        if not isinstance(done, Batch):
+            raise ConfigError(f"the batch transform {name!r} gives a {type(done).__name__}; it has "
+                              "to give the Batch that it was handed")  # fmt: skip
+        drawn = moved(before) if before else []
+        if drawn:
+            raise SampleError(
+                f"the batch transform {name!r} draws from {' and '.join(drawn)}, which has no key "
+                "for a batch: draw from the KeyedRandom that it is called with"
+            )
+        return done
+
+
+def _watched(step: BatchTransform) -> bool:
+    """Whether to look at the global generators: not for ours, which leave them alone, and not in a
+    thread, where others may draw meanwhile."""
+    ours = type(step).__module__.startswith("pipeline.")
+    return not ours and threading.current_thread() is threading.main_thread()
+
+
+def _on_cpu(batch: Batch) -> bool:
+    return all(v.device.type == "cpu" for v in batch.values() if isinstance(v, Tensor))
+
+
+def _row(batch: Batch, fields: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """A sample of a batch, without what collating has padded it with."""
+    sample = {}
+    for name, value in fields.items():
+        lengths = batch.get(f"{name}_lengths")
+        one = value[row]
+        if lengths is not None and isinstance(one, Tensor):
+            padded = one.shape.index(int(lengths.max()))
+            one = one.narrow(padded, 0, int(lengths[row]))
+        sample[name] = one
+    return sample
+
+
+def images_of(batch: Batch, owner: object) -> dict[str, Tensor]:
+    """The pictures of a batch by field, [B, C, H, W], all of one size.
+
+    Args:
+        owner: the transform that asks, for the message.
+
+    Raises:
+        DataError: there is none, or they are not stacked.
+    """
+    name = type(owner).__name__
+    found = {field: batch[field] for field, kind in batch.kinds.items() if kind == "image"}
+    if not found:
+        raise DataError(f"{name} works on pictures, and no field of the batch ({', '.join(batch)}) "
+                        "is one: the dataset has to give them as tv_tensors.Image")  # fmt: skip
+    for field, images in found.items():
+        if not isinstance(images, Tensor) or images.ndim != 4:
+            shape = f"{list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+            raise DataError(f"{name} needs the field {field!r} as a stack of pictures [B, C, H, W],"
+                            f" not {shape}: resize them in transform.train, and choose "
+                            "collate=stack")  # fmt: skip
+    if len({images.shape[-2:] for images in found.values()}) > 1:
+        raise DataError(f"{name}: the pictures of a sample ({', '.join(found)}) differ in size")
+    return found
+
+
+def blocks(images: Tensor) -> list[slice]:
+    """The rows to work on at a time."""
+    together = 1 if warping.row_by_row(images) else max(len(images), 1)
+    return [slice(row, row + together) for row in range(0, len(images), together)]
+
+
+def some(images: Tensor, chosen: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """`images` with the rows that are `chosen` (bool[B]) changed."""
+    if not warping.row_by_row(images):
+        return torch.where(by_row(chosen, images), change(images), images)
+    out = images.clone()
+    for row in torch.nonzero(chosen)[:, 0].tolist():
+        out[row : row + 1] = change(images[row : row + 1])
+    return out
+
+
+def by_row(values: Tensor, like: Tensor) -> Tensor:
+    """Parameters [B] where `like` is, of a shape that broadcasts with it; floats as float32."""
+    dtype = torch.float32 if values.is_floating_point() else values.dtype
+    return values.to(like.device, dtype).reshape(-1, *[1] * (like.ndim - 1))
+
+
+def probability(value: float, name: str) -> float:
+    """`value`, which has to lie in [0, 1]; otherwise a ConfigError."""
+    if not 0 <= value <= 1:
+        raise ConfigError(Problem(name, f"got {value}, expected a probability from 0 to 1"))
+    return float(value)
+
+
+def interval(value: Range, name: str, least: float = -math.inf, most: float = math.inf) -> Pair:
+    """Two bounds in order, from `least` to `most`; otherwise a ConfigError."""
+    if len(value) != 2 or not least <= value[0] <= value[1] <= most:
+        inside = f", both from {least:g} to {most:g}" if math.isfinite(least) else ""
+        raise ConfigError(Problem(name, f"got {value!r}, expected [least, largest]{inside}"))
+    return float(value[0]), float(value[1])
+
+
+def positive(value: Range, name: str) -> Pair:
+    """Two bounds in order and above 0; otherwise a ConfigError."""
+    low, high = interval(value, name)
+    if low <= 0:
+        raise ConfigError(Problem(name, f"got {value!r}, expected numbers above 0"))
+    return low, high
+
+
+def around(
+    value: float | Range, name: str, centre: float = 0.0, least: float = -math.inf,
+    most: float = math.inf,
+) -> Pair:  # fmt: skip
+    """Two bounds, or one number as the distance to either side of `centre`."""
+    if not isinstance(value, (int, float)):
+        return interval(value, name, least, most)
+    if value < 0:
+        raise ConfigError(Problem(name, f"got {value}, expected a distance of at least 0"))
+    return interval((max(centre - value, least), min(centre + value, most)), name)

@@ -1,0 +1,333 @@
+"""Transforms that move what a batch shows: pictures, masks, boxes and landmarks together.
+
+    HorizontalFlip      mirrors; landmarks keep their meaning
+    RandomResizedCrop   a part of the picture at one size, antialiased
+    Affine              turns, shifts, scales and shears
+
+Coordinates move as torchvision v2 moves them: boxes count from edge to edge and are cut at the
+picture's border, landmarks are not cut. One parameter set a sample moves all of its fields.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.loading.batch import Batch
+from pipeline.order.sample_generators import KeyedRandom
+from pipeline.transforms.batch import (
+    Range,
+    around,
+    by_row,
+    images_of,
+    interval,
+    positive,
+    probability,
+    some,
+)
+from pipeline.transforms.image import LandmarkFlip
+from pipeline.transforms.warping import affine, crop_nearest, crop_resize
+
+
+class Move(ABC):
+    """What a transform does to each kind of field, with the parameters drawn for a batch.
+
+    Tensors have a row a sample; those handed in are not to be changed.
+    """
+
+    @abstractmethod
+    def image(self, images: Tensor) -> Tensor:
+        """[B, C, H, W]"""
+
+    @abstractmethod
+    def mask(self, masks: Tensor) -> Tensor:
+        """[B, C, H, W]"""
+
+    @abstractmethod
+    def points(self, points: Tensor) -> Tensor:
+        """Places in the picture, float[B, N, 2], x and y."""
+
+    def keypoints(self, points: Tensor) -> Tensor:
+        """Landmarks, float[B, N, 2]."""
+        return self.points(points)
+
+    @abstractmethod
+    def canvas(self) -> tuple[int, int]:
+        """Height and width of the pictures afterwards."""
+
+
+class Geometric(ABC):
+    """A transform that moves pictures and everything that lies in them."""
+
+    @abstractmethod
+    def move(self, random: KeyedRandom, height: int, width: int) -> Move:
+        """The move of each row, for pictures of this size."""
+
+    def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:
+        height, width = next(iter(images_of(batch, self).values())).shape[-2:]
+        move = self.move(random, height, width)
+        for name, kind in batch.kinds.items():
+            batch[name] = _moved(batch, name, kind, move)
+        return batch
+
+
+def _moved(batch: Batch, name: str, kind: str, move: Move) -> Any:
+    value = batch[name]
+    if kind == "image":
+        return move.image(value)
+    if kind == "mask":
+        stacked = value if value.ndim == 4 else value[:, None]
+        return move.mask(stacked).reshape(*value.shape[:-2], *move.canvas())
+    if isinstance(value, list):  # as many a sample as there are
+        whole = torch.nn.utils.rnn.pad_sequence(value, batch_first=True)
+        moved = _coordinates(whole, kind, move)
+        return [rows[: len(one)] for rows, one in zip(moved, value, strict=True)]
+    moved = _coordinates(value, kind, move)
+    lengths = batch.get(f"{name}_lengths")
+    if lengths is None:
+        return moved
+    padding = torch.arange(value.shape[1], device=value.device) >= lengths[:, None]
+    return torch.where(padding.reshape(*padding.shape, *[1] * (value.ndim - 2)), value, moved)
+
+
+def _coordinates(value: Tensor, kind: str, move: Move) -> Tensor:
+    numbers = value if value.is_floating_point() else value.to(torch.float32)
+    if kind == "keypoints":
+        moved = move.keypoints(numbers.flatten(1, -2))
+    else:
+        moved = _boxes(numbers.flatten(1, -2), kind.removeprefix("boxes/"), move)
+    return moved.reshape(value.shape).to(value.dtype)
+
+
+def _boxes(boxes: Tensor, form: str, move: Move) -> Tensor:
+    """The box around each moved box, cut at the border; float[B, N, 4]."""
+    first, second = boxes[..., :2], boxes[..., 2:]
+    if form == "xywh":
+        second = first + second
+    elif form == "cxcywh":
+        first, second = first - second / 2, first + second / 2
+    elif form != "xyxy":
+        raise DataError(f"boxes of the format {form!r} cannot be moved; use xyxy, xywh or cxcywh")
+    other = torch.stack([second[..., 0], first[..., 1]], -1)
+    last = torch.stack([first[..., 0], second[..., 1]], -1)
+    corners = torch.stack([move.points(one) for one in (first, other, second, last)])
+    height, width = move.canvas()
+    low, high = (
+        torch.stack([one[..., 0].clamp(0, width), one[..., 1].clamp(0, height)], -1)
+        for one in (corners.amin(0), corners.amax(0))
+    )
+    if form == "xywh":
+        return torch.cat([low, high - low], -1)
+    return torch.cat([(low + high) / 2, high - low] if form == "cxcywh" else [low, high], -1)
+
+
+class HorizontalFlip(Geometric):
+    """Mirror each sample with probability `p`.
+
+    Args:
+        p: probability.
+        pairs: numbers of landmarks that change places, so that a left eye stays a left eye:
+            "ibug68", or a list of pairs; None for landmarks without sides.
+    """
+
+    def __init__(self, p: float = 0.5, pairs: str | Sequence[Sequence[int]] | None = None) -> None:
+        self.p = probability(p, "p")
+        self.pairs = [] if pairs is None else LandmarkFlip(pairs=pairs).pairs
+
+    def move(self, random: KeyedRandom, height: int, width: int) -> Move:
+        return _Flip(random.bernoulli(self.p), self.pairs, height, width)
+
+
+class _Flip(Move):
+    def __init__(
+        self, flipped: Tensor, pairs: Sequence[Sequence[int]], height: int, width: int
+    ) -> None:
+        self._flipped, self._pairs = flipped, pairs
+        self._height, self._width = height, width
+
+    def image(self, images: Tensor) -> Tensor:
+        return some(images, self._flipped, lambda rows: rows.flip(-1))
+
+    def mask(self, masks: Tensor) -> Tensor:
+        return self.image(masks)
+
+    def points(self, points: Tensor) -> Tensor:
+        return self._mirrored(points, self._width)
+
+    def keypoints(self, points: Tensor) -> Tensor:
+        # A landmark counts pixels and not edges: the last of them is width - 1.
+        mirrored = self._mirrored(points, self._width - 1)
+        order = torch.arange(points.shape[1])
+        for left, right in self._pairs:
+            order[left], order[right] = right, left
+        swapped = mirrored[:, order.to(points.device)]
+        return torch.where(by_row(self._flipped, points), swapped, mirrored)
+
+    def _mirrored(self, points: Tensor, width: int) -> Tensor:
+        mirrored = torch.stack([width - points[..., 0], points[..., 1]], dim=-1)
+        return torch.where(by_row(self._flipped, points), mirrored, points)
+
+    def canvas(self) -> tuple[int, int]:
+        return self._height, self._width
+
+
+class RandomResizedCrop(Geometric):
+    """A part of each picture, resized to one size with antialiasing.
+
+    The boxes are drawn as torchvision draws them: up to ten tries, then the largest that fits.
+
+    Args:
+        size: height and width of the result; one number for a square.
+        scale: least and largest share of the area.
+        ratio: least and largest width per height.
+    """
+
+    TRIES = 10
+
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        scale: Range = (0.08, 1.0),
+        ratio: Range = (3 / 4, 4 / 3),
+    ) -> None:
+        sides = [size, size] if isinstance(size, int) else list(size)
+        if len(sides) != 2 or min(sides) < 1:
+            raise ConfigError(Problem("size", f"got {size!r}, expected a side or [height, width]"))
+        self.size = sides[0], sides[1]
+        self.scale = interval(scale, "scale", 0.0, 1.0)
+        self.ratio = positive(ratio, "ratio")
+
+    def move(self, random: KeyedRandom, height: int, width: int) -> Move:
+        return _Crop(self.boxes(random, height, width), self.size)
+
+    def boxes(self, random: KeyedRandom, height: int, width: int) -> Tensor:
+        """int64[B, 4]: top, left, height, width."""
+        tries = (self.TRIES,)
+        area = random.uniform(*self.scale, tries) * (height * width)
+        low, high = (math.log(one) for one in self.ratio)
+        ratio = random.uniform(low, high, tries).exp()
+        sides = torch.stack([(area / ratio).sqrt(), (area * ratio).sqrt()], -1).round().long()
+        room = torch.tensor([height, width]) - sides
+        fits = ((sides > 0) & (room >= 0)).all(-1)
+        first = fits.int().argmax(1, keepdim=True)  # the first of the largest, as documented
+        chosen = torch.take_along_dim(sides, first[..., None], 1)[:, 0]
+        corner = (random.uniform(size=(2,)) * (torch.tensor([height, width]) - chosen + 1)).long()
+        boxes = torch.cat([corner, chosen], 1)
+        return torch.where(fits.any(1, keepdim=True), boxes, self._largest(height, width))
+
+    def _largest(self, height: int, width: int) -> Tensor:
+        ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
+        sides = min(height, round(width / ratio)), min(width, round(height * ratio))
+        return torch.tensor([(height - sides[0]) // 2, (width - sides[1]) // 2, *sides])
+
+
+class _Crop(Move):
+    def __init__(self, boxes: Tensor, size: tuple[int, int]) -> None:
+        self._boxes, self._size = boxes, size
+
+    def image(self, images: Tensor) -> Tensor:
+        return crop_resize(images, self._boxes, self._size)
+
+    def mask(self, masks: Tensor) -> Tensor:
+        return crop_nearest(masks, self._boxes, self._size)
+
+    def points(self, points: Tensor) -> Tensor:
+        top, left, height, width = self._boxes.double().unbind(1)
+        corner = torch.stack([left, top], -1)[:, None].to(points.device, points.dtype)
+        scale = torch.stack([self._size[1] / width, self._size[0] / height], -1)[:, None]
+        return (points - corner) * scale.to(points.device, points.dtype)
+
+    def canvas(self) -> tuple[int, int]:
+        return self._size
+
+
+class Affine(Geometric):
+    """Turn, scale, shear and shift each picture about its centre.
+
+    Args:
+        degrees: largest angle to either side, or [least, largest].
+        translate: largest shift to either side, [x, y] as shares of width and height.
+        scale: least and largest factor.
+        shear: largest angle of shearing along x to either side in degrees, or [least, largest].
+        p: probability of doing anything.
+        fill: what stands outside of the picture, in the pixels' units.
+    """
+
+    def __init__(
+        self,
+        degrees: float | Range = 0.0,
+        translate: Range = (0.0, 0.0),
+        scale: Range = (1.0, 1.0),
+        shear: float | Range = 0.0,
+        p: float = 1.0,
+        fill: float = 0.0,
+    ) -> None:
+        if len(translate) != 2 or not all(0 <= share <= 1 for share in translate):
+            raise ConfigError(Problem("translate", f"got {translate!r}, expected two shares of "
+                                      "width and height, from 0 to 1"))  # fmt: skip
+        self.degrees = around(degrees, "degrees")
+        self.translate = tuple(translate)
+        self.scale = positive(scale, "scale")
+        self.shear = around(shear, "shear", least=-89.0, most=89.0)
+        self.p = probability(p, "p")
+        self.fill = fill
+
+    def move(self, random: KeyedRandom, height: int, width: int) -> Move:
+        angle, shear = random.uniform(*self.degrees), random.uniform(*self.shear)
+        scale = random.uniform(*self.scale)
+        room = torch.tensor([self.translate[0] * width, self.translate[1] * height])
+        shift = (random.uniform(-1, 1, (2,)) * room).round()
+        still = ~random.bernoulli(self.p)
+        angle, shear = angle.masked_fill(still, 0), shear.masked_fill(still, 0)
+        scale, shift = scale.masked_fill(still, 1), shift.masked_fill(still[:, None], 0)
+        return _Affine(forward(angle, scale, shear, shift), height, width, self.fill)
+
+
+def forward(angle: Tensor, scale: Tensor, shear: Tensor, shift: Tensor) -> Tensor:
+    """float64[B, 2, 3] from a point about the centre to where it goes: shear, scale, turn, shift.
+
+    Args:
+        angle, shear: degrees, [B]. y points down, so a positive angle turns clockwise.
+        scale: [B].
+        shift: pixels, x and y, [B, 2].
+    """
+    turn, lean = torch.deg2rad(angle.double()), torch.tan(torch.deg2rad(shear.double()))
+    cos, sin = turn.cos() * scale, turn.sin() * scale
+    x = torch.stack([cos, -cos * lean - sin, shift[:, 0].double()], -1)
+    y = torch.stack([sin, -sin * lean + cos, shift[:, 1].double()], -1)
+    return torch.stack([x, y], 1)
+
+
+class _Affine(Move):
+    def __init__(self, matrices: Tensor, height: int, width: int, fill: float) -> None:
+        self._forward = matrices
+        self._height, self._width, self._fill = height, width, fill
+
+    def image(self, images: Tensor) -> Tensor:
+        return affine(images, self._inverse(), self._fill)
+
+    def mask(self, masks: Tensor) -> Tensor:
+        return affine(masks, self._inverse(), 0.0, nearest=True)
+
+    def points(self, points: Tensor) -> Tensor:
+        rows = self._forward.flatten(1)[:, :, None].to(points.device, points.dtype)
+        a, b, c, d, e, f = rows.unbind(1)
+        x, y = points[..., 0] - self._width / 2, points[..., 1] - self._height / 2
+        moved = [x * a + y * b + c + self._width / 2, x * d + y * e + f + self._height / 2]
+        return torch.stack(moved, dim=-1)
+
+    def canvas(self) -> tuple[int, int]:
+        return self._height, self._width
+
+    def _inverse(self) -> Tensor:
+        (a, b, c), (d, e, f) = (row.unbind(1) for row in self._forward.unbind(1))
+        area = a * e - b * d
+        x = torch.stack([e / area, -b / area, (b * f - e * c) / area], -1)
+        y = torch.stack([-d / area, a / area, (d * c - a * f) / area], -1)
+        return torch.stack([x, y], 1)

@@ -1,0 +1,149 @@
+"""Transforms of a sample that torchvision v2 does not have.
+
+A transform takes a sample (dict of fields) and gives one. Those that draw do so from torch's global
+generator, as torchvision's own do; fetch seeds it from the sample's key.
+
+    Compose         a keyed map of transforms, applied in the order of the map (composing.py)
+    Normalize       uint8 images to floats by ImageNet's or the training split's statistics
+    LandmarkFlip    mirrors image and landmarks and swaps the left ones with the right ones
+    FaceCrop        a square around the landmarks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional as F
+
+from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.loading.compose import Compose as Compose
+
+Sample = dict[str, Any]
+
+IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+
+# Mirror images of the 68 iBUG landmarks (Sagonas et al., "300 faces in-the-wild challenge", 2013):
+# jaw, brows, nose, eyes, outer and inner lips.
+_IBUG68_PAIRS = (
+    [(i, 16 - i) for i in range(8)]
+    + [(17 + i, 26 - i) for i in range(5)]
+    + [(31, 35), (32, 34)]
+    + [(36, 45), (37, 44), (38, 43), (39, 42), (40, 47), (41, 46)]
+    + [(48, 54), (49, 53), (50, 52), (55, 59), (56, 58)]
+    + [(60, 64), (61, 63), (65, 67)]
+)
+
+
+class Normalize:
+    """uint8 images become float32, scaled to [0, 1], less `mean`, divided by `std`.
+
+    Args:
+        statistics: "imagenet"; "dataset", for which the build puts in the statistics of the
+            training split; or {"mean": [C], "std": [C]} of values in [0, 1].
+    """
+
+    def __init__(self, statistics: str | Mapping[str, Sequence[float]] = "imagenet") -> None:
+        if isinstance(statistics, str):
+            if statistics != "imagenet":
+                raise ConfigError(
+                    Problem("statistics", f"{statistics!r} is not 'imagenet', 'dataset' or a map "
+                            "of mean and std")
+                )  # fmt: skip
+            statistics = IMAGENET
+        self.mean = [float(value) for value in statistics["mean"]]
+        self.std = [float(value) for value in statistics["std"]]
+
+    def __call__(self, sample: Sample) -> Sample:
+        return {name: self._one(value) for name, value in sample.items()}
+
+    def _one(self, value: Any) -> Any:
+        if not isinstance(value, tv_tensors.Image):
+            return value
+        self.check_channels(value.shape[-3])
+        scaled = F.to_dtype(value, torch.float32, scale=True)
+        return tv_tensors.wrap(F.normalize(scaled, self.mean, self.std), like=value)
+
+    def check_channels(self, count: int) -> None:
+        """Raise DataError where there are not as many means as a picture has channels."""
+        if count != len(self.mean) and len(self.mean) != 1:
+            raise DataError(f"Normalize has {len(self.mean)} means, and a picture has {count} "
+                            "channels; set its statistics to dataset, or to {mean: [...], std: "
+                            "[...]} of as many")  # fmt: skip
+
+    def inverse(self, images: torch.Tensor) -> torch.Tensor:
+        """Normalised float32 [..., C, H, W] back to uint8 for looking at."""
+        mean = torch.tensor(self.mean, device=images.device).view(-1, 1, 1)
+        std = torch.tensor(self.std, device=images.device).view(-1, 1, 1)
+        return ((images * std + mean).clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+class LandmarkFlip:
+    """Mirror image and landmarks with probability `p`, keeping each landmark's meaning.
+
+    A plain horizontal flip would leave the left eye's points on what has become the right eye.
+
+    Args:
+        p: probability.
+        pairs: "ibug68", or pairs of landmark numbers that change places.
+    """
+
+    def __init__(self, p: float = 0.5, pairs: str | Sequence[Sequence[int]] = "ibug68") -> None:
+        if isinstance(pairs, str) and pairs != "ibug68":
+            raise ConfigError(Problem("pairs", f"{pairs!r} is not 'ibug68' or a list of pairs"))
+        self.p = p
+        self.pairs = _IBUG68_PAIRS if isinstance(pairs, str) else [tuple(pair) for pair in pairs]
+
+    def __call__(self, sample: Sample) -> Sample:
+        if torch.rand(()).item() >= self.p:
+            return sample
+        return {name: self._mirror(value) for name, value in sample.items()}
+
+    def _mirror(self, value: Any) -> Any:
+        if isinstance(value, tv_tensors.KeyPoints):
+            mirrored = F.horizontal_flip(value)
+            order = torch.arange(value.shape[-2])
+            for left, right in self.pairs:
+                order[left], order[right] = right, left
+            return tv_tensors.wrap(mirrored[..., order, :], like=value)
+        if isinstance(value, tv_tensors.Image):
+            return F.horizontal_flip(value)
+        return value
+
+
+class FaceCrop:
+    """A square around the landmarks; what lies outside the picture is black.
+
+    Args:
+        scale: side of the square, in units of the longer side of the landmarks' box.
+        jitter: the square's centre and side vary by up to this share of its side.
+    """
+
+    def __init__(self, scale: float = 1.3, jitter: float = 0.0) -> None:
+        self.scale = scale
+        self.jitter = jitter
+
+    def __call__(self, sample: Sample) -> Sample:
+        points = next((v for v in sample.values() if isinstance(v, tv_tensors.KeyPoints)), None)
+        if points is None:
+            raise DataError("FaceCrop needs landmarks (KeyPoints), and the sample has none")
+        left, top, side = self._square(points)
+        box = {"top": top, "left": left, "height": side, "width": side}
+        return {
+            name: F.crop(value, **box) if isinstance(value, tv_tensors.TVTensor) else value
+            for name, value in sample.items()
+        }
+
+    def _square(self, points: tv_tensors.KeyPoints) -> tuple[int, int, int]:
+        plain = points.as_subclass(torch.Tensor)
+        low, high = plain.amin(dim=-2), plain.amax(dim=-2)
+        side = max(float((high - low).max()) * self.scale, 1.0)
+        centre = (low + high) / 2
+        if self.jitter:
+            draws = (torch.rand(3) * 2 - 1) * self.jitter
+            centre = centre + draws[:2] * side
+            side = side * (1 + float(draws[2]))
+        left, top = (centre - side / 2).round().int().tolist()
+        return left, top, max(round(side), 1)

@@ -1,0 +1,355 @@
+"""Transforms that decode: the part of a JPEG file that is wanted, at the size that is wanted.
+
+1. The crop follows from the sample's key and the size in the header, before anything is decoded;
+   so it is the same whoever decodes, and no generator is drawn from.
+2. `native` (pipeline/native) decodes that region at the DCT's scale that still covers the result,
+   resizes it with antialiasing, mirrors it and writes it where the batch will be, in one call
+   without Python's lock. `pure` does the same with torchvision and Pillow.
+3. What is no plain and whole JPEG file (PNG, CMYK, damaged ...) is decoded in full by the dataset's
+   own reader, one by one, and then cropped; so a bad file is refused in its words.
+
+Cost for 500 x 375 to 224 x 224 on one core: see docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchvision import tv_tensors
+
+from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.files.limits import Limits
+from pipeline.loading import output_buffers
+from pipeline.loading.encoded import EncodedImage
+from pipeline.loading.output_buffers import OutputRow
+from pipeline.loading.stored import StoredPictures
+from pipeline.order.randomness import KeyArray, key_at_hand
+from pipeline.transforms import native_images, pure_images
+from pipeline.transforms.batch import BatchCompose
+from pipeline.transforms.batch_colors import Normalize
+from pipeline.transforms.crops import CenterCrop, Crop, Crops, RandomResizedCrop, Whole
+from pipeline.transforms.image import Compose, Sample
+from pipeline.transforms.jpeg_header import JpegHeader, jpeg_header, scans_too_often
+from pipeline.transforms.native_images import Normal
+
+Decoder = Literal["auto", "native", "pure"]
+Size = int | Sequence[int]
+Pixels = npt.NDArray[Any]
+
+_NONE = JpegHeader(1, 1, 0)  # in the place of a header that cannot be had; C leaves it alone
+
+
+class Decode:
+    """What the transforms of this file have in common: encoded pictures become [3, *size].
+
+    Pictures that are decoded already are cropped and resized alike.
+
+    Args:
+        size: of the result, one side or (height, width), in pixels.
+        crop: which part of the picture.
+        decoder: "native", "pure", or "auto" for native where it was built.
+        reduce: let the DCT decode large files at 1/2, 1/4 or 1/8 where that still covers the
+            result: faster, and a grey level or two from what the whole file would give.
+
+    Attributes:
+        decoder: "native" or "pure".
+        keyed: that no generator is drawn from.
+
+    Raises:
+        ConfigError: "native" was not built.
+    """
+
+    keyed = True
+    decodes = True  # the build asks the dataset for undecoded pictures
+
+    def __init__(self, size: Size, crop: Any, decoder: Decoder, reduce: bool) -> None:
+        self.size = side_lengths(size)
+        self.crop = crop
+        self.decoder = _chosen(decoder)
+        self.reduce = reduce
+        self._normal: Normal | None = None
+
+    def normalizing(self, normalize: Normalize) -> Decode:
+        """This transform, with the batch transform `normalize` done by the way."""
+        changed = copy.copy(self)
+        scale = 1 / (255 * np.array(normalize.std))
+        bias = -np.array(normalize.mean) / np.array(normalize.std)
+        changed._normal = tuple(scale.tolist()), tuple(bias.tolist())
+        return changed
+
+    def __call__(self, sample: Sample) -> Sample:
+        key = key_at_hand() if self.crop.draws else 0
+        return {name: self._one(value, key) for name, value in sample.items()}
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether `decode_batch` can be used."""
+        return self.decoder == "native" and native_images.pixels() is not None
+
+    def decode_batch(
+        self, pictures: Sequence[EncodedImage] | StoredPictures, keys: KeyArray
+    ) -> torch.Tensor | None:
+        """The pictures of a batch as the samples with these keys would have them: [B, 3, *size].
+
+        Returns:
+            None where they have to be worked on one by one.
+
+        Raises:
+            DataError: one of them is bad.
+        """
+        array, tensor = output_buffers.allocate((len(keys), 3, *self.size), np.dtype(self._dtype))
+        if not isinstance(pictures, StoredPictures):
+            self.decode_files(pictures, keys, array)
+            return tensor
+        if (pictures.channels != 3).any():
+            return None
+        crops = self.crop.many(keys, pictures.widths, pictures.heights)
+        return tensor if native_images.crop_resize(pictures, crops, array, self._normal) else None
+
+    def decode_files(
+        self,
+        files: Sequence[EncodedImage],
+        keys: KeyArray,
+        array: Pixels,
+        channels_last: bool = False,
+    ) -> None:
+        """The same for files, into `array`, which may be uint8 [B, *size, 3]; natively."""
+        headers = [checked_header(file) or _NONE for file in files]
+        sizes = np.array(headers, np.int64)
+        done = native_images.decode(
+            [file.content for file in files], headers,
+            self.crop.many(keys, sizes[:, 0], sizes[:, 1]), array, self.reduce, self._normal,
+            channels_last,
+        )  # fmt: skip
+        for row in np.flatnonzero(~done).tolist():
+            target = array[row].transpose(2, 0, 1) if channels_last else array[row]
+            self._put(self._from_pixels(files[row].decode(), int(keys[row])), target)
+
+    def _one(self, value: Any, key: int) -> Any:
+        if isinstance(value, EncodedImage):
+            return self._decoded(value, key).as_subclass(tv_tensors.Image)
+        if isinstance(value, tv_tensors.Image):
+            slot = self._slot()
+            if not self._cut_natively(value, key, slot.array):
+                self._put(self._from_pixels(value, key), slot.array)
+            return slot.tensor.as_subclass(tv_tensors.Image)
+        if isinstance(value, tv_tensors.TVTensor):
+            raise DataError(
+                f"{type(self).__name__} moves no {type(value).__name__} along with the picture; "
+                "use the transforms of torchvision or of pipeline.transforms.batch_geometry"
+            )
+        return value
+
+    @property
+    def _dtype(self) -> type[np.generic]:
+        return np.uint8 if self._normal is None else np.float32
+
+    def _slot(self) -> OutputRow:
+        return output_buffers.allocate_row((3, *self.size), self._dtype)
+
+    def _decoded(self, image: EncodedImage, key: int) -> torch.Tensor:
+        target, tensor = self._slot()
+        header = checked_header(image)
+        if header is None:
+            self._put(self._from_pixels(image.decode(), key), target)
+            return tensor
+        crop = self.crop(key, header.width, header.height)
+        decode = self._natively if self.decoder == "native" else self._purely
+        if not decode(image.content, header, crop, target):
+            self._put(self._from_pixels(image.decode(), key), target)
+        return tensor
+
+    def _natively(self, content: bytes, header: JpegHeader, crop: Crop, target: Pixels) -> bool:
+        """Whether the file was fit for it, and whole as far as it was read."""
+        one = Crops.of([crop], crop.inside)
+        done = native_images.decode([content], [header], one, target[None],
+                             self.reduce, self._normal)  # fmt: skip
+        return bool(done[0])
+
+    def _purely(self, content: bytes, header: JpegHeader, crop: Crop, target: Pixels) -> bool:
+        """Whether the file was fit for it."""
+        pixels = pure_images.decode(content, header, crop, self.size, self.reduce)
+        if pixels is None:
+            return False
+        self._put(pixels, target)
+        return True
+
+    def _from_pixels(self, image: torch.Tensor, key: int) -> Pixels:
+        """The crop of a whole picture, uint8 [3, H, W]."""
+        if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3:
+            raise DataError(
+                f"{type(self).__name__} takes uint8 pictures [3, H, W], not {image.dtype} "
+                f"{list(image.shape)}"
+            )
+        pixels = image.as_subclass(torch.Tensor)
+        return pure_images.resize(
+            pixels, self.crop(key, pixels.shape[2], pixels.shape[1]), self.size
+        )
+
+    def _cut_natively(self, image: torch.Tensor, key: int, target: Pixels) -> bool:
+        """Whether a decoded picture lay in memory as C wants it, and was worked on there."""
+        plain = image.dtype == torch.uint8 and image.ndim == 3 and len(image) == 3
+        if not (plain and self.takes_batches):
+            return False
+        pixels = image.as_subclass(torch.Tensor).permute(1, 2, 0)
+        if not pixels.is_contiguous():
+            return False
+        crop = self.crop(key, pixels.shape[1], pixels.shape[0])
+        crops = Crops.of([crop], crop.inside)
+        stored = StoredPictures.of(pixels.numpy())
+        return native_images.crop_resize(stored, crops, target[None], self._normal)
+
+    def _put(self, pixels: Pixels, target: Pixels) -> None:
+        """Write bytes [3, *size] into the target, normalised if that is asked for."""
+        # numpy works in this thread alone; torch would wake others for it.
+        if self._normal is None:
+            np.copyto(target, pixels)
+            return
+        pixels = np.ascontiguousarray(pixels)  # bytes are quicker to turn round than numbers
+        for channel, scale, bias in zip(range(3), *self._normal, strict=True):
+            np.multiply(pixels[channel], np.float32(scale), out=target[channel])
+            target[channel] += np.float32(bias)
+
+
+class DecodeRandomResizedCrop(Decode):
+    """A part of random area and shape, resized and perhaps mirrored: uint8 [3, *size].
+
+    Args:
+        size: of the result, one side or (height, width), in pixels.
+        scale: share of the picture's area, [least, largest].
+        ratio: width by height, [least, largest].
+        flip: probability to mirror it.
+        decoder: "auto", "native" or "pure".
+        reduce: let the DCT decode large files at 1/2, 1/4 or 1/8 where that still covers the
+            result.
+    """
+
+    def __init__(
+        self,
+        size: Size,
+        scale: Sequence[float] = (0.08, 1.0),
+        ratio: Sequence[float] = (3 / 4, 4 / 3),
+        flip: float = 0.5,
+        decoder: Decoder = "auto",
+        reduce: bool = True,
+    ) -> None:
+        super().__init__(size, RandomResizedCrop(scale, ratio, flip), decoder, reduce)
+
+
+class DecodeResizeCenterCrop(Decode):
+    """The middle of the picture resized: uint8 [3, *size].
+
+    Args:
+        size: of the result, one side or (height, width), in pixels.
+        resize: length to which the shorter side is brought before the middle is cut out; None
+            cuts out as much as fits.
+        decoder, reduce: as for `DecodeRandomResizedCrop`.
+    """
+
+    def __init__(
+        self,
+        size: Size,
+        resize: int | None = None,
+        decoder: Decoder = "auto",
+        reduce: bool = True,
+    ) -> None:
+        super().__init__(size, CenterCrop(side_lengths(size), resize), decoder, reduce)
+
+
+class DecodeResize(Decode):
+    """All of the picture, resized without regard to its shape: uint8 [3, *size].
+
+    Args:
+        size, decoder, reduce: as for `DecodeRandomResizedCrop`.
+    """
+
+    def __init__(self, size: Size, decoder: Decoder = "auto", reduce: bool = True) -> None:
+        super().__init__(size, Whole(), decoder, reduce)
+
+
+def decode_step(transform: Compose) -> Decode | None:
+    """The first step of a transform that decodes, if one does."""
+    return next((step for step in transform.steps.values() if isinstance(step, Decode)), None)
+
+
+def fused(transform: Compose, batch: BatchCompose) -> tuple[Compose, BatchCompose]:
+    """The same steps with normalising done while decoding, where the two stand side by side.
+
+    The values are the same to the last bit; what is saved is going over the batch once more.
+    """
+    steps, rest = dict(transform.steps), dict(batch.steps)
+    last, first = next(reversed(steps), None), next(iter(rest), None)
+    if last is None or first is None:
+        return transform, batch
+    decode, normalize = steps[last], rest.pop(first)
+    if not isinstance(decode, Decode) or type(normalize) is not Normalize:
+        return transform, batch
+    if normalize.channels_last or len(normalize.mean) != 3:
+        return transform, batch
+    steps[last] = decode.normalizing(normalize)
+    return Compose(steps), BatchCompose(rest, batch.seed)
+
+
+def side_lengths(size: Size) -> tuple[int, int]:
+    """Height and width of a result; otherwise a ConfigError."""
+    sides = [size, size] if isinstance(size, int) else list(size)
+    if len(sides) != 2 or min(sides) < 1:
+        raise ConfigError(Problem("size", f"got {size!r}, expected a side or [height, width]"))
+    return int(sides[0]), int(sides[1])
+
+
+def _chosen(decoder: str) -> Literal["native", "pure"]:
+    if decoder not in ("auto", "native", "pure"):
+        raise ConfigError(Problem("decoder", f"got {decoder!r}, expected auto | native | pure"))
+    if decoder == "native" and native_images.jpeg() is None:
+        raise ConfigError(
+            Problem(
+                "decoder",
+                "'native' was not built: install libjpeg-turbo's headers (libjpeg-dev) and a C "
+                "compiler and install Penstock again, or set decoder=pure",
+            )
+        )
+    return "pure" if decoder == "pure" or native_images.jpeg() is None else "native"
+
+
+def checked_header(image: EncodedImage) -> JpegHeader | None:
+    """The header of a JPEG file; None where the dataset's own reader has to decode it.
+
+    Raises:
+        DataError: it claims more pixels than the dataset allows.
+    """
+    header = jpeg_header(image.content)
+    if header is None:
+        return None
+    pixels = header.width * header.height
+    if pixels > image.most_pixels:
+        refusal = Limits(pixels=image.most_pixels).refusal("pixels", f"{pixels} pixels")
+        raise DataError(
+            f"image {image.name!r} claims {header.width} x {header.height} pixels: {refusal}; or "
+            "take it out of the data."
+        )
+    # The dataset's reader says what is wrong with it.
+    return None if scans_too_often(image.content, pixels, image.most_pixels) else header
+
+
+def describe(step: Decode) -> str:
+    """The decoder in a few words, for people."""
+    if step.decoder == "native":
+        return f"native JPEG decoder ({native_images.jpeg().library})"
+    built = "" if native_images.jpeg() else " (the native one was not built: it needs libjpeg-dev)"
+    return f"JPEG decoder in pure Python{built}"
+
+
+def thread_safe(transform: Compose | Mapping[str, Any]) -> bool:
+    """Whether all steps draw from torch alone, if at all, so that threads may run them."""
+    steps = transform.steps if isinstance(transform, Compose) else transform
+    ours = ("pipeline.", "torchvision.transforms.v2")
+    return all(
+        type(step).__module__.startswith(ours) and getattr(step, "thread_safe", True)
+        for step in steps.values()
+    )

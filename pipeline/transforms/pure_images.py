@@ -1,0 +1,139 @@
+"""Regions of JPEG files, and of decoded pictures, by torchvision and Pillow.
+
+Crops at whole pixels are cut out and resized by torch, others by Pillow, which can also let the DCT
+decode at 1/2, 1/4 or 1/8. Cost: see docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torchvision.io  # noqa: F401  (registers torch.ops.image)
+from torch.nn.functional import interpolate
+
+from pipeline.transforms.crops import Crop
+from pipeline.transforms.jpeg_header import JpegHeader
+
+Pixels = npt.NDArray[Any]
+Sides = tuple[int, int]  # height and width
+
+_MOST_ROWS_AT_ONCE = 16  # that JPEG codes together
+_UNKNOWN = (bytes(4), b"\x80\x80\x80\xff")  # of a pixel: not written, written without codes
+
+
+def decode(
+    content: bytes, header: JpegHeader, crop: Crop, size: Sides, reduce: bool
+) -> Pixels | None:
+    """A region of a JPEG file, uint8 [3, *size]; None if the file is not fit for it.
+
+    Args:
+        reduce: let the DCT decode smaller where that still covers the result.
+    """
+    wanted = _reduction(crop, size) if reduce else 1
+    try:
+        if crop.inside and wanted == 1:
+            data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            return _cut(torch.ops.image.decode_jpeg(data, 3, True), crop, size)
+        return _with_pillow(content, header, crop, size, wanted)
+    except (RuntimeError, OSError, SyntaxError, ValueError):
+        return None
+
+
+def resize(pixels: torch.Tensor, crop: Crop, size: Sides) -> Pixels:
+    """A region of a picture, uint8 [3, H, W] to [3, *size]."""
+    from PIL import Image
+
+    if crop.inside:
+        return _cut(pixels, crop, size)
+    whole = np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
+    return _resized(Image.fromarray(whole), crop, size)
+
+
+def _reduction(crop: Crop, size: Sides) -> int:
+    """The largest divisor of the DCT at which the crop still covers the result."""
+    rows, columns = size
+    found = 1
+    while (
+        found < 8
+        and crop.right - crop.left >= columns * found * 2
+        and crop.bottom - crop.top >= rows * found * 2
+    ):
+        found *= 2
+    return found
+
+
+def _with_pillow(
+    content: bytes, header: JpegHeader, crop: Crop, size: Sides, wanted: int
+) -> Pixels:
+    from PIL import ImageOps
+    from PIL.JpegImagePlugin import JpegImageFile
+
+    with JpegImageFile(io.BytesIO(content)) as image:
+        image.decodermaxblock = len(content)  # all of it at once, with no copies of its parts
+        if wanted > 1:
+            image.draft(None, (image.width // wanted, image.height // wanted))
+        divisor = image.decoderconfig[0] if image.decoderconfig else 1
+        upright: Any = image
+        if header.orientation != 1:
+            upright = ImageOps.exif_transpose(image)
+        elif crop.inside:
+            _load(image, math.ceil(crop.bottom / divisor))
+        # To convert RGB to RGB would copy all of it.
+        coloured = upright if upright.mode == "RGB" else upright.convert("RGB")
+        return _resized(coloured, crop, size, divisor)
+
+
+def _load(image: Any, rows: int) -> None:
+    """Decode the topmost rows, and little more than that of a picture in colour.
+
+    libjpeg complains of a picture that it was not let finish, and Pillow raises that when the rows
+    are there. It raises the same for broken ones. What tells them apart is the last pixel: its
+    fourth byte, of no use otherwise, is 0 until it is written, and where codes ended before it all
+    of it is grey. A sound picture that is grey there is taken for a broken one.
+    """
+    rows = (rows // _MOST_ROWS_AT_ONCE + 1) * _MOST_ROWS_AT_ONCE
+    if image.mode != "RGB" or rows >= image.height:
+        image.load()
+        return
+    image.tile = [tile._replace(extents=(0, 0, image.width, rows)) for tile in image.tile]
+    try:
+        image.load()
+    except OSError:
+        corner = image.crop((image.width - 1, rows - 1, image.width, rows))
+        if corner.tobytes("raw", "RGBX") in _UNKNOWN:
+            raise
+
+
+def _resized(image: Any, crop: Crop, size: Sides, divisor: int = 1) -> Pixels:
+    """A part of a Pillow image that was decoded at 1 / `divisor`: [3, *size]."""
+    from PIL import Image
+
+    left, top, right, bottom = (side / divisor for side in crop[:4])
+    right, bottom = min(right, image.width), min(bottom, image.height)
+    if crop.inside:
+        x, y = int(left), int(top)
+        image = image.crop((x, y, -int(-right // 1), -int(-bottom // 1)))
+        left, top, right, bottom = left - x, top - y, right - x, bottom - y
+    box = (left, top, right, bottom)
+    resized = image.resize(size[::-1], Image.Resampling.BILINEAR, box=box)
+    return _mirrored(np.asarray(resized).transpose(2, 0, 1), crop)
+
+
+def _cut(pixels: torch.Tensor, crop: Crop, size: Sides) -> Pixels:
+    """A crop at whole pixels, resized by torch."""
+    left, top, right, bottom = map(int, crop[:4])
+    # numpy makes it contiguous in this thread; torch would share the copy out to others, and
+    # waiting for them costs more than all the rest.
+    part = np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()[top:bottom, left:right])
+    channels_last = torch.from_numpy(part).permute(2, 0, 1)[None]
+    resized = interpolate(channels_last, size, mode="bilinear", antialias=True)
+    return _mirrored(resized[0].numpy(), crop)
+
+
+def _mirrored(pixels: Pixels, crop: Crop) -> Pixels:
+    return pixels[:, :, ::-1] if crop.flip else pixels

@@ -1,0 +1,125 @@
+"""Mean and standard deviation of the training images, computed once and kept.
+
+One pass over the split, decoding in threads (decoders release the interpreter lock); the sums are
+added in the order of the rows, so the result does not depend on how many threads there are. The
+result is kept in `<cache_dir>/statistics/<fingerprint of the data>.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchvision import tv_tensors
+
+from pipeline.errors import DataError
+from pipeline.files import plain_json
+from pipeline.files.disk import write_atomically
+from pipeline.files.own_files import check_own, own_folder
+from pipeline.files.plain_json import JsonError, mapping, shown
+from pipeline.loading.encoded import EncodedImage
+from pipeline.loading.named_fields import Fields
+
+log = logging.getLogger(__name__)
+
+Sums = tuple[int, torch.Tensor, torch.Tensor]
+_LARGEST = 1 << 20  # bytes
+_MOST_CHANNELS = 10_000
+_AHEAD = 4  # images in flight per thread
+
+
+def statistics_of(
+    dataset: Any,
+    cache_dir: str | Path,
+    fingerprint: str | None = None,
+    names: Fields | None = None,
+) -> dict[str, list[float]]:
+    """Per-channel statistics of all images of `dataset`, scaled to [0, 1].
+
+    Args:
+        dataset: the training split, untransformed; its samples hold one uint8 [C, H, W] image.
+        cache_dir: where the result is looked up and kept.
+        fingerprint: by which it is kept; None takes `dataset.fingerprint`. Where there is none,
+            the result is not kept.
+        names: for samples that are no dicts.
+
+    Returns:
+        {"mean": [C], "std": [C]}; every pixel weighs the same, so large images weigh more.
+
+    Raises:
+        DataError: there are no images, or one cannot be read; or what was kept is damaged.
+        NotOwnError: what was kept is another user's, or leads elsewhere.
+        DiskError: the result cannot be kept.
+    """
+    folder = Path(cache_dir).expanduser() / "statistics"
+    named = fingerprint or getattr(dataset, "fingerprint", None)
+    path = folder / f"{named}.json"
+    if folder.exists():
+        own_folder(folder)
+    if named and os.path.lexists(path):
+        return _kept(path)
+    log.info("computing image statistics of %d training samples", len(dataset))
+    result = _computed(dataset, names or Fields())
+    if not named:
+        return result
+    own_folder(folder)
+    write_atomically(path, (json.dumps(result, indent=2) + "\n").encode())
+    return result
+
+
+def _kept(path: Path) -> dict[str, list[float]]:
+    """The statistics in a file: as many means as deviations, all of them finite."""
+    try:
+        check_own(path)
+        kept = mapping(plain_json.read(path, _LARGEST))
+        numbers = {key: kept.get(key) for key in ("mean", "std")}
+        for key, values in numbers.items():
+            if not isinstance(values, list) or not all(type(one) in (int, float) for one in values):
+                raise JsonError(f"{key} is {shown(values)}, and has to be a list of numbers")
+        if not 1 <= len(kept["mean"]) == len(kept["std"]) <= _MOST_CHANNELS:
+            raise JsonError("mean and std are not of equal, sensible lengths")
+        return {key: [float(one) for one in kept[key]] for key in numbers}
+    except (OSError, ValueError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path} is damaged: {reason}. Delete it, and it is made again") from error
+
+
+def _computed(dataset: Any, names: Fields) -> dict[str, list[float]]:
+    pixels, total, squares = 0, torch.zeros(()), torch.zeros(())
+    for count, sums, square_sums in _sums(dataset, names):
+        pixels, total, squares = pixels + count, total + sums, squares + square_sums
+    if not pixels:
+        raise DataError("there are no training samples to compute image statistics from")
+    mean = total / pixels
+    variance = (squares / pixels - mean**2).clamp(min=0)
+    return {"mean": (mean / 255).tolist(), "std": (variance.sqrt() / 255).tolist()}
+
+
+def _sums(dataset: Any, names: Fields) -> Iterator[Sums]:
+    """Sums of each image in the order of rows, a few images ahead."""
+    threads = os.cpu_count() or 1
+    with ThreadPoolExecutor(threads) as pool:
+        pending: deque[Future[Sums]] = deque()
+        for row in range(len(dataset)):
+            pending.append(pool.submit(_image_sums, dataset, row, names))
+            if len(pending) > threads * _AHEAD:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+def _image_sums(dataset: Any, row: int, names: Fields) -> Sums:
+    fields = names.named(dataset[row]).values()
+    decoded = (v.decode() if isinstance(v, EncodedImage) else v for v in fields)
+    images = [v for v in decoded if isinstance(v, tv_tensors.Image)]
+    if not images:
+        raise DataError(f"sample {row} has no image to normalise by statistics of the dataset")
+    values = images[0].as_subclass(torch.Tensor).flatten(1).double()
+    return values.shape[1], values.sum(1), (values**2).sum(1)

@@ -1,0 +1,524 @@
+"""Configurations and run folders from a stranger: nothing of theirs is run, imported or written to.
+
+An attack is a command line with the stranger's files. CANARY, VICTIM and FOLDER in its words and
+files stand for a path that must not appear, a file that must stay as it is and the stranger's
+folder. The stranger's `stranger.py` can be imported, and makes the canary when it is. Each attack
+ends with exit code 2 and one message; to add one, add a line to a table.
+"""
+
+import json
+import logging
+import os
+import pickle
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline import command, tasks
+from pipeline.config import preflight
+from pipeline.runs.run_folder import git_state
+
+ROOT = Path(__file__).parents[2]
+MESSAGE = re.compile(r"(a sweep of [^\n]*\n)?(error|\d+ errors) in the configuration: ?", re.ASCII)
+
+
+@dataclass
+class Attack:
+    """What is typed, what the stranger's folder holds, and what stands in the environment."""
+
+    words: list = field(default_factory=list)
+    files: dict = field(default_factory=dict)
+    environment: dict = field(default_factory=dict)
+
+
+def by_experiment(section, *words):
+    text = "# @package _global_\n" + yaml.safe_dump({"hydra": section})
+    return Attack(["--config-dir", "FOLDER", "experiment=evil", *words],
+                  {"experiment/evil.yaml": text})  # fmt: skip
+
+
+def by_sweep(section):
+    attack = by_experiment(section, "seed=1,2")
+    return Attack(["-m", *attack.words], attack.files)
+
+
+def by_group(section):
+    text = "# @package hydra\n" + yaml.safe_dump(section)
+    return Attack(["--config-dir=FOLDER", "+hydra/more=evil"], {"hydra/more/evil.yaml": text})
+
+
+def by_primary(section):
+    text = yaml.safe_dump({"defaults": ["config", "_self_"], "hydra": section})
+    return Attack(["--config-name", "evil", "--config-dir", "FOLDER"], {"evil.yaml": text})
+
+
+def by_command_line(section):
+    def flow(value):
+        if isinstance(value, dict):
+            return "{" + ",".join(f"{name}:{flow(one)}" for name, one in value.items()) + "}"
+        if isinstance(value, list):
+            return "[" + ",".join(map(flow, value)) + "]"
+        return f"'{value}'" if isinstance(value, str) else json.dumps(value)
+
+    return Attack([f"++hydra.{name}={flow(value)}" for name, value in section.items()])
+
+
+WAYS = (by_experiment, by_primary, by_group)
+
+
+def touch(path_class, method="write_text"):
+    """A node that makes the canary, through whatever leads to pathlib.Path."""
+    rest = ["x"] if method == "write_text" else []
+    path = {"_target_": path_class, "_args_": ["CANARY"]}
+    return {"_target_": f"{path_class}.{method}", "_args_": [path, *rest]}
+
+
+def link(module, name="_target_"):
+    return {name: f"{module}.os.symlink", "src": "/", "dst": "CANARY"}
+
+
+def logs(**entries):
+    return {"version": 1, "root": {"level": "INFO"}, **entries}
+
+
+TABLE = "pipeline.tasks.sweep.SweepTable"
+BASIC = "hydra._internal.core_plugins.basic_launcher"
+SWEEPER = "hydra._internal.core_plugins.basic_sweeper"
+JOBLIB = "hydra_plugins.hydra_joblib_launcher"
+LATE = "${hydra.job.env_set.${oc.select:hydra.job.num,nine}}"  # number 0 when looked at beforehand
+HANDLER = {"class": "logging.StreamHandler"}
+
+# 1. What may be named: chains of attributes through modules, and nodes inside of arguments.
+CHAINS = {
+    "path of ours": {"callbacks": {"e": touch("pipeline.tasks.sweep.Path")}},
+    "path of ours, made": {"callbacks": {"e": touch("pipeline.tasks.sweep.Path", "touch")}},
+    "path of hydra's": {"callbacks": {"e": touch("hydra.experimental.callbacks.Path")}},
+    "path of a plugin's": {"callbacks": {"e": touch(f"{JOBLIB}._core.Path")}},
+    "path of the launcher's": {"callbacks": {"e": touch(f"{BASIC}.Path", "mkdir")}},
+    "module of hydra's": {"callbacks": {"e": link("hydra.experimental.callbacks.logging")}},
+    "module of ours": {"callbacks": {"e": {"_target_": "pipeline.tasks.sweep.json.codecs.open",
+                                           "filename": "CANARY", "mode": "w"}}},
+    "file of csv's": {"callbacks": {"e": {"_target_": "pipeline.tasks.sweep._write_csv", "rows": [
+        {"a": "b"}], "path": {"_target_": "pipeline.tasks.sweep.Path", "_args_": ["CANARY"]}}}},
+    "result of a job": {"callbacks": {"e": {
+        "_target_": "pipeline.tasks.sweep.Result.write", "_args_": [
+            {"_target_": "pipeline.tasks.sweep.Result", "overrides": [], "status": "", "mode": "",
+             "metric": "", "value": 0, "seconds": 0, "error": "", "exit_code": 0, "started": 0},
+            {"_target_": "pipeline.tasks.sweep.Path", "_args_": ["CANARY"]}]}}},
+    "inside a callback's arguments": {"callbacks": {"e": {
+        "_target_": TABLE, "more": touch("pipeline.tasks.sweep.Path")}}},
+    "inside a callback's places": {"callbacks": {"e": {
+        "_target_": TABLE, "_args_": [touch("pipeline.tasks.sweep.Path")]}}},
+    "below no target": {"callbacks": {"e": {"x": [touch("pipeline.tasks.sweep.Path")]}}},
+    "partial": {"callbacks": {"e": {"_target_": "pipeline.tasks.sweep.Path", "_partial_": True,
+                                    "x": touch("pipeline.tasks.sweep.Path")}}},
+    "converted": {"callbacks": {"e": {**touch("hydra.experimental.callbacks.Path"),
+                                      "_convert_": "object"}}},
+    "pickles of hydra's": {"callbacks": {"e": {
+        "_target_": "hydra.experimental.callbacks.PickleJobInfoCallback"}},
+        "output_subdir": "CANARY"},
+    "handler": {"job_logging": logs(handlers={"x": link("rich.logging", "()")})},
+    "handler of hydra's": {"hydra_logging": logs(handlers={"x": link("rich.logging", "()")})},
+    "formatter": {"job_logging": logs(formatters={"x": link("rich.logging", "()")})},
+    "filter": {"job_logging": logs(filters={"x": link("rich.logging", "()")})},
+    "class of a formatter": {"job_logging": logs(
+        formatters={"x": {"class": "rich.logging.Path", "format": "CANARY"}})},
+    "factory inside a handler": {"job_logging": logs(
+        handlers={"x": {**HANDLER, "stream": link("rich.logging", "()")}})},
+    "attributes of a handler": {"job_logging": logs(
+        handlers={"x": {**HANDLER, ".": {"stream": "ext://stranger"}}})},
+    "object outside": {"job_logging": logs(handlers={"x": {**HANDLER, "stream": "ext://stranger"}})},
+    "object outside, below": {"job_logging": logs(
+        handlers={"x": {"class": "rich.logging.RichHandler", "keywords": ["ext://stranger.made"]}})},
+    "object inside": {"job_logging": logs(handlers={"x": {**HANDLER, "stream": "cfg://handlers"}})},
+    "untrusted callback": {"callbacks": {"e": {"_target_": "stranger.made"}}},
+    "untrusted handler": {"job_logging": logs(handlers={"x": {"class": "stranger.made"}})},
+}  # fmt: skip
+IN_SWEEPS = {
+    "launcher": {"launcher": {"_target_": f"{JOBLIB}._core.Path.touch"}},
+    "launcher's module": {"launcher": {"_target_": f"{BASIC}.Path"}},
+    "no launcher": {"launcher": {"_target_": SWEEPER + ".BasicSweeper", "max_batch_size": 1}},
+    "inside a launcher's arguments": {"launcher": {
+        "_target_": f"{JOBLIB}.joblib_launcher.JoblibLauncher", "n_jobs": 1,
+        "temp_folder": touch(f"{JOBLIB}._core.Path")}},
+    "inside a launcher's new argument": {"launcher": {"x": touch(f"{BASIC}.Path")}},
+    "inside a sweeper's arguments": {"sweeper": {
+        "_target_": f"{SWEEPER}.BasicSweeper", "max_batch_size": touch(f"{SWEEPER}.Path")}},
+    "text that a plugin runs": {"launcher": {
+        "_target_": f"{JOBLIB}.joblib_launcher.JoblibLauncher", "n_jobs": 1,
+        "pre_dispatch": "9**9**9", "setup": ["touch CANARY"]}},
+    "callback of a sweep": {"callbacks": {"e": touch("pipeline.tasks.sweep.Path")}},
+    "late callback of a sweep": {
+        "job": {"env_set": {"0": TABLE, "nine": "pathlib.Path.mkdir"}},
+        "callbacks": {"e": {"_target_": LATE, "_args_": [{"_target_": LATE.replace("nine", "ten"),
+                                                          "_args_": ["CANARY"]}]}}},
+    # 6, by way of what a sweeper goes through
+    "search path of jobs": {"sweeper": {"params": {"hydra.searchpath": "[structured://stranger]"}}},
+    "added search path of jobs": {
+        "sweeper": {"params": {"++hydra.searchpath": "[structured://stranger]"}}},
+    "callback of jobs": {"sweeper": {"params": {"+hydra.callbacks.e": "{_target_:stranger.made}"}}},
+    "logging of jobs": {"sweeper": {"params": {
+        "+hydra.job_logging.handlers": "{x:{class:logging.FileHandler,filename:CANARY}}",
+        "hydra.job_logging.root": "{handlers:[x]}"}}},
+    "group of hydra's for jobs": {"sweeper": {"params": {"hydra/job_logging": "default"}}},
+    "group into hydra's section": {"sweeper": {"params": {"+experiment@hydra.callbacks": "evil"}}},
+    "options for jobs": {"sweeper": {"params": {"--trust": "stranger"}}},
+    "late values of jobs": {"sweeper": {"params": {"seed": "${oc.select:hydra.job.num,7}"}}},
+    "recorded overrides of jobs": {"overrides": {"hydra": [
+        "+hydra.job_logging.handlers={x:{class:logging.FileHandler,filename:'CANARY'}}",
+        "hydra.job_logging.root={handlers:[x]}"]}},
+}  # fmt: skip
+
+# 2. What is looked at is what is used.
+LATE_ONES = {
+    "target": {"job": {"env_set": {"0": TABLE, "nine": "stranger.made"}},
+               "callbacks": {"e": {"_target_": LATE}}},
+    "target by a resolver": {"callbacks": {"e": {
+        "_target_": "${oc.select:hydra.job.num_,stranger.made}"}}},
+    "target decoded": {"callbacks": {"e": {"_target_": "${oc.decode:stranger.made}"}}},
+    "target out of the environment": {"callbacks": {"e": {"_target_": "${oc.env:EVIL}"}}},
+    "node": {"callbacks": {"e": '${oc.create:"{_target_: stranger.made}"}'}},
+    "all nodes": {"callbacks": '${oc.create:"{e: {_target_: stranger.made}}"}'},
+    "argument": {"callbacks": {"e": {"_target_": TABLE,
+                                     "x": '${oc.create:"{_target_: stranger.made}"}'}}},
+    "factory": {"job": {"env_set": {"0": "logging.NullHandler", "nine": "stranger.made"}},
+                "job_logging": logs(handlers={"x": {"()": LATE}})},
+    "logging": {"job_logging": '${oc.create:"{version: 1, root: {}, handlers: {x: {class: '
+                               'stranger.made}}}"}'},
+    "stream": {"job_logging": logs(handlers={"x": {**HANDLER, "stream": "${hydra.job.name}"}}),
+               "job": {"name": "ext://stranger.made"}},
+    "mode": {"mode": "${oc.decode:MULTIRUN}", "callbacks": {"e": {"_target_": "stranger.made"}}},
+    "verbose": {"verbose": "${oc.create:{a:b}}"},
+    "variables": {"job": {"env_set": '${oc.create:"{PATH: FOLDER}"}'}},
+    "subfolder": {"output_subdir": "${oc.decode:CANARY}"},
+}  # fmt: skip
+
+# 3. Variables that decide what programs run, and files that they read.
+FSMONITOR = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.fsmonitor",
+             "GIT_CONFIG_VALUE_0": "FOLDER/git"}  # fmt: skip
+VARIABLES = {
+    "settings of git": FSMONITOR,
+    "parameters of git": {"GIT_CONFIG_PARAMETERS": "'core.fsmonitor'='FOLDER/git'"},
+    "file of git's": {"GIT_CONFIG_GLOBAL": "FOLDER/.gitconfig"},
+    "programs": {"PATH": "FOLDER:/usr/bin:/bin"},
+    "home": {"HOME": "FOLDER"},
+    "home of settings": {"XDG_CONFIG_HOME": "FOLDER", "HOME": "FOLDER"},
+    "weights": {"TORCH_HOME": "FOLDER"},
+    "modules": {"PYTHONPATH": "FOLDER"},
+    "libraries": {"LD_PRELOAD": "FOLDER/x.so"},
+    "trust": {"PENSTOCK_TRUST": "stranger"},
+    "gate of hydra's": {"HYDRA_INSTANTIATE_ALLOWLIST_OVERRIDE": "os.remove"},
+    "network of ranks": {"NCCL_NET_PLUGIN": "FOLDER/x.so"},
+    "compiler": {"TORCHINDUCTOR_CACHE_DIR": "FOLDER", "CC": "FOLDER/git"},
+    "proxy": {"https_proxy": "http://stranger.example"},
+}
+
+# 5. A run folder's manifest.
+WORDS = {
+    "folder of groups": ["--config-dir=FOLDER", "experiment=evil"],
+    "folder of groups, short": ["-cd=FOLDER", "experiment=evil"],
+    "primary configuration": ["--config-dir=FOLDER", "--config-name=evil"],
+    "folder of configurations": ["--config-path=FOLDER", "--config-name=alone"],
+    "package of configurations": ["--config-path=pkg://stranger"],
+    "a sweep": ["--multirun", "hydra/launcher=joblib", "seed=1,2"],
+    "a sweep, short": ["-m", "seed=1,2"],
+    "a pickle": ["--experimental-rerun=FOLDER/config.pickle"],
+    "only looks": ["--cfg=job"],
+    "group of hydra's": ["hydra/job_logging=default"],
+    "added group of hydra's": ["+hydra/more=evil"],
+    "new group of hydra's": ["++hydra/launcher=joblib"],
+    "group into hydra's section": ["+experiment@hydra=evil"],
+    "group into hydra's callbacks": ["+experiment@hydra.callbacks=evil"],
+    "experiment elsewhere": ["experiment=../../../../../../../../../../../..FOLDER/other"],
+    "experiment at a path": ["experiment='FOLDER/other'"],
+    "unknown key": ["+stranger=1"],
+    "control characters": ["seed=1\x1b[2J"],
+    "no override": ["seed"],
+    "empty": ["=1"],
+    "very many": ["seed=1"] * 200_000,
+    "very long": ["+model.x=[" + "1," * 200_000 + "1]"],
+    "very deep": ["seed=" + "[" * 3000],
+}
+
+# 6. Places that configurations are looked for in, however they are looked at.
+PLACES = ["structured://stranger", "pkg://stranger", "pkg://stranger/", "evil://stranger"]
+LOOKS = {
+    "a run": [],
+    "a sweep": ["-m", "seed=1,2"],
+    "configuration": ["--cfg", "job"],
+    "configuration, resolved": ["--cfg=all", "--resolve"],
+    "hydra's": ["--cfg=hydra"],
+    "help": ["--help"],
+    "help of hydra's": ["--hydra-help"],
+    "defaults": ["--info", "defaults"],
+    "search path": ["--info=searchpath"],
+    "information": ["--info=all"],
+}
+PRIMARIES = {
+    "late entry": ["${oc.decode:structured://stranger}"],
+    "late list": '${oc.create:"[structured://stranger]"}',
+    "no list": "structured://stranger",
+    "entry": ["structured://stranger"],
+    "second entry": ["file://FOLDER", "pkg://stranger"],
+}
+OTHERS = {
+    "path of a package": Attack(["--config-path", "pkg://stranger"]),
+    "path of a structure": Attack(["--config-path", "structured://stranger"]),
+    "folder of a structure": Attack(["--config-dir", "structured://stranger"]),
+    "search path twice": Attack(["hydra.searchpath=[file://FOLDER]",
+                                 "hydra.searchpath=[structured://stranger]"]),
+    "added search path": Attack(["+hydra.searchpath=[structured://stranger]"]),
+    "search path of an experiment": by_experiment({"searchpath": ["structured://stranger"]}),
+    "completion of a path": Attack(["--config-path=pkg://stranger", "-sc", "query=bash"],
+                                   environment={"COMP_LINE": "run.py see", "COMP_POINT": "9"}),
+    "completion of a line": Attack(["-sc", "query=bash"], environment={
+        "COMP_LINE": "python run.py hydra.searchpath=[structured://stranger] see"}),
+    "completion in a configuration": Attack(
+        ["-sc", "query=bash", "--config-dir=FOLDER", "--config-name=evil"],
+        {"evil.yaml": "defaults: [config]\nhydra: {searchpath: ['structured://stranger']}\n"},
+        {"COMP_LINE": "python run.py see"}),
+}  # fmt: skip
+
+# 8. Files that are written to, emptied or made.
+FILES = {
+    "file": {"class": "logging.FileHandler", "filename": "VICTIM", "mode": "w"},
+    "file by factory": {"()": "logging.FileHandler", "filename": "CANARY"},
+    "rotating file": {"class": "logging.handlers.RotatingFileHandler", "filename": "CANARY"},
+    "timed file": {"class": "logging.handlers.TimedRotatingFileHandler", "filename": "CANARY"},
+    "watched file": {"class": "logging.handlers.WatchedFileHandler", "filename": "CANARY"},
+    "other machine": {"class": "logging.handlers.HTTPHandler", "host": "stranger.example"},
+}
+SUBFOLDERS = [".", "", "..", "conf", "FOLDER", "../../x", ".hydra/../conf"]
+
+
+def attacks():
+    """Every attack by its name."""
+    for place, (name, section) in enumerate([*CHAINS.items(), *LATE_ONES.items()]):
+        yield f"{name}, by experiment", by_experiment(section)
+        yield f"{name}, otherwise", WAYS[1 + place % 2](section)
+    for name, section in list(CHAINS.items())[:5]:
+        yield f"{name}, by words", by_command_line(section)
+    for name, section in IN_SWEEPS.items():
+        yield f"sweep: {name}", by_sweep(section)
+    for place, (name, variables) in enumerate(VARIABLES.items()):
+        yield f"variables: {name}", WAYS[place % 3]({"job": {"env_set": variables}})
+    yield "variables: copied", by_experiment({"job": {"env_copy": ["EVIL"]}})
+    yield "variables: copied, not there", by_experiment({"job": {"env_copy": ["NOT_THERE"]}})
+    evil = "# @package _global_\n" + yaml.safe_dump({"hydra": CHAINS["path of ours"]})
+    alone = yaml.safe_dump({"defaults": ["_self_"], "hydra": CHAINS["path of ours"]})
+    for name, words in WORDS.items():
+        manifest = json.dumps({"overrides": words})
+        files = {"experiment/evil.yaml": evil, "other.yaml": evil, "alone.yaml": alone,
+                 "hydra/more/evil.yaml": evil, "run/manifest.json": manifest,
+                 "evil.yaml": by_primary(CHAINS["path of ours"]).files["evil.yaml"]}  # fmt: skip
+        yield f"manifest: {name}", Attack(["resume=FOLDER/run"], files)
+    for name, words in LOOKS.items():
+        for place in PLACES[:2]:
+            yield f"{place}: {name}", Attack([*words, f"hydra.searchpath=[{place}]"])
+        yield f"callback: {name}", Attack([*words, *by_experiment(CHAINS["path of ours"]).words],
+                                          {"experiment/evil.yaml": evil})  # fmt: skip
+    for place in PLACES[2:]:
+        yield f"{place}: a run", Attack([f"hydra.searchpath=[{place}]"])
+    for name, entries in PRIMARIES.items():
+        yield f"primary: {name}", by_primary({"searchpath": entries})
+    yield from OTHERS.items()
+    for name, handler in FILES.items():
+        section = {"job_logging": logs(handlers={"x": handler}, root={"handlers": ["x"]})}
+        yield f"handler: {name}", by_experiment(section)
+    for name in SUBFOLDERS:
+        section = {"run": {"dir": "FOLDER/victim"}, "output_subdir": name}
+        yield f"subfolder: {name!r}", by_experiment(section)
+    for group in ("job_logging", "hydra_logging"):
+        name = {"job_logging": "default", "hydra_logging": "hydra_debug"}[group]
+        yield f"hydra's own {group}", Attack([f"hydra/{group}={name}"])
+    yield "recorded overrides", by_experiment({"overrides": {"task": ["--trust=stranger"]}})
+
+
+ATTACKS = dict(attacks())
+
+
+@pytest.fixture
+def stranger(tmp_path, monkeypatch):
+    """Runs an attack in an empty folder; gives the exit code."""
+    folder, here = tmp_path / "stranger", tmp_path / "here"
+    (folder / "victim").mkdir(parents=True)
+    here.mkdir()
+    canary, victim = tmp_path / "canary", folder / "victim" / "config.yaml"
+    victim.write_text("precious")
+    (folder / "stranger.py").write_text(f"open({str(canary)!r}, 'w')\nmade = dict\n")
+    program = folder / "git"
+    program.write_text(f"#!/bin/sh\ntouch {canary}\n")
+    program.chmod(0o755)
+    (folder / ".gitconfig").write_text(f"[core]\n\tfsmonitor = {program}\n")
+    monkeypatch.chdir(here)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(tasks, "load", lambda name: lambda config: git_state(ROOT) and None)
+    for name in ("PENSTOCK_TRUST", "HYDRA_FULL_ERROR", "PENSTOCK_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("EVIL", "stranger.made")
+
+    def filled(text):
+        return (text.replace("CANARY", str(canary)).replace("VICTIM", str(victim))
+                .replace("FOLDER", str(folder)))  # fmt: skip
+
+    def run(attack):
+        for name, text in attack.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(filled(text))
+        for name, value in attack.environment.items():
+            monkeypatch.setenv(name, filled(value))
+        return command.main([filled(word) for word in attack.words])
+
+    run.canary, run.victim, run.here, run.folder = canary, victim, here, folder
+    yield run
+    sys.modules.pop("stranger", None)
+    logging.getLogger().handlers = [one for one in logging.getLogger().handlers
+                                    if not isinstance(one, logging.FileHandler)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_nothing_of_a_strangers_runs(name, stranger, capsys):
+    code = stranger(ATTACKS[name])
+    out, err = capsys.readouterr()
+    assert not stranger.canary.exists(), "the stranger's code ran"
+    assert not stranger.canary.is_symlink(), "the stranger's code ran"
+    assert stranger.victim.read_text() == "precious"
+    assert sorted(path.name for path in stranger.victim.parent.iterdir()) == ["config.yaml"]
+    assert list(stranger.here.iterdir()) == []
+    assert code == 2, out + err
+    assert "Traceback" not in err
+    assert sum(bool(MESSAGE.match(line)) for line in err.splitlines()) == 1, err
+    assert len(err) < 10_000
+
+
+def test_one_experiment_with_everything(stranger, capsys):
+    """All that is wrong with it comes at once, in one message."""
+    chains = {f"c{n}": one for n, part in enumerate(CHAINS.values())
+              for one in part.get("callbacks", {}).values()}  # fmt: skip
+    hydra = {
+        "callbacks": chains, "launcher": {"_target_": "subprocess.getoutput"},
+        "sweeper": {"_target_": "stranger.made"}, "job": {"env_set": {"PATH": "FOLDER"}},
+        "job_logging": logs(handlers={"x": {"class": "logging.FileHandler", "filename": "CANARY"}}),
+        "run": {"dir": "FOLDER/victim"}, "output_subdir": ".", "overrides": {"task": ["--trust=x"]},
+    }  # fmt: skip
+    parts = {
+        "dataset": {"_target_": "stranger.made"}, "model": {"_target_": "torch.load", "f": "x"},
+        "transform": {"train": {"x": {"_target_": "os.system", "command": "touch CANARY"}}},
+        "limits": {"pixels": 0}, "hydra": hydra,
+    }  # fmt: skip
+    files = {"experiment/evil.yaml": "# @package _global_\n" + yaml.safe_dump(parts)}
+    code = stranger(Attack(["--config-dir", "FOLDER", "experiment=evil"], files))
+    err = capsys.readouterr().err
+    assert code == 2, err
+    assert not stranger.canary.exists()
+    assert stranger.victim.read_text() == "precious"
+    assert list(stranger.here.iterdir()) == []
+    assert len(MESSAGE.findall(err)) == 1
+    for key in (*(f"hydra.callbacks.{name}" for name in chains), "hydra.launcher", "hydra.sweeper",
+                "hydra.job.env_set.PATH", "hydra.job_logging.handlers.x", "hydra.output_subdir",
+                "hydra.overrides"):  # fmt: skip
+        assert f"  {key}" in err, key
+
+
+# 4. What a sweep's jobs have of hydra's own, beyond the jobs that are looked at beforehand.
+PARTS = {
+    "a/good": "{}",
+    "a/evil": yaml.safe_dump({"hydra": CHAINS["path of ours"]}),
+    "a/log": yaml.safe_dump({"hydra": {"job_logging": logs(
+        handlers={"x": {"class": "logging.FileHandler", "filename": "CANARY"}})}}),
+    # Only together do these two make something.
+    "a/half": yaml.safe_dump({"hydra": {"job_logging": logs(
+        handlers={"x": {"filename": "CANARY"}})}}),
+    "b/good": "{}",
+    "b/half": yaml.safe_dump({"hydra": {"job_logging": {"handlers": {"x": {
+        "class": "logging.FileHandler"}}, "root": {"handlers": ["x"]}}}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [
+    ["+a=good,evil", "seed=1,2,3"], ["+a=good,log", "seed=1,2,3"],
+    ["seed=1,2,3", "+a=good,good,good,log"], ["+a=good,half", "+b=good,half", "seed=1,2"],
+], ids=" ".join)  # fmt: skip
+def test_no_job_of_a_sweep_goes_unseen(words, stranger, capsys, monkeypatch):
+    monkeypatch.setattr(preflight, "MOST_JOBS", 2)
+    files = {f"{name}.yaml": "# @package _global_\n" + text for name, text in PARTS.items()}
+    words = ["-m", *words, "--config-dir=FOLDER", "hydra.sweep.dir=sweep"]
+    assert stranger(Attack(words, files)) == 2
+    err = capsys.readouterr().err
+    assert MESSAGE.match(err)
+    assert "hydra." in err
+    assert not stranger.canary.exists()
+    assert not list(stranger.here.rglob("result.json")), "a job ran"
+
+
+GOOD = {
+    "launcher of a plugin": ["-m", "seed=1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1"],
+    "text for a plugin, typed": ["-m", "seed=1", "hydra/launcher=joblib",
+                                 "hydra.launcher.n_jobs=1", "hydra.launcher.prefer=processes"],
+    "callback of a person's own": ["--trust=tests",
+                                   "+hydra.callbacks.x._target_=tests.own_parts.Seen",
+                                   "+hydra.callbacks.x.folder=${hydra.sweep.dir}"],
+    "handler of rich's": ["+hydra.job_logging.handlers={x:{class:rich.logging.RichHandler}}",
+                          "hydra.job_logging.root={handlers:[x]}"],
+    "logging of hydra's": ["hydra/job_logging=stdout", "hydra/hydra_logging=default"],
+    "threads": ["+hydra.job.env_set.OMP_NUM_THREADS=2"],
+    "folder of groups": ["hydra.searchpath=[FOLDER]"],
+    "file of groups": ["hydra.searchpath=[file://FOLDER]"],
+    "package of groups": ["--trust=tests", "hydra.searchpath=[pkg://tests]"],
+    "record of hydra's": ["-m", "seed=1", "hydra.output_subdir=.hydra"],
+    "folders by name": ["-m", "seed=1", "hydra.sweep.subdir=${hydra.job.override_dirname}"],
+    "help with interpolations": ["--help", "hydra.help.app_name=${seed}"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_people_do_goes_on_working(name, stranger, capsys):
+    assert stranger(Attack(GOOD[name])) == 0, capsys.readouterr().err
+
+
+def test_values_that_an_experiment_sweeps_over(stranger, capsys):
+    attack = by_experiment({"sweeper": {"params": {"seed": "1,2", "+model.sharpness": "3,4"}}})
+    assert stranger(Attack(["-m", *attack.words], attack.files)) == 0, capsys.readouterr().err
+    assert "4 jobs in multirun" in capsys.readouterr().out
+
+
+def test_a_loader_checks_in_other_processes_too(tmp_path):
+    """Launchers send hydra's config loader to where jobs run."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+    from hydra._internal.utils import create_config_search_path
+    from hydra.types import RunMode
+
+    from pipeline.config.composition import CONF
+    from pipeline.config.hydra_loader import CheckedConfigLoader
+
+    loader = CheckedConfigLoader(create_config_search_path(str(CONF)))
+    loader = pickle.loads(cloudpickle.dumps(loader))
+    loader.load_configuration("config", ["seed=1"], RunMode.RUN)
+    with pytest.raises(SystemExit) as caught:
+        loader.load_configuration("config", ["hydra/job_logging=default"], RunMode.RUN)
+    assert caught.value.code == 2
+    assert "hydra.job_logging.handlers.file.class" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("name", ["path of ours, by experiment", "manifest: folder of groups"])
+def test_as_a_program(name, stranger):
+    attack = ATTACKS[name]
+    for path, text in attack.files.items():
+        (stranger.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (stranger.folder / path).write_text(text.replace("FOLDER", str(stranger.folder))
+                                            .replace("CANARY", str(stranger.canary)))  # fmt: skip
+    words = [word.replace("FOLDER", str(stranger.folder)) for word in attack.words]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), *words, "task=digest", "steps=1"],
+        capture_output=True, text=True, check=False, timeout=120, env={**os.environ},
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert MESSAGE.match(done.stderr)
+    assert "Traceback" not in done.stderr
+    assert not stranger.canary.exists()

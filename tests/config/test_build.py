@@ -1,0 +1,365 @@
+"""Plain values to parts: what is called, with what, and what the build puts in."""
+
+import functools
+import time
+
+import pytest
+import torch
+from torchvision.transforms import v2
+
+import pipeline
+from pipeline.build.parts import Parts
+from pipeline.config.instantiate import Lazy, make
+from pipeline.errors import ConfigError
+from pipeline.order.samplers import Bucket, Random, Sequential, Weighted
+from pipeline.order.torch_samplers import TorchBatches, TorchOrder
+from pipeline.training.schedules import warmup_steps, with_warmup
+from pipeline.transforms.image import Normalize
+from tests import own_parts
+from tests.config.test_contradictions import OWN
+
+HOLDER = "tests.own_parts.Holder"
+
+
+@pytest.fixture(autouse=True)
+def trusting(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def parts(*overrides):
+    return Parts(pipeline.compose(*OWN, "transform=none", *overrides))
+
+
+# -- make ------------------------------------------------------------------------------------------
+
+
+def test_nodes_are_built_inside_out_from_plain_values():
+    node = {
+        "_target_": HOLDER,
+        "_args_": [1, {"_target_": "torch.nn.ReLU"}],
+        "inner": {"a": [{"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3}]},
+        "flag": None,
+    }
+    built = make(node, "model")
+    assert built.args[0] == 1
+    assert isinstance(built.args[1], torch.nn.ReLU)
+    assert type(built.inner) is dict
+    assert type(built.inner["a"]) is list
+    assert built.inner["a"][0].weight.shape == (3, 2)
+    assert built.kwargs == {"flag": None}
+    assert "_target_" in node["_args_"][1], "the configuration itself is left as it is"
+
+
+def test_names_of_dtypes_become_dtypes():
+    step = make({"_target_": "torchvision.transforms.v2.ToDtype", "dtype": "torch.float16"}, "t")
+    assert isinstance(step, v2.ToDtype)
+    assert step.dtype is torch.float16
+
+
+def test_text_that_looks_like_an_interpolation_stays_text():
+    text = "${oc.create:'{_target_: os.system}'}"
+    assert make({"_target_": HOLDER, "inner": text}, "model").inner == text
+
+
+def test_a_partial_is_a_plain_one():
+    add = make({"_target_": "tests.own_parts.add", "_partial_": True, "amount": 5}, "t")
+    assert type(add) is functools.partial
+    assert add.func is own_parts.add
+    assert add({"x": 1}) == {"x": 6}
+    inner = make({"_target_": HOLDER, "inner": {"_target_": HOLDER, "_partial_": True}}, "m").inner
+    assert type(inner) is functools.partial
+
+
+def test_a_partial_costs_what_a_call_costs():
+    add = make({"_target_": "tests.own_parts.add", "_partial_": True}, "t")
+    began = time.process_time()  # of the CPU: others may have it meanwhile
+    for _ in range(1000):
+        add({"x": 1})
+    assert (time.process_time() - began) / 1000 < 20e-6
+
+
+@pytest.mark.parametrize("name", ["os.system", "torch.load", "mypkg.x", "hydra.utils.call"])
+def test_the_gate_stands_here_too(name):
+    with pytest.raises(ConfigError, match=rf"model.inner\[0\]._target_: {name} may not be called"):
+        make({"_target_": HOLDER, "inner": [{"_target_": name}]}, "model")
+
+
+def test_hydras_own_gate_is_a_second_one(monkeypatch):
+    from pipeline.config import instantiate
+
+    def refuse(name):
+        raise ValueError("on hydra's blocklist")
+
+    monkeypatch.setattr(instantiate, "_passed_by_hydra", refuse)
+    with pytest.raises(ConfigError, match=rf"hydra refuses {HOLDER}: on hydra's blocklist"):
+        make({"_target_": HOLDER}, "model")
+    monkeypatch.setattr(instantiate, "_passed_by_hydra", lambda name: print)
+    with pytest.raises(ConfigError, match="changed between its check and its call"):
+        make({"_target_": HOLDER}, "model")
+
+
+def test_methods_of_a_class_are_parts_too():
+    assert make({"_target_": f"{HOLDER}.made", "inner": 3}, "model").inner == 3
+
+
+def test_arguments_are_supplied_where_they_are_taken_and_not_given():
+    supply = {"size": 7, "scale": 2.0, "nothing": 1}
+    built = make({"_target_": "tests.own_parts.Numbers", "scale": 3.0}, "dataset", supply)
+    assert (built.size, built.scale) == (7, 3.0)
+    built = make({"_target_": "tests.own_parts.Numbers", "_args_": ["", "val", 4]}, "d", supply)
+    assert (built.size, built.split) == (4, "val")
+
+
+def test_lazy_arguments_are_computed_only_when_taken():
+    def fail():
+        raise AssertionError("computed")
+
+    make({"_target_": "tests.own_parts.add", "_partial_": True}, "t", {"metadata": Lazy(fail)})
+    with pytest.raises(AssertionError, match="computed"):
+        make({"_target_": "tests.own_parts.Numbers"}, "d", {"size": Lazy(fail)})
+
+
+def test_supplies_go_inside_only_when_asked():
+    node = {"_target_": HOLDER, "inner": {"_target_": "tests.own_parts.Numbers"}}
+    assert make(node, "m", {"size": 3}, nested=True).inner.size == 3
+    assert make(node, "m", {"size": 3}).inner.size == 12
+
+
+def test_a_library_part_that_refuses_its_arguments_is_named():
+    node = {"_target_": "torch.optim.SGD", "params": [], "lr": 0.1}
+    with pytest.raises(ConfigError, match=r"^optimizer: SGD refuses its arguments: .*empty"):
+        make(node, "optimizer")
+
+
+def test_a_persons_own_code_keeps_its_error():
+    with pytest.raises(TypeError, match="a mistake of its own") as caught:
+        make({"_target_": "tests.own_parts.Broken"}, "model.inner")
+    assert "while building model.inner" in caught.value.__notes__[0]
+
+
+def test_a_parts_own_complaint_gets_the_key_of_this_configuration():
+    node = {"_target_": "pipeline.transforms.image.Normalize", "statistics": "imagnet"}
+    with pytest.raises(ConfigError, match=r"^transform.train.norm.statistics: 'imagnet'"):
+        make(node, "transform.train.norm")
+    node = {"_target_": "pipeline.order.samplers.Subset", "length": 3, "seed": 0, "fraction": 2.0}
+    with pytest.raises(ConfigError, match=r"^sampler.fraction: 2.0"):
+        make(node, "sampler")
+
+
+# -- Parts -----------------------------------------------------------------------------------------
+
+
+def test_a_dataset_gets_its_split_and_is_made_once():
+    run = parts("+dataset.size=6")
+    assert run.dataset("train").split == "train"
+    assert run.dataset("val").split == "val"
+    assert run.dataset("train") is run.dataset("train")
+
+
+def test_a_dataset_for_each_split():
+    node = "{{_target_:tests.own_parts.Unsplit,size:{}}}"
+    two = ["~dataset._target_", f"+dataset.train={node.format(5)}"]
+    run = parts(*two, f"+dataset.val={node.format(3)}")
+    assert (len(run.dataset("train")), len(run.dataset("val"))) == (5, 3)
+    with pytest.raises(ConfigError, match=r"^dataset.val: is missing"):
+        parts(*two).dataset("val")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind"),
+    [
+        (["sampler=random"], Random),
+        (["sampler=weighted"], Weighted),
+        (["sampler=bucket"], Bucket),
+        (["sampler._target_=tests.own_parts.sequential"], Sequential),
+        (["sampler._target_=torch.utils.data.RandomSampler"], TorchOrder),
+        (["sampler._target_=torch.utils.data.SequentialSampler"], TorchOrder),
+        (["sampler._target_=tests.own_parts.Backwards"], TorchOrder),
+        (
+            [
+                "sampler._target_=torch.utils.data.BatchSampler", "+sampler.drop_last=true",
+                "+sampler.sampler={_target_:torch.utils.data.RandomSampler}",
+            ],
+            TorchBatches,
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else value.__name__,
+)  # fmt: skip
+def test_samplers_of_every_kind_see_each_row(overrides, kind):
+    plan = parts("batch.size=4", *overrides).plan("train")
+    assert isinstance(plan.sampler, kind)
+    assert len(plan) == 3 or kind is Bucket
+    if kind is not Weighted:
+        rows = [row for step in range(len(plan)) for row in plan.request(0, step).indices]
+        assert sorted(rows) == list(range(12))
+
+
+def test_metadata_is_made_only_for_samplers_that_want_it(monkeypatch):
+    def fail(self):
+        raise AssertionError("metadata was asked for")
+
+    monkeypatch.setattr(own_parts.Numbers, "metadata", property(fail))
+    parts("sampler=random").plan("train")
+    with pytest.raises(AssertionError, match="was asked for"):
+        parts("sampler=weighted").plan("train")
+
+
+def test_a_column_that_only_the_data_can_tell(monkeypatch):
+    monkeypatch.delattr(own_parts.Numbers, "columns")
+    with pytest.raises(ConfigError, match=r"^sampler.column: .*no column 'labl'; it has columns"):
+        parts("sampler=weighted", "sampler.column=labl").plan("train")
+
+
+def test_validation_sees_every_row_once_in_order():
+    plan = parts("sampler=weighted", "batch.tail=drop", "batch.val_size=5").plan("val")
+    requests = [plan.request(0, step) for step in range(len(plan))]
+    assert [row for request in requests for row in request.indices] == list(range(12))
+    assert [len(request) for request in requests] == [5, 5, 2]
+
+
+@pytest.mark.parametrize("loader", ["loader=debug", "loader=threads"])
+def test_loaders_deliver_batches(loader):
+    with parts(loader, "batch.size=5").loader("train") as batches:
+        rows = [row for batch in batches for row in batch["x"].flatten().tolist()]
+    assert sorted(rows) == list(range(12))
+
+
+def test_loaders_for_a_notebook():
+    config = pipeline.compose(*OWN, "transform=none", "loader=debug", "batch.size=4")
+    assert sum(len(batch["x"]) for batch in pipeline.build_train_loader(config)) == 12
+    (first, *_) = pipeline.build_val_loader(config)
+    assert first["x"].flatten().tolist() == [0, 1, 2, 3]
+
+
+def test_loader_options(monkeypatch):
+    assert parts("loader=fast")._options("train").num_workers >= 1
+    options = parts("loader.num_workers=0", "loader.pin_memory=false")._options("train")
+    assert (options.persistent_workers, options.pin_memory) == (False, False)
+    assert parts("loader.num_workers=1")._options("train").persistent_workers
+    assert not parts("loader.persistent_workers=false")._options("train").persistent_workers
+    function = "loader.worker_init_fn=tests.own_parts.start_worker"
+    assert parts(function)._options("train").worker_init_fn is own_parts.start_worker
+
+
+def test_a_fingerprint_tells_what_addresses_depend_on():
+    base = parts().fingerprint("train")
+    assert parts("loader=threads", "trainer.max_epochs=1").fingerprint("train") == base
+    for change in ("seed=1", "batch.size=4", "batch.tail=drop", "sampler=weighted"):
+        assert parts(change).fingerprint("train") != base
+    assert parts("+dataset.size=6").fingerprint("train")["dataset"] == "numbers-6"
+
+
+def test_models_learn_facts_from_the_data_and_their_weights_from_the_seed():
+    state = torch.random.get_rng_state()
+    model = parts("model=linear").model()
+    assert (model.in_features, model.out_features) == (1, 2)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(model.weight, parts("model=linear").model().weight)
+    assert not torch.equal(model.weight, parts("model=linear", "seed=1").model().weight)
+    assert parts("model=linear", "+model.out_features=9").model().out_features == 9
+
+
+def test_a_fact_that_the_data_does_not_tell(monkeypatch):
+    monkeypatch.setattr(own_parts.Numbers, "facts", property(lambda self: {"num_classes": 2}))
+    with pytest.raises(ConfigError, match=r"needs num_landmarks, which Numbers does not tell "
+                       r"\(its facts: num_classes\); set it: \+dataset.facts.num_l"):  # fmt: skip
+        parts().model()
+
+
+def test_objectives_and_their_metrics_learn_facts():
+    objective = parts("objective=classification", "objective.inputs=[x]").objective()
+    assert objective.num_classes == 2
+    assert objective.classes == ["even", "odd"]
+    assert objective.metrics["recall"].num_classes == 2
+
+
+def test_torchvision_builders_learn_the_number_of_classes():
+    run = parts("model._target_=torchvision.models.squeezenet1_1", "~model.width")
+    assert run.model()(torch.zeros(1, 3, 64, 64)).shape == (1, 2)
+
+
+def test_optimizers_get_the_weights_that_learn():
+    run = parts("model=linear")
+    model = run.model()
+    model.bias.requires_grad_(False)
+    optimizer = run.optimizer(model)
+    assert [weight is model.weight for weight in optimizer.param_groups[0]["params"]] == [True]
+
+
+def test_statistics_of_the_training_split(monkeypatch, tmp_path):
+    from pipeline.build import parts
+
+    asked = []
+
+    def statistics(dataset, cache_dir, *rest):
+        asked.append((dataset.split, cache_dir))
+        return {"mean": [0.1] * 3, "std": [0.2] * 3}
+
+    monkeypatch.setattr(parts, "statistics_of", statistics)
+    config = pipeline.compose(
+        *OWN, "transform=faces", "transform.train.normalize.statistics=dataset", "cache_dir=here"
+    )
+    run = Parts(config)
+    for split in ("val", "train"):
+        step = run.transform(split).steps["normalize"]
+        assert isinstance(step, Normalize)
+        assert step.mean == [0.1] * 3
+    assert asked == [("train", "here")]
+
+
+def test_a_step_that_is_null_is_left_out():
+    run = Parts(pipeline.compose(*OWN, "transform.train.flip=null"))
+    assert list(run.transform("train").steps) == ["resize", "normalize"]
+
+
+def test_trackers_get_their_folder(tmp_path):
+    assert parts().tracker(tmp_path).folder == tmp_path
+    parts("tracker=none").tracker(tmp_path).close()
+
+
+# -- schedules -------------------------------------------------------------------------------------
+
+
+def rates(run, steps):
+    optimizer = run.optimizer(run.model())
+    scheduler = run.scheduler(optimizer, steps)
+    seen = []
+    for _ in range(steps):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return seen
+
+
+def test_a_cosine_after_its_warm_up():
+    seen = rates(parts("model=linear", "scheduler=cosine", "scheduler.warmup=0.1"), 100)
+    assert seen[0] == pytest.approx(0.005 * 0.01)
+    assert seen[:10] == sorted(seen[:10])
+    assert seen[10] == pytest.approx(0.005)
+    assert seen[10:] == sorted(seen[10:], reverse=True)
+    assert seen[-1] < 0.005 * 0.001
+
+
+def test_schedules_that_need_the_number_of_steps():
+    seen = rates(parts("model=linear", "scheduler=onecycle"), 50)
+    assert max(seen) == pytest.approx(0.005, rel=0.01)
+    assert seen[-1] < 1e-4
+    seen = rates(parts("model=linear", "scheduler=constant", "scheduler.warmup=5"), 20)
+    assert seen[5:] == pytest.approx([0.005] * 15)
+    run = parts("scheduler=none", "model=linear")
+    assert run.scheduler(run.optimizer(run.model()), 10) is None
+
+
+def test_warm_up_in_steps_or_as_a_share():
+    assert warmup_steps(0, 100) == 0
+    assert warmup_steps(0.05, 100) == 5
+    assert warmup_steps(7, 100) == 7
+    with pytest.raises(ConfigError, match=r"^scheduler.warmup: 100 of 100 steps leave none"):
+        warmup_steps(100, 100)
+
+
+def test_no_warm_up_leaves_the_scheduler_alone():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    main = with_warmup(optimizer, 0, lambda o: torch.optim.lr_scheduler.StepLR(o, 3))
+    assert isinstance(main, torch.optim.lr_scheduler.StepLR)

@@ -1,0 +1,115 @@
+"""Every YAML in conf composes and passes preflight, alone and as the command line chooses it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import pipeline
+from pipeline.config.preflight import compose
+from pipeline.config.schema import Config
+from pipeline.tasks import TASKS
+
+CONF = Path(__file__).parents[2] / "conf"
+GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
+FILES = [path for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name != "hydra"]
+
+# What a choice cannot do without.
+NEEDS = {
+    "dataset/arrays": ["dataset.root=x"],
+    "dataset/delimited_stream": ["dataset.root=x", "dataset.classes=[a,b]"],
+    "dataset/delimited_text": ["dataset.root=x"],
+    "dataset/face_landmarks": ["dataset.root=x"],
+    "dataset/image_folder": ["dataset.root=x"],
+    "dataset/packed": ["dataset.folder=x"],
+    "dataset/mds": ["dataset.root=x", "dataset.classes=[a,b]"],
+    "dataset/parquet": ["dataset.root=x"],
+    "dataset/parquet_stream": ["dataset.root=x"],
+    "dataset/sequence_files": ["dataset.root=x"],
+    "dataset/tar_shards": ["dataset.root=x", "dataset.classes=[a,b]"],
+    "dataset/torchvision": ["dataset.root=x"],
+    "model/text_net": ["dataset=delimited_text", "dataset.root=x"],
+    "objective/classification": ["dataset=sequences"],
+    "objective/regression": ["dataset=arrays", "dataset.root=x"],
+    "sampler/bucket": ["dataset=sequences"],
+    "sampler/identity": ["dataset=sequences"],
+    "dataset/mixture": ["dataset.sources.photographs.root=x"],
+    "sampler/stream": ["dataset=mixture", "dataset.sources.photographs.root=x"],
+    "sampler/weighted": ["dataset=sequences"],
+    "transform/images_nvjpeg": ["dataset=image_folder", "dataset.root=x"],
+    "transform/images_batch": ["dataset=image_folder", "dataset.root=x"],
+    "collate/single": ["batch.size=null"],
+    "task/validate": ["checkpoint=x"],
+    "task/verify": ["runs=[a,b]"],
+    "dataset/audio_pairs": ["dataset.root=x"],
+    "model/audio_net": ["transform=audio"],
+}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    for name in ("WORLD_SIZE", "PENSTOCK_TRUST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_choice_composes_and_passes_preflight(path):
+    choice = f"{path.parent.name}/{path.stem}"
+    overrides = [*NEEDS.get(choice, []), choice.replace("/", "=")]
+    assert isinstance(compose(*overrides), Config)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_file_opens_with_what_it_is(path):
+    """A file of a part has its _target_ first, so that it can be read top down."""
+    text = path.read_text()
+    assert text.endswith("\n")
+    assert "\t" not in text
+    tree = yaml.safe_load(text)
+    if path.parent.name in {"sampler", "collate", "model", "objective", "optimizer", "tracker"}:
+        assert next(iter(tree)) == "_target_"
+
+
+def test_every_group_is_in_the_defaults_list():
+    primary = yaml.safe_load((CONF / "config.yaml").read_text())
+    listed = [next(iter(one)) for one in primary["defaults"] if isinstance(one, dict)]
+    assert {name for name in listed if not name.startswith("override")} == set(GROUPS)
+
+
+def test_every_task_has_a_file():
+    assert {path.stem for path in (CONF / "task").glob("*.yaml")} == set(TASKS)
+
+
+@pytest.mark.parametrize(
+    "sampler", ["sequential", "random", "weighted", "subset", "bucket", "identity"]
+)
+@pytest.mark.parametrize("loader", ["default", "fast", "debug", "threads"])
+def test_every_sampler_goes_with_every_loader(sampler, loader):
+    compose("dataset=sequences", f"sampler={sampler}", f"loader={loader}", "task=digest")
+
+
+@pytest.mark.parametrize("dataset", ["synthetic_faces", "sequences"])
+def test_what_is_drawn_on_first_use_can_be_built(dataset, tmp_path):
+    """From nothing but the configuration: data, a batch, a model that takes it, a loss."""
+    from pipeline.build.parts import Parts
+
+    config = pipeline.compose(f"dataset={dataset}", f"dataset.root={tmp_path}", "dataset.count=40",
+                              "loader=debug", "batch.size=8")  # fmt: skip
+    parts = Parts(config)
+    with parts.loader("train") as loader:
+        batch = next(iter(loader))
+    model = parts.model()
+    losses, outputs = parts.objective()(model, batch)
+    assert losses.shape == (8,)
+    assert outputs.shape == (8, parts.facts["num_outputs"])
+    parts.scheduler(parts.optimizer(model), 10)
+
+
+def test_a_recipe_is_laid_over_its_dataset():
+    config = compose("experiment=sequences", "trainer.max_epochs=2")
+    assert config.sampler["_target_"] == "pipeline.order.samplers.Bucket"
+    assert config.collate["_target_"] == "pipeline.loading.collate.Pad"
+    assert config.trainer.max_epochs == 2
+    config = compose("experiment=sequences", "sampler=random", "collate=list")
+    assert config.sampler["_target_"] == "pipeline.order.samplers.Random"
+    assert config.collate["_target_"] == "pipeline.loading.collate.List"

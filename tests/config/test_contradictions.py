@@ -1,0 +1,247 @@
+"""Options that cannot be meant together: each refused with its key and a way out."""
+
+import re
+
+import pytest
+import torch
+
+import pipeline
+from pipeline.config import contradictions, notices
+from pipeline.distributed import world
+from pipeline.errors import ConfigError
+
+OWN = [
+    "dataset._target_=tests.own_parts.Numbers", "~dataset.root", "~dataset.count",
+    "~dataset.size", "~dataset.seed", "~dataset.val_fraction", "~dataset.reader",
+    "task=digest",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def trusting(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def refusals(*overrides, own=True):
+    with pytest.raises(ConfigError) as caught:
+        pipeline.compose(*(OWN if own else []), *overrides)
+    return {problem.key: problem.message for problem in caught.value.problems}
+
+
+def only(key, *overrides, own=True):
+    found = refusals(*overrides, own=own)
+    assert list(found) == [key]
+    return found[key]
+
+
+@pytest.mark.parametrize(
+    ("override", "off"),
+    [
+        ("loader.prefetch_factor=2", "prefetch_factor=null"),
+        ("loader.persistent_workers=true", "persistent_workers=false"),
+        ("loader.timeout=5", "timeout=null"),
+        ("loader.worker_init_fn=tests.own_parts.start_worker", "worker_init_fn=null"),
+        ("loader.multiprocessing_context=spawn", "multiprocessing_context=null"),
+    ],
+)
+@pytest.mark.parametrize("none", ["loader.num_workers=0", "loader.backend=main"])
+def test_options_of_workers_without_workers(override, off, none):
+    message = only(override.split("=")[0], none, override)
+    assert f"needs workers, but {none}" in message
+    assert f"set loader.{off}, or loader.backend=process with loader.num_workers=1" in message
+
+
+def test_no_workers_alone_is_fine():
+    assert pipeline.compose(*OWN, "loader.num_workers=0").loader.num_workers == 0
+    assert pipeline.compose(*OWN, "loader.backend=main").loader.backend == "main"
+    assert pipeline.compose(*OWN, "loader=threads", "loader.timeout=5").loader.timeout == 5
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "loader.worker_init_fn=tests.own_parts.start_worker",
+        "loader.multiprocessing_context=fork",
+        "loader.persistent_workers=true",
+    ],
+)
+def test_options_of_processes_with_threads(override):
+    message = only(override.split("=")[0], "loader=threads", override)
+    assert "is for processes, but loader.backend=thread" in message
+
+
+def test_a_start_method_that_the_platform_lacks(monkeypatch):
+    message = only("loader.multiprocessing_context", "loader.multiprocessing_context=spwan")
+    assert re.search(r"no 'spwan' \(did you mean 'spawn'\?\); it has ", message)
+    monkeypatch.setattr(contradictions.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    message = only("loader.multiprocessing_context", "loader.multiprocessing_context=fork")
+    assert message == "this platform has no 'fork'; it has spawn"
+
+
+def test_a_worker_function_passes_the_same_gate():
+    key = "loader.worker_init_fn"
+    assert "os.getpid may not be called" in only(key, "loader.worker_init_fn=os.getpid")
+    assert "there is no 'start' in tests.own_parts" in only(key, f"{key}=tests.own_parts.start")
+    good = pipeline.compose(*OWN, f"{key}=tests.own_parts.start_worker")
+    assert good.loader.worker_init_fn == "tests.own_parts.start_worker"
+
+
+def test_batches_out_of_order_with_checkpoints():
+    message = only("loader.in_order", "loader.in_order=false", own=False)
+    assert "set loader.in_order=true or trainer.checkpoint=null" in message
+    pipeline.compose("loader.in_order=false", "trainer.checkpoint=null")
+    pipeline.compose("loader.in_order=false", "task=digest")
+
+
+def test_pinning_a_device_without_pinning():
+    off = ["loader.pin_memory=false", "loader.pin_memory_device=cuda"]
+    assert "never used" in only("loader.pin_memory_device", *off)
+
+
+def test_pinning_without_an_accelerator_is_a_notice(monkeypatch):
+    monkeypatch.setattr(world, "has_accelerator", lambda: False)
+    (notice,) = notices.find(pipeline.compose(*OWN, "loader.pin_memory=true"))
+    assert notice.startswith("loader.pin_memory: there is no accelerator")
+    assert list(notices.find(pipeline.compose(*OWN))) == []
+    monkeypatch.setattr(world, "has_accelerator", lambda: True)
+    assert list(notices.find(pipeline.compose(*OWN, "loader.pin_memory=true"))) == []
+
+
+def test_several_processes_that_would_each_train_alone(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    found = refusals()
+    assert "each would train alone" in found["distributed.strategy"]
+    assert list(found) == ["distributed.strategy"]
+    pipeline.compose(*OWN, "distributed=ddp")
+    monkeypatch.setenv("WORLD_SIZE", "many")
+    with pytest.raises(ConfigError, match="WORLD_SIZE is 'many', not a whole number"):
+        pipeline.compose(*OWN)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["sampler=weighted", "sampler.column=labl"], "sampler.column"),
+        (["sampler=weighted", "sampler.weights=labl"], "sampler.weights"),
+        (["sampler=bucket", "sampler.column=labl"], "sampler.column"),
+        (["sampler=identity", "sampler.column=labl"], "sampler.column"),
+    ],
+)
+def test_a_metadata_column_that_does_not_exist(overrides, key):
+    message = only(key, *overrides)
+    assert message == (
+        "Numbers has no metadata column 'labl' (did you mean 'label'?); it has label, length"
+    )
+
+
+def test_a_weight_column_stands_in_place_of_the_one_to_balance():
+    pipeline.compose(*OWN, "sampler=weighted", "sampler.weights=length", "sampler.column=nothing")
+
+
+def test_a_stream():
+    stream = "dataset._target_=tests.own_parts.Stream"
+    message = only("sampler", stream)
+    assert "Random chooses rows, but Stream is a stream" in message
+    assert "set sampler=stream" in message
+    for name in ("stream", "sequential"):
+        pipeline.compose(*OWN, stream, f"sampler={name}")
+    message = only("loader.in_order", stream, "sampler=stream", "loader.in_order=false")
+    assert "whose end is found in order" in message
+    assert "Numbers has rows that can be chosen" in only("sampler", "sampler=stream")
+
+
+def test_what_ranks_cannot_share():
+    pipeline.compose(*OWN, "batch.size=null")
+    ddp = "distributed=ddp"
+    assert "cannot share" in refusals("batch.size=null", ddp)["batch.size"]
+    assert "trainer.precision=bf16" in refusals("distributed=fsdp", "trainer.precision=fp16")[
+        "trainer.precision"
+    ]  # fmt: skip
+    found = refusals(ddp, "loader.in_order=false", "trainer.checkpoint=null")
+    assert "different batches" in found["loader.in_order"]
+
+
+def test_a_dataset_that_cannot_be_split():
+    unsplit = [*OWN, "dataset._target_=tests.own_parts.Unsplit"]
+    with pytest.raises(ConfigError, match=r"Unsplit takes no argument `split`.*the same samples"):
+        pipeline.compose(*unsplit, "task=fit")
+    pipeline.compose(*unsplit)
+    node = "{_target_:tests.own_parts.Unsplit,size:4}"
+    two = ["~dataset._target_", f"+dataset.train={node}", f"+dataset.val={node}"]
+    pipeline.compose(*OWN, *two, "task=fit")
+
+
+@pytest.mark.parametrize("sampler", ["bucket", "identity"])
+def test_padding_batches_that_a_strategy_forms(sampler):
+    message = only("batch.tail", f"sampler={sampler}", "batch.tail=pad")
+    assert "which it forms itself; set batch.tail=keep" in message
+
+
+def test_dropping_a_tail_that_is_not_there():
+    pipeline.compose(*OWN, "sampler=bucket", "batch.tail=drop")
+    assert "nothing to drop" in only("batch.tail", "sampler=identity", "batch.tail=drop")
+
+
+def test_a_sampler_that_would_share_out_twice():
+    target = "sampler._target_=torch.utils.data.DistributedSampler"
+    assert "a second time" in only("sampler._target_", target)
+
+
+def test_devices_and_precisions(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "torch finds no CUDA" in only("trainer.device", "trainer.device=cuda", own=False)
+    fp16 = only("trainer.precision", "trainer.precision=fp16", own=False)
+    assert "needs an accelerator" in fp16
+    pipeline.compose("trainer.precision=bf16")
+
+
+def test_a_metric_that_nobody_measures():
+    message = only("trainer.monitor", "trainer.monitor=nne", own=False)
+    assert message == "the objective measures no 'nne' (did you mean 'nme'?); it has loss, nme"
+    pipeline.compose("trainer.monitor=loss")
+
+
+def test_a_direction_that_would_keep_the_worst():
+    images = ["dataset=image_folder", "dataset.root=x", "trainer.monitor=accuracy"]
+    message = only("trainer.mode", *images, own=False)
+    assert message == ("min would keep the worst: of accuracy, more is better: trainer.mode=max")
+    pipeline.compose(*images, "trainer.mode=max")
+    pipeline.compose("dataset=image_folder", "dataset.root=x")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "message"),
+    [
+        (["scheduler=cosine", "scheduler.warmup=-1"], "scheduler.warmup", "share of all steps"),
+        (["scheduler=cosine", "scheduler.warmup=1.5"], "scheduler.warmup", "nor a whole number"),
+        (["scheduler=cosine", "scheduler.interval=stpe"], "scheduler.interval", "mean 'step'"),
+        (["scheduler=onecycle", "scheduler.warmup=5"], "scheduler.warmup", "warm-up of its own"),
+        (
+            ["scheduler={_target_:torch.optim.lr_scheduler.ReduceLROnPlateau,warmup:3}"],
+            "scheduler.warmup",
+            "follows a metric",
+        ),
+    ],
+)
+def test_schedules(overrides, key, message):
+    base = [] if overrides[0].startswith("scheduler={") else overrides[:1]
+    rest = overrides[len(base) :]
+    if not base:
+        base, rest = ["scheduler=none"], ["++" + rest[0]]
+    assert message in only(key, *base, *rest, own=False)
+
+
+def test_every_rule_is_skipped_where_what_it_needs_is_wrong_itself():
+    found = refusals("loader.num_workers=1.5", "batch.tail=kep", "sampler.lenght=3")
+    assert sorted(found) == ["batch.tail", "loader.num_workers", "sampler.lenght"]
+
+
+def test_a_training_loop_of_the_models_own_is_said_not_to_run():
+    model = "model={_target_: tests.own_parts.WithItsOwnLoop, in_features: 1, out_features: 2}"
+    (notice,) = notices.find(pipeline.compose(*OWN[:-1], model))
+    assert re.search("model: WithItsOwnLoop is used by its forward alone; its training_step, "
+                     "configure_optimizers are not called. In their place are objective, optimizer "
+                     "and scheduler", notice)  # fmt: skip
+    assert list(notices.find(pipeline.compose(*OWN, model))) == []  # a digest trains nothing

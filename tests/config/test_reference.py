@@ -1,0 +1,127 @@
+"""Every key is said with what its YAML says of it: in `--help`, `--cfg` and on a page."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from torch.utils.data import DataLoader
+
+import pipeline
+from pipeline.config import reference
+from pipeline.config.composition import Composer
+from pipeline.config.schema import LoaderSection
+from tests.program import ROOT, run
+
+
+def keys(tree, prefix=""):
+    for name, value in tree.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from keys(value, f"{prefix}{name}.")
+
+
+def test_the_page_of_all_keys_is_up_to_date():
+    page = (ROOT / "docs" / "keys.md").read_text()
+    assert page == reference.page(), "python -m pipeline.config.reference > docs/keys.md"
+
+
+def test_help_lists_every_group_and_key(capsys):
+    done = run(capsys, "--help")
+    assert done.code == 0
+    for group in Composer().loader.list_groups(""):
+        assert group == "hydra" or re.search(rf"^{group}: ", done.out, re.MULTILINE)
+    shown = done.out.partition("changed with key=value:\n")[2].partition("Examples:")[0]
+    composed = yaml.safe_load(run(capsys, "--cfg", "job").out)
+    assert set(keys(yaml.safe_load(shown))) == set(keys(composed))
+    assert "num_workers: 2  # 0 | a number | auto" in shown
+    assert 'eval "$(python run.py -sc install=bash)"' in done.out
+
+
+def test_what_cfg_shows_has_comments_and_stays_yaml(capsys):
+    done = run(capsys, "--cfg", "job", "loader=fast", "dataset=arrays", "--package", "loader")
+    assert "prefetch_factor: 2  # batches ahead for each worker" in done.out
+    assert "num_workers: auto  # begins with few, climbs while that helps" in done.out
+    assert yaml.safe_load(done.out)["max_deaths"] == 3
+    everything = run(capsys, "--cfg", "job", "dataset=arrays").out
+    assert "root: ???  # folder that holds the two files" in everything
+    assert yaml.safe_load(everything)["objective"]["inputs"] == ["input"]
+
+
+def test_groups_of_ones_own_are_read_too(capsys, tmp_path):
+    (tmp_path / "sampler").mkdir()
+    path = tmp_path / "sampler" / "mine.yaml"
+    path.write_text("defaults: [random]\ndefault_seed: 3  # 'mine' # and more\n")
+    done = run(
+        capsys, "--config-dir", str(tmp_path), "sampler=mine", "--cfg", "job", "-p", "sampler"
+    )
+    assert done.out.splitlines()[1:] == ["_target_: pipeline.order.samplers.Random",
+                                         "default_seed: 3  # 'mine' # and more"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value", "comment"),
+    [
+        ("a: 1  # one", "a", "1", "one"),
+        ("a: 'x # y'", "a", "'x # y'", ""),
+        ('a: "#"  # hash', "a", '"#"', "hash"),
+        ("a: {b: 1}  # both", "a", "{b: 1}", "both"),
+        ("a: [1,\n  2]  # two", "a", "...", ""),
+        ("a:  # section\n  b: null", "a", "", "section"),
+    ],
+)
+def test_comments_are_found_behind_values(line, key, value, comment):
+    first = reference.entries(line)[0]
+    assert (first.key, first.value, first.comment) == (key, value, comment)
+    plain = yaml.safe_dump(yaml.safe_load(line))
+    said = {entry.key: entry.comment for entry in reference.entries(line)}
+    assert yaml.safe_load(reference.annotated(plain, said)) == yaml.safe_load(line)
+
+
+def test_versions(capsys):
+    done = run(capsys, "--version")
+    assert done.code == 0
+    assert done.out.startswith(f"Penstock {pipeline.__version__}, torch ")
+    assert ", hydra-core 1.3" in done.out
+
+
+def test_completion_can_be_installed_as_help_says():
+    script = 'eval "$(python run.py -sc install=bash)"; complete -p'
+    folder = Path(sys.executable).parent
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert "hydra_bash_completion" in done.stdout, done.stderr
+
+
+def table():
+    text = (ROOT / "docs" / "loader.md").read_text()
+    return dict(re.findall(r"^\| `(\w+)` \|[^|]*\| `([\w.=]+)`", text, re.MULTILINE))
+
+
+def test_the_table_of_arguments_has_all_of_torchs():
+    arguments = list(inspect.signature(DataLoader).parameters)
+    assert list(table()) == arguments
+    page = (ROOT / "docs" / "loader.md").read_text()
+    for name in LoaderSection.model_fields:
+        assert f"`loader.{name}`" in page
+
+
+@pytest.mark.parametrize("name", list(inspect.signature(DataLoader).parameters))
+def test_an_argument_of_torchs_is_taken_or_answered(name, capsys):
+    """Under its name in `loader`, or with the key of the table."""
+    key = table()[name]
+    if key == f"loader.{name}":
+        assert name in LoaderSection.model_fields
+        return
+    for prefix in ("", "+"):
+        done = run(capsys, f"{prefix}loader.{name}=3")
+        assert done.code == 2
+        assert f"error in the configuration: loader.{name}: " in done.err
+        assert key in done.err
+        assert done.err.count("\n") == 1

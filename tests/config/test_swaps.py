@@ -1,0 +1,190 @@
+"""Swaps by name: every dataset with every collate function, transform and sampler."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import pipeline
+from pipeline.build.parts import Parts
+from pipeline.config import allow_list
+from pipeline.config.preflight import accept
+from pipeline.config.signatures import arguments
+from pipeline.datasets.files import Files
+from pipeline.errors import ConfigError, PenstockError
+from tests.config.test_conf import CONF
+from tests.datasets import test_peoples_datasets as people
+from tests.face_folder import write_faces
+from tests.program import run
+
+GROUPS = ("collate", "transform", "sampler")
+ONE = ["loader=debug", "batch.size=4", "task=digest"]
+NAMED = {"identity": {"identities": 2, "samples": 2}, "subset": {"fraction": 1.0}}
+
+
+def audio_pairs(folder):
+    import soundfile
+
+    for row in range(10):
+        values = np.random.default_rng(row).uniform(-0.5, 0.5, (1, 800 + 50 * row))
+        soundfile.write(folder / f"{row}.wav", values[0], 8000)
+        np.save(folder / f"{row}.npy", values.astype(np.float32))
+    return [f"dataset.root={folder}"]
+
+
+def faces(folder):
+    return [f"dataset.root={folder}", "dataset.count=12", "dataset.size=32"]
+
+
+def landmarks(folder):
+    return [f"dataset.root={write_faces(folder)}"]
+
+
+def mixture(folder):
+    drawn = [f"dataset.sources.drawn.root={folder}/drawn", "+dataset.sources.drawn.count=12",
+             "+dataset.sources.drawn.size=32"]  # fmt: skip
+    return [*drawn, f"dataset.sources.photographs.root={write_faces(folder / 'photographs')}"]
+
+
+def packed(folder):
+    found = run_pack(folder)
+    return [f"dataset.folder={found}"]
+
+
+def run_pack(folder):
+    (folder / "images").mkdir()
+    (folder / "images" / "x").mkdir()
+    people.classes(folder / "images")
+    (folder / "images" / "x").rmdir()
+    common = ["dataset=image_folder", f"dataset.root={folder}/images", f"cache_dir={folder}/cache"]
+    for split in ("train", "val"):
+        config = pipeline.compose(*common, "pack.size=20", f"pack.out={folder}/packs", *ONE)
+        Parts(config).pack(split)
+    return folder / "packs"
+
+
+def stream(folder):
+    people.csv(folder)
+    return [f"dataset.root={folder}/texts.csv", "dataset.classes=[a,b]"]
+
+
+def of(make):
+    """The overrides of a dataset's files without its company."""
+    return lambda folder: [one for one in make(folder) if one.startswith("dataset.")]
+
+
+MAKERS = {
+    "arrays": of(people.npy), "audio_pairs": audio_pairs, "delimited_stream": stream,
+    "delimited_text": of(people.csv), "face_landmarks": landmarks,
+    "image_folder": of(people.image_folder), "mixture": mixture, "packed": packed,
+    "parquet": of(people.parquet), "parquet_stream": of(people.parquet),
+    "sequence_files": of(people.sequences), "sequences": lambda folder: [f"dataset.root={folder}",
+                                                                         "dataset.count=20"],
+    "spoken_digits": of(people.audio), "synthetic_faces": faces,
+    "tar_shards": of(people.web_dataset), "torchvision": lambda folder: people.mnist(folder)[1:],
+}  # fmt: skip
+NOT_HERE = {"mds"}  # wants a library that is not installed; tests/datasets/test_mds.py
+
+
+def test_no_dataset_is_forgotten():
+    names = {path.stem for path in (CONF / "dataset").glob("*.yaml")}
+    assert names == set(MAKERS) | NOT_HERE
+
+
+@pytest.fixture(scope="module")
+def choices():
+    """Group, name and section of every choice, as hydra composes it."""
+    found = []
+    for group in GROUPS:
+        for path in sorted((CONF / group).glob("*.yaml")):
+            section = yaml.safe_load(path.read_text())
+            if group == "transform":
+                section = vars(pipeline.compose("task=digest", f"transform={path.stem}").transform)
+            found.append((group, path.stem, section | NAMED.get(path.stem, {})))
+    return found
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_dataset_with_everything(name, choices, tmp_path, monkeypatch):
+    """A batch comes, or a sentence says why not; nothing else is raised.
+
+    Choices are put where hydra would put them: it takes 0.2 s for each.
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    files = [f"dataset={name}", *MAKERS[name](tmp_path / "data"), "cache_dir=cache"]
+    base = pipeline.compose(*ONE, *files).plain()
+    worked = set()
+    for group, chosen, section in choices:
+        single = {"batch": base["batch"] | {"size": None}} if chosen == "single" else {}
+        try:
+            with Parts(accept(base | {group: section} | single)).loader("train", True) as loader:
+                assert len(next(iter(loader)).positions)
+            worked.add((group, chosen))
+        except PenstockError as refused:
+            words = str(refused)
+            assert "Traceback" not in words, (group, chosen, words)
+    assert ("transform", "none") in worked or name in UNEVEN, worked
+    assert {("collate", "list"), ("collate", "single")} <= worked, worked
+
+
+# Samples of unequal shapes, which their own transform makes equal.
+UNEVEN = {"face_landmarks", "mixture"}
+
+
+@pytest.mark.parametrize("options", [["collate=list"], ["transform=none"], ["collate=pad"]])
+def test_texts_can_be_swapped(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = pipeline.compose("dataset=delimited_text", *of(people.csv)(tmp_path), *ONE, *options)
+    with Parts(config).loader("train") as loader:
+        batch = next(iter(loader))
+    assert isinstance(batch["text"], list)
+    assert isinstance(batch["label"], list) == (options == ["collate=list"])
+
+
+def test_a_file_of_another_collate_function_never_remains():
+    """A dataset sets no argument of a group that somebody may swap."""
+    for path in (CONF / "dataset").glob("*.yaml"):
+        tree = yaml.safe_load(path.read_text())
+        assert not {"collate", "sampler", "model"} & set(tree), path.name
+
+
+def test_files_can_be_set_for_every_dataset_that_reads_files():
+    known = set(arguments(Files).names) - {"limits"}
+    for path in sorted((CONF / "dataset").glob("*.yaml")):
+        tree = yaml.safe_load(path.read_text())
+        node = tree.get("dataset", tree)
+        taken = "files" in arguments(allow_list.resolve(node["_target_"], "")).names
+        assert taken == ("files" in node), path.name
+        assert not taken or set(node["files"]) - {"_target_"} == known, path.name
+
+
+# hydra's name for the folder of a run
+
+
+@pytest.mark.parametrize("word", ["hydra.run.dir=here/it/is", "++hydra.run.dir='here/it/is'"])
+def test_hydras_folder_is_the_runs(word, faces, capsys):
+    quick = ["trainer.max_steps=1", "trainer.pictures=false", "loader=debug", "tracker=none"]
+    found = run(capsys, *faces, *quick, word)
+    assert found.code == 0, found.err
+    assert Path("here/it/is/manifest.json").exists()
+    assert (
+        sorted(path.name for path in Path().iterdir()) == ["data", "here"]
+        or not Path("outputs").exists()
+    )
+    assert pipeline.compose(word).run_dir == "here/it/is"
+
+
+def test_both_names_at_once_are_refused(capsys):
+    found = run(capsys, "hydra.run.dir=a", "run_dir=b")
+    assert found.code == 2
+    assert "hydra.run.dir: a is another name for run_dir, which is given too" in found.err
+
+
+def test_a_file_that_sets_hydras_folder_is_refused(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\nhydra: {run: {dir: elsewhere}}\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir: got 'elsewhere': .* by run_dir"):
+        pipeline.compose("experiment=mine", config_dir=str(tmp_path))

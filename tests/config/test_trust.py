@@ -1,0 +1,206 @@
+"""What a configuration may call, and what it may not by any way of writing it."""
+
+import functools
+import sys
+
+import pytest
+
+from pipeline.config import allow_list
+from pipeline.errors import ConfigError
+
+ALLOWED = [
+    "torch.nn.Linear",
+    "torch.nn.modules.linear.Linear",
+    "torch.nn.CrossEntropyLoss",
+    "torch.optim.AdamW",
+    "torch.optim.lr_scheduler.OneCycleLR",
+    "torch.utils.data.RandomSampler",
+    "torch.utils.data.TensorDataset",
+    "torch.utils.data.Subset",
+    "torch.utils.data.default_collate",
+    "torchvision.datasets.FakeData",
+    "torchvision.datasets.CIFAR10",
+    "torchvision.datasets.mnist.MNIST",
+    "torchvision.datasets.ImageFolder",
+    "torch.utils.data.BatchSampler",
+    "torchvision.transforms.v2.Resize",
+    "torchvision.transforms.v2.Lambda",
+    "torchvision.transforms.v2.functional.horizontal_flip",
+    "torchvision.models.resnet18",
+    "torchvision.models.ResNet",
+    "torchvision.models.detection.ssd300_vgg16",
+    "torchmetrics.classification.MulticlassRecall",
+    "torchmetrics.MeanMetric",
+    "pipeline.datasets.face_landmarks.FaceLandmarks",
+    "pipeline.order.samplers.Weighted",
+    "pipeline.loading.collate.Pad",
+    "pipeline.transforms.image.LandmarkFlip",
+    "pipeline.training.models.torchvision_model",
+    "pipeline.training.objective.LandmarkRegression",
+    "pipeline.training.metrics.NormalizedMeanError",
+    "pipeline.runs.tracker.TensorBoard",
+]
+
+REFUSED = [
+    # pickles and native code
+    "torch.load", "torch.hub.load", "torch.hub.load_state_dict_from_url", "torch.jit.load",
+    "torch.ops.load_library", "torch.classes.load_library", "torch.serialization.load",
+    "torch.package.PackageImporter", "torch.utils.cpp_extension.load", "torch.save",
+    "numpy.load", "numpy.loadtxt", "numpy.ctypeslib.load_library", "pandas.read_pickle",
+    "pandas.read_csv", "joblib.load", "pickle.load", "pickle.loads", "_pickle.loads",
+    "cloudpickle.load", "dill.load", "ctypes.CDLL", "ctypes.cdll.LoadLibrary", "marshal.loads",
+    "shelve.open", "torchvision.models.get_model_weights", "torchvision.models.get_weight",
+    # whatever runs code, reads or writes
+    "builtins.open", "builtins.eval", "builtins.exec", "builtins.__import__", "builtins.print",
+    "os.system", "os.remove", "os.environ.update", "posix.system", "subprocess.run", "pty.spawn",
+    "shutil.copy", "shutil.rmtree", "importlib.import_module", "runpy.run_path", "sys.exit",
+    "webbrowser.open", "urllib.request.urlopen", "functools.partial", "operator.attrgetter",
+    "hydra.utils.call", "hydra.utils.instantiate", "hydra.utils.get_method",
+    "hydra.utils.get_object", "hydra._internal.instantiate._instantiate2.instantiate",
+    "omegaconf.OmegaConf.load", "yaml.load",
+    # ours and torch's, but not parts
+    "torch.nn.Module.load_state_dict", "torch.optim.Optimizer.load_state_dict",
+    "torch.nn.functional.relu", "torch.nn.init.zeros_", "torch.nn.utils.clip_grad_norm_",
+    "torch.utils.data.DataLoader", "torch.utils.data.random_split", "torch.utils.data.Dataset",
+    "torchvision.models.get_model", "torchvision.models.list_models",
+    "torchvision.io.read_image", "torchvision.datasets.LSUN",
+    "torchvision.datasets.folder.default_loader", "torch.utils.data.datapipes.iter.FileOpener",
+    "torchvision.transforms.v2.functional.register_kernel", "torchvision.transforms.Resize",
+    "torchmetrics.text.bert.BERTScore", "torchmetrics.image.fid.FrechetInceptionDistance",
+    "torchmetrics.functional.accuracy", "pipeline.runs.checkpoint.load",
+    "pipeline.order.samplers.hash64", "pipeline.config.allow_list.resolve",
+    "pipeline.config.instantiate.make",
+    "pipeline.command.main",
+    "pipeline.datasets.reading.split.split_rows", "pipeline.datasets.face_landmarks.read_image",
+    # ways around
+    "torch.nn.functional.torch.hub.load", "torch.nn.modules.module.torch.load",
+    "torch.utils.data.dataloader.os.system", "torch.optim.lr_scheduler.warnings.sys.exit",
+    "pipeline.order.samplers.np.load", "pipeline.datasets.face_landmarks.os.system",
+    "torchvision.transforms.v2.functional._utils.register_kernel",
+    "torch.nn.Linear.__init__", "torch.nn.Linear.__init__.__globals__",
+    "torch.nn.Linear.forward.__globals__.get", "torch.nn.Module.__class__",
+    # not names
+    "Linear", "", "torch..nn", "torch.nn.", "torch.nn.Linear()", "torch nn Linear", "../torch.nn",
+    "torch.nn.Linear\n", "${oc.env:HOME}", "tοrch.nn.Linear",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_parts_may_be_called(name):
+    assert callable(allow_list.resolve(name, "model._target_"))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_everything_else_may_not(name):
+    with pytest.raises(ConfigError, match=r"^model._target_: ") as caught:
+        allow_list.resolve(name, "model._target_")
+    assert name.strip() in str(caught.value) or repr(name) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [None, 3, ["torch.nn.Linear"], {"a": 1}, True])
+def test_a_target_that_is_no_text_is_refused(name):
+    with pytest.raises(ConfigError, match="is not a dotted name"):
+        allow_list.resolve(str(name) if isinstance(name, list | dict) else name, "k")
+
+
+def test_nothing_is_imported_for_a_refused_name():
+    assert "this" not in sys.modules
+    with pytest.raises(ConfigError, match="may not be called"):
+        allow_list.resolve("this.d", "k")
+    assert "this" not in sys.modules
+
+
+def test_the_refusal_says_how_to_trust():
+    way = r"'mypkg' is not trusted.*--trust mypkg .*PENSTOCK_TRUST=mypkg"
+    with pytest.raises(ConfigError, match=way):
+        allow_list.resolve("mypkg.parts.Net", "model._target_")
+    with pytest.raises(ConfigError, match=r"--trust mypackage"):
+        allow_list.resolve("torch.load", "model._target_")
+    with pytest.raises(ConfigError, match=r"\(did you mean 'torch'\?\): 'toch' is not trusted"):
+        allow_list.resolve("toch.nn.Linear", "model._target_")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("torch.nn.Linaer", r"there is no 'Linaer' in torch.nn \(did you mean 'Linear'\?\)"),
+        (
+            "pipeline.datasets.face_landmark.X",
+            r"no 'face_landmark' in pipeline.datasets \(did you mean 'face_landm",
+        ),
+        ("pipeline.order.samplers.Wieghted", r"did you mean 'Weighted'"),
+        ("torch.nn.Linear.foo", r"torch.nn.Linear has no 'foo'"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_told_from_one_that_is_near(name, message):
+    with pytest.raises(ConfigError, match=message):
+        allow_list.resolve(name, "k")
+
+
+def test_a_package_is_trusted_by_the_environment_alone(monkeypatch):
+    with pytest.raises(ConfigError, match="'tests' is not trusted"):
+        allow_list.resolve("tests.own_parts.Holder", "k")
+    monkeypatch.setenv("PENSTOCK_TRUST", "other, tests.own_parts")
+    assert allow_list.resolve("tests.own_parts.Holder", "k").__name__ == "Holder"
+    assert allow_list.resolve("tests.own_parts.add", "k").__name__ == "add"
+    assert allow_list.resolve("tests.own_parts.Holder.made", "k")().inner is None
+    with pytest.raises(ConfigError, match="not trusted"):
+        allow_list.resolve("tests.toy.Pictures", "k")
+    monkeypatch.delenv("PENSTOCK_TRUST")
+    with pytest.raises(ConfigError, match="'tests' is not trusted"):
+        allow_list.resolve("tests.own_parts.Holder", "k")
+
+
+def test_trust_in_a_package_is_no_trust_in_what_it_imports(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    for name in ("os.system", "torch.load", "torch.hub.load"):
+        with pytest.raises(ConfigError, match="leads through the module"):
+            allow_list.resolve(f"tests.own_parts.{name}", "k")
+    for name in ("tests.own_parts.Holder.__init__", "tests.own_parts.Holder.__class__"):
+        with pytest.raises(ConfigError, match="internal name"):
+            allow_list.resolve(name, "k")
+    # Somebody else's part is called if it could have been named directly.
+    assert allow_list.resolve("tests.own_parts.resnet18", "k").__name__ == "resnet18"
+    with pytest.raises(ConfigError, match="LIMIT is int, not something that can be called"):
+        allow_list.resolve("tests.own_parts.LIMIT", "k")
+
+
+def test_an_alias_of_a_loader_in_a_trusted_package_is_still_a_loader(monkeypatch):
+    import torch
+
+    from tests import own_parts
+
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    monkeypatch.setattr(own_parts, "fetch_weights", torch.load, raising=False)
+    monkeypatch.setattr(own_parts, "hidden", functools.partial(torch.load, "x"), raising=False)
+    for name in ("fetch_weights", "hidden"):
+        with pytest.raises(ConfigError, match="which is not at home in tests"):
+            allow_list.resolve(f"tests.own_parts.{name}", "k")
+
+
+@pytest.mark.parametrize("name", ["os", "torch", "torch.hub", "builtins", "numpy", "hydra", "sys"])
+def test_packages_that_can_do_anything_cannot_be_trusted_as_a_whole(name):
+    (problem,) = allow_list.check_trusted([name])
+    assert problem.key == "--trust"
+    assert "cannot be trusted as a whole" in problem.message
+
+
+def test_nor_by_the_environment(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRUST", "mypkg,torch")
+    with pytest.raises(ConfigError, match=r"^PENSTOCK_TRUST: 'torch' cannot be trusted as a whole"):
+        allow_list.resolve("torch.load", "k")
+
+
+def test_names_given_to_trust_are_checked():
+    assert allow_list.check_trusted(["mypkg", "mypkg.parts"]) == []
+    assert "not the name of a package" in allow_list.check_trusted(["my-pkg"])[0].message
+
+
+def test_an_import_that_fails_is_told_with_its_place(tmp_path, monkeypatch):
+    (tmp_path / "half_done.py").write_text("x = 1\nimport nothing_like_this\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PENSTOCK_TRUST", "half_done,never_there")
+    with pytest.raises(ConfigError, match=r"importing half_done failed: .*half_done.py:2\)"):
+        allow_list.resolve("half_done.Net", "k")
+    with pytest.raises(ConfigError, match="there is no package 'never_there' here"):
+        allow_list.resolve("never_there.Net", "k")

@@ -1,0 +1,62 @@
+"""Weights of torchvision's are tensors, whatever lies in torch's cache."""
+
+import os
+import pickle
+
+import pytest
+import torch
+from torchvision import models
+
+from pipeline.config.instantiate import make
+from pipeline.errors import ConfigError
+
+WAYS = [
+    {"_target_": "torchvision.models.resnet18", "weights": "DEFAULT"},
+    {"_target_": "torchvision.models.resnet18", "weights": "IMAGENET1K_V1", "_partial_": True},
+    {"_target_": "pipeline.training.models.torchvision_model", "name": "resnet18", "num_outputs": 3,
+     "weights": "DEFAULT"},
+    {"_target_": "torchvision.models.detection.fasterrcnn_resnet50_fpn", "weights": None,
+     "weights_backbone": "DEFAULT"},
+]  # fmt: skip
+
+
+class Hostile:
+    def __init__(self, canary):
+        self.canary = canary
+
+    def __reduce__(self):
+        return os.mkdir, (self.canary,)
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    """Puts something in the place of the weights that are in torch's cache."""
+    monkeypatch.setattr(torch.hub, "_hub_dir", None, raising=False)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    folder = tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    wanted = [*models.ResNet18_Weights, *models.ResNet50_Weights]
+
+    def put(write):
+        for name in {one.url.rpartition("/")[2] for one in wanted}:
+            write(folder / name)
+
+    return put
+
+
+@pytest.mark.parametrize("node", WAYS, ids=[way["_target_"].rpartition(".")[2] for way in WAYS])
+@pytest.mark.parametrize("form", ["zip", "bare"])
+def test_a_pickle_in_the_cache_is_not_run(node, form, cached, tmp_path):
+    hostile = {"fc.weight": Hostile(str(tmp_path / "canary"))}
+    cached(lambda path: torch.save(hostile, path) if form == "zip"
+           else path.write_bytes(pickle.dumps(hostile, 2)))  # fmt: skip
+    with pytest.raises(ConfigError, match=r"weights: .*\.pth holds more than tensors"):
+        make(node, "model")()
+    assert not (tmp_path / "canary").exists()
+
+
+def test_weights_that_are_tensors_are_read(cached):
+    state = models.resnet18(weights=None).state_dict()
+    cached(lambda path: torch.save(state, path))
+    model = make(WAYS[0], "model")
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())

@@ -1,0 +1,183 @@
+"""Inputs and targets in `.npy` files."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.datasets.arrays import Arrays
+from pipeline.errors import DataError
+
+
+def write(folder, inputs, targets):
+    np.save(folder / "inputs.npy", inputs)
+    np.save(folder / "targets.npy", targets)
+    return folder
+
+
+@pytest.fixture
+def classes(tmp_path):
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(40, 6)).astype(np.float32)
+    return write(tmp_path, inputs, np.arange(40) % 5 // 2)
+
+
+@pytest.fixture
+def values(tmp_path):
+    random = np.random.default_rng(0)
+    return write(tmp_path, random.normal(size=(20, 3, 4)), random.normal(size=(20, 2)))
+
+
+def test_classes(classes):
+    train, val = Arrays(str(classes)), Arrays(str(classes), "val")
+    assert (len(train), len(val)) == (32, 8)
+    row = val.rows[3]
+    sample = val[3]
+    assert torch.equal(sample["input"], torch.from_numpy(np.load(classes / "inputs.npy")[row]))
+    assert sample["target"] == row % 5 // 2
+    assert isinstance(sample["target"], int)
+    assert train.facts == {"num_features": 6, "num_classes": 3, "num_outputs": 3}
+    assert train.classes == ["0", "1", "2"]
+
+
+def test_named_classes(classes):
+    (classes / "classes.txt").write_text("low\nmiddle\nhigh\n")
+    assert Arrays(str(classes)).classes == ["low", "middle", "high"]
+    (classes / "classes.txt").write_text("low\nmiddle\n")
+    with pytest.raises(DataError, match=r"classes\.txt' names 2 classes, but there is a label 2"):
+        Arrays(str(classes))
+
+
+def test_values(values):
+    data = Arrays(str(values))
+    sample = data[0]
+    assert sample["input"].shape == (3, 4)
+    assert sample["input"].dtype == sample["target"].dtype == torch.float32
+    assert sample["target"].shape == (2,)
+    assert data.facts == {"num_features": 4, "num_outputs": 2}
+    assert data.classes == []
+
+
+def test_one_value_a_row(tmp_path):
+    data = Arrays(str(write(tmp_path, np.zeros((4, 2)), np.arange(4.0))), val_fraction=0.0)
+    assert data[3]["target"].shape == ()
+    assert data[3]["target"] == 3.0
+    assert data.facts["num_outputs"] == 1
+
+
+def test_a_batch_at_once_is_bit_equal(classes):
+    data = Arrays(str(classes))
+    rows = [5, 0, 31, 5]
+    for one, together in zip([data[row] for row in rows], data.__getitems__(rows), strict=True):
+        assert torch.equal(one["input"], together["input"])
+        assert one["target"] == together["target"]
+
+
+def test_metadata(classes, tmp_path):
+    data = Arrays(str(classes))
+    table = data.metadata
+    assert tuple(table.columns) == Arrays.columns
+    assert table["row"].tolist() == data.rows.tolist()
+    assert table["label"].tolist() == [data[index]["target"] for index in range(len(data))]
+
+
+def test_metadata_of_values(values):
+    assert list(Arrays(str(values)).metadata.columns) == ["row"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "given"),
+    [("f2", "float32"), ("f8", "float32"), (">f4", "float32"), ("u1", "uint8"), ("?", "bool"),
+     ("u2", "int32"), ("u4", "int64"), ("i2", "int16"), (">i4", "int32"), ("i8", "int64")],
+)  # fmt: skip
+def test_kinds_of_numbers(tmp_path, stored, given):
+    inputs = np.array([[0, 1], [1, 0], [1, 1]]).astype(stored)
+    data = Arrays(str(write(tmp_path, inputs, np.zeros(3, int))), val_fraction=0.0)
+    assert str(data[0]["input"].dtype) == f"torch.{given}"
+    assert data[1]["input"].tolist() == [1, 0]
+
+
+def test_it_travels_to_workers(classes):
+    data = Arrays(str(classes))
+    pickled = pickle.dumps(data)
+    assert len(pickled) < 3000  # the files are opened again, not sent
+    assert torch.equal(pickle.loads(pickled)[7]["input"], data[7]["input"])
+
+
+def test_the_fingerprint(classes):
+    prints = {Arrays(str(classes)).fingerprint, Arrays(str(classes), split_seed=1).fingerprint}
+    assert Arrays(str(classes)).fingerprint in prints
+    inputs = np.load(classes / "inputs.npy")
+    inputs[17, 3] += 1
+    np.save(classes / "inputs.npy", inputs)
+    assert Arrays(str(classes)).fingerprint not in prints
+    assert len(prints) == 2
+
+
+def test_large_files_are_sampled(tmp_path):
+    inputs = np.zeros((3000, 1000), np.uint16)
+    before = Arrays(str(write(tmp_path, inputs, np.zeros(3000, int)))).fingerprint
+    inputs[-1] = 1
+    assert Arrays(str(write(tmp_path, inputs, np.zeros(3000, int)))).fingerprint != before
+
+
+def refused(folder, match):
+    with pytest.raises(DataError, match=match):
+        Arrays(str(folder))
+
+
+def test_missing_files(tmp_path):
+    refused(tmp_path / "none", r"dataset\.root: .*is missing")
+    refused(tmp_path, r"dataset\.inputs: .*inputs\.npy' cannot be read: No such file")
+
+
+def test_different_lengths(tmp_path):
+    refused(write(tmp_path, np.zeros((5, 2)), np.zeros(4, int)), "has 5 rows and .* 4: they need")
+
+
+def test_a_negative_label(tmp_path):
+    targets = np.array([0, 1, -1, 2])
+    refused(write(tmp_path, np.zeros((4, 2)), targets), r"targets\.npy', row 2: label -1")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_value_that_is_not_finite(values, bad):
+    data = Arrays(str(values))
+    inputs = np.load(values / "inputs.npy")
+    inputs[data.rows[5], 2, 1] = bad
+    np.save(values / "inputs.npy", inputs)
+    data = Arrays(str(values))
+    said = rf"inputs\.npy', row {data.rows[5]}, place \[2, 1\]: {bad} is not finite"
+    with pytest.raises(DataError, match=said):
+        data[5]
+    with pytest.raises(DataError, match=said):
+        data.__getitems__([0, 5])
+    assert data[4]["input"].shape == (3, 4)
+
+
+def test_python_objects_are_refused(tmp_path):
+    class Harm:
+        def __reduce__(self):
+            return (pytest.fail, ("a pickle was opened",))
+
+    inputs = np.array([Harm(), Harm()], dtype=object)
+    np.save(tmp_path / "inputs.npy", inputs, allow_pickle=True)
+    np.save(tmp_path / "targets.npy", np.zeros(2))
+    refused(tmp_path, r"inputs\.npy' holds Python objects, which are pickled")
+
+
+def test_text_and_no_rows_are_refused(tmp_path):
+    refused(write(tmp_path, np.array(["a", "b"]), np.zeros(2)), "holds <U1; save numbers")
+    refused(write(tmp_path, np.zeros((0, 3)), np.zeros(0)), r"shape \(0, 3\): there are no rows")
+    refused(write(tmp_path, np.zeros(()), np.zeros(0)), r"shape \(\): there are no rows")
+
+
+def test_damaged_files_are_refused(classes):
+    content = (classes / "inputs.npy").read_bytes()
+    (classes / "inputs.npy").write_bytes(content[:-40])
+    refused(classes, r"inputs\.npy' is shorter than its header says")
+    (classes / "inputs.npy").write_bytes(b"no array at all")
+    refused(classes, r"inputs\.npy' is no \.npy file")
+    (classes / "inputs.npy").write_bytes(b"")
+    refused(classes, r"inputs\.npy' is no \.npy file")

@@ -1,0 +1,477 @@
+"""Audio files, spoken digits, pairs, and the collate function for them."""
+
+import pickle
+import shutil
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+import pipeline
+from pipeline.build.parts import Parts
+from pipeline.datasets.audio_pairs import AudioPairs
+from pipeline.datasets.files import Files
+from pipeline.datasets.reading.audio import lengths_and_rates, read_audio, read_header
+from pipeline.datasets.reading.file_kind import stranger
+from pipeline.datasets.reading.folder import LocalFolder
+from pipeline.datasets.spoken_digits import SpokenDigits
+from pipeline.errors import ConfigError, DataError
+from pipeline.loading.collate import Mismatch, PadTime
+from tests.program import SHARED, run
+
+WAV = ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW", "IMA_ADPCM"]
+KINDS = [("WAV", coding) for coding in WAV] + [("WAVEX", "PCM_16"), ("RF64", "PCM_16")]
+KINDS += [("FLAC", "PCM_16"), ("FLAC", "PCM_24")]
+
+
+def wave(frames=400, channels=1, seed=0):
+    """float64 [T, C], as soundfile takes it."""
+    return np.random.default_rng(seed).uniform(-0.5, 0.5, (frames, channels))
+
+
+def write(path, values=None, rate=8000, **options):
+    path.parent.mkdir(exist_ok=True)
+    soundfile.write(path, wave() if values is None else values, rate, **options)
+    return path
+
+
+# One file
+
+
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        ({"subtype": "PCM_16"}, 2**-15),
+        ({"subtype": "PCM_24"}, 2**-23),
+        ({"subtype": "FLOAT"}, 1e-7),
+        ({"format": "FLAC", "subtype": "PCM_16"}, 2**-15),
+    ],
+)
+def test_what_is_read_is_what_was_written(tmp_path, options, tolerance):
+    path = write(tmp_path / "a.wav", wave(300, 2), rate=11025, **options)
+    audio, rate = read_audio(str(path))
+    assert (audio.shape, audio.dtype, rate) == ((2, 300), torch.float32, 11025)
+    assert audio.is_contiguous()
+    np.testing.assert_allclose(audio.numpy().T, wave(300, 2), atol=tolerance)
+
+
+@pytest.mark.parametrize(("format", "subtype"), KINDS)
+def test_headers_say_what_libsndfile_reads(tmp_path, format, subtype):
+    path = write(tmp_path / "a.wav", wave(1000, 2), format=format, subtype=subtype)
+    info = soundfile.info(path)
+    assert read_header(str(path)) == (info.frames, info.samplerate, info.channels)
+    assert len(read_audio(str(path))[0][0]) == info.frames
+
+
+@pytest.mark.parametrize(("format", "subtype"), KINDS)
+def test_a_file_cut_anywhere_is_refused(tmp_path, format, subtype):
+    content = write(tmp_path / "a.wav", format=format, subtype=subtype).read_bytes()
+    cut = tmp_path / "cut.wav"
+    for size in {*range(0, len(content), 61), *range(len(content) - 3, len(content))}:
+        cut.write_bytes(content[:size])
+        with pytest.raises(DataError, match=r"cut\.wav"):
+            read_audio(str(cut))
+
+
+def test_chunks_before_and_after_the_samples(tmp_path):
+    content = write(tmp_path / "a.wav").read_bytes()
+    extra = b"LIST" + (5).to_bytes(4, "little") + b"abcde\0"  # of odd length, so padded
+    (tmp_path / "b.wav").write_bytes(content[:12] + extra + content[12:] + extra)
+    assert read_header(str(tmp_path / "b.wav")) == (400, 8000, 1)
+    expected, _ = read_audio(str(tmp_path / "a.wav"))
+    assert torch.equal(read_audio(str(tmp_path / "b.wav"))[0], expected)
+
+
+@pytest.mark.parametrize("length", [0xFFFFFFFF, 0x7FFFF000])
+def test_a_file_written_into_a_pipe(tmp_path, length):
+    content = write(tmp_path / "a.wav").read_bytes()
+    (tmp_path / "b.wav").write_bytes(content[:40] + length.to_bytes(4, "little") + content[44:])
+    assert read_header(str(tmp_path / "b.wav")).frames == 400
+    assert read_audio(str(tmp_path / "b.wav"))[0].shape == (1, 400)
+
+
+def not_finite(path):
+    values = wave(300, 2)
+    values[200, 1] = np.nan
+    write(path, values, subtype="FLOAT")
+
+
+BAD = {
+    "missing": (lambda path: None, "cannot be read: No such file"),
+    "a folder": (lambda path: path.mkdir(), "cannot be read: Is a directory"),
+    "empty": (lambda path: path.touch(), "is no audio: it is empty"),
+    "text": (lambda path: path.write_text("hello, world\n"), "it is text that starts with 'hello"),
+    "a page": (lambda path: path.write_text(" <!DOCTYPE html>"), "is no audio: it is a web page"),
+    "a pointer": (
+        lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"),
+        "it is a Git LFS pointer",
+    ),
+    "noise": (lambda path: path.write_bytes(bytes(range(256))), "is damaged or of an unknown form"),
+    "no samples": (lambda path: write(path, wave(0)), "holds no samples"),
+    "not finite": (not_finite, r"frame 200 \(0\.025 s\), channel 1: nan is not finite"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_is_wrong_with_a_file(tmp_path, kind):
+    make, match = BAD[kind]
+    make(tmp_path / "bad.wav")
+    with pytest.raises(DataError, match=match) as caught:
+        read_audio(str(tmp_path / "bad.wav"))
+    assert str(tmp_path / "bad.wav") in str(caught.value)
+
+
+def test_a_cut_says_how_much_is_missing(tmp_path):
+    path = write(tmp_path / "a.wav")
+    path.write_bytes(path.read_bytes()[:-300])
+    with pytest.raises(DataError, match="says it has 800 bytes of samples, but there are 500"):
+        read_audio(str(path))
+
+
+def test_lengths_are_0_where_a_header_cannot_be_read(tmp_path):
+    paths = [write(tmp_path / "a.wav"), tmp_path / "no.wav", write(tmp_path / "b.wav", rate=16000)]
+    lengths, rates = lengths_and_rates(LocalFolder(tmp_path), [path.name for path in paths])
+    assert lengths.tolist() == [400, 0, 400]
+    assert rates.tolist() == [8000, 0, 16000]
+
+
+def test_without_soundfile(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(ConfigError, match=r"pip install soundfile"):
+        SpokenDigits(str(tmp_path))
+
+
+def test_strangers():
+    assert stranger(b"\x89PNG\r\n") is None
+    assert stranger("caf\u00e9".encode()) is None  # not plain text: no guess
+
+
+# Spoken digits
+
+
+SPEAKERS = ("ann", "ben", "cleo")
+
+
+def recordings(root, takes=7, digits=3):
+    """root/recordings with `digits` x 3 speakers x `takes`, of different lengths."""
+    for digit in range(digits):
+        for number, speaker in enumerate(SPEAKERS):
+            for take in range(takes):
+                values = 0.1 * wave(400 + 10 * take, seed=digit) + 0.1 * np.sin(
+                    np.arange(400 + 10 * take)[:, None] * (digit + 1) / 5 + number
+                )
+                write(root / "recordings" / f"{digit}_{speaker}_{take}.wav", values)
+    return root
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory):
+    return recordings(tmp_path_factory.mktemp("spoken"))
+
+
+@pytest.fixture
+def own_spoken(spoken, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(spoken, tmp_path / "spoken")
+
+
+def test_the_split_by_takes(spoken):
+    train, val = SpokenDigits(str(spoken)), SpokenDigits(str(spoken), "val")
+    assert (len(train), len(val)) == (3 * 3 * 2, 3 * 3 * 5)
+    assert set(train.takes) == {5, 6}
+    assert set(val.takes) == {0, 1, 2, 3, 4}
+    assert len(SpokenDigits(str(spoken), val_takes=1)) == 3 * 3 * 6
+
+
+def test_the_split_by_speakers(spoken):
+    train = SpokenDigits(str(spoken), val_speakers=["cleo"])
+    val = SpokenDigits(str(spoken), "val", val_speakers=["cleo"])
+    assert (set(train.speaker_codes), set(val.speaker_codes)) == ({0, 1}, {2})
+    assert train.speakers == val.speakers == list(SPEAKERS)
+
+
+def test_a_sample(spoken):
+    data = SpokenDigits(str(spoken), val_takes=0)
+    row = [data.path(i) for i in range(len(data))].index(str(spoken / "recordings/2_ben_6.wav"))
+    sample = data[row]
+    assert (sample["label"], sample["speaker"], sample["rate"]) == (2, 1, 8000)
+    assert sample["audio"].shape == (1, 460)
+    assert data.facts == {"num_classes": 10, "num_outputs": 10}
+    assert data.classes == list("0123456789")
+
+
+def test_the_table_reads_headers_only(spoken, monkeypatch):
+    data = SpokenDigits(str(spoken))
+    samples = [data[index] for index in range(len(data))]
+    monkeypatch.setattr(soundfile, "SoundFile", None)
+    table = data.metadata
+    assert tuple(table.columns) == SpokenDigits.columns
+    for name in ("label", "speaker", "rate"):
+        assert table[name].tolist() == [sample[name] for sample in samples]
+    assert table["length"].tolist() == [sample["audio"].shape[1] for sample in samples]
+
+
+def test_the_fingerprint_goes_by_content_not_by_place(spoken, own_spoken):
+    before = SpokenDigits(str(spoken)).fingerprint
+    assert SpokenDigits(str(own_spoken)).fingerprint == before
+    assert SpokenDigits(str(spoken), "val").fingerprint != before
+    write(own_spoken / "recordings" / "0_ann_6.wav", wave(999))
+    assert SpokenDigits(str(own_spoken)).fingerprint != before
+
+
+def test_it_travels_to_workers(spoken):
+    data = SpokenDigits(str(spoken))
+    other = pickle.loads(pickle.dumps(data))
+    assert torch.equal(other[3]["audio"], data[3]["audio"])
+
+
+def test_what_is_no_recording_is_passed_over(own_spoken):
+    (own_spoken / "recordings" / "README.md").write_text("these are digits")
+    (own_spoken / "recordings" / "._0_ann_0.wav").write_text("left by a Mac")
+    assert len(SpokenDigits(str(own_spoken))) == 18
+
+
+@pytest.mark.parametrize("name", ["seven_ann_1.wav", "7_ann.wav", "12_ann_1.wav", "7_ann_x.flac"])
+def test_names_that_say_nothing(own_spoken, name):
+    (own_spoken / "recordings" / name).touch()
+    with pytest.raises(DataError, match=rf"{name}'.*named <digit>_<speaker>_<take>"):
+        SpokenDigits(str(own_spoken))
+
+
+def test_folders_without_recordings(tmp_path):
+    with pytest.raises(DataError, match="is missing"):
+        SpokenDigits(str(tmp_path / "no"))
+    with pytest.raises(DataError, match=r"recordings' is missing.*dataset\.recordings"):
+        SpokenDigits(str(tmp_path))
+    (tmp_path / "recordings").mkdir()
+    with pytest.raises(DataError, match="holds no recordings"):
+        SpokenDigits(str(tmp_path))
+
+
+def test_empty_splits_and_wrong_speakers(spoken):
+    with pytest.raises(DataError, match=r"val_takes=0 leaves the split 'val' .* empty"):
+        SpokenDigits(str(spoken), "val", val_takes=0)
+    with pytest.raises(DataError, match=r"val_speakers=\['ann', 'ben', 'cleo'\] leaves .*'train'"):
+        SpokenDigits(str(spoken), val_speakers=SPEAKERS)
+    with pytest.raises(ConfigError, match=r"no speaker 'chleo'.*did you mean 'cleo'\?"):
+        SpokenDigits(str(spoken), val_speakers=["chleo"])
+    with pytest.raises(ConfigError, match=r"write it as \[ann\]"):
+        SpokenDigits(str(spoken), val_speakers="ann")
+    with pytest.raises(ConfigError, match="'test' is neither"):
+        SpokenDigits(str(spoken), "test")
+
+
+# Spoken digits in the pipeline
+
+
+def overrides(root, *more):
+    return ["dataset=spoken_digits", f"dataset.root={root}", "batch.size=6", *more]
+
+
+def test_batches_of_speakers_times_recordings(spoken):
+    config = pipeline.compose(*overrides(
+        spoken, "sampler=identity", "sampler.column=speaker", "sampler.identities=2",
+        "sampler.samples=3", "loader=debug",
+    ))  # fmt: skip
+    with Parts(config).loader("train") as loader:
+        batches = list(loader)
+    assert len(batches) == 3
+    for batch in batches:
+        assert sorted(Counter(batch["speaker"].tolist()).values()) == [3, 3]
+        assert batch["features"].shape == (6, 40, int(batch["features_lengths"].max()))
+
+
+def test_a_model_takes_the_batches(spoken):
+    parts = Parts(pipeline.compose(*overrides(spoken, "loader=debug")))
+    with parts.loader("train") as loader:
+        batch = next(iter(loader))
+    losses, outputs = parts.objective()(parts.model(), batch)
+    assert (losses.shape, outputs.shape) == ((6,), (6, 10))
+
+
+@pytest.mark.parametrize("loader", ["threads", "default"])
+def test_the_same_batches_from_every_backend(spoken, capsys, loader):
+    asked = overrides(spoken, "task=digest")
+    assert run(capsys, *asked, "loader=debug").out == run(capsys, *asked, f"loader={loader}").out
+
+
+def test_a_bad_recording_ends_a_run(own_spoken, capsys):
+    (own_spoken / "recordings" / "1_ben_5.wav").write_text("I am a text\n")
+    done = run(capsys, *overrides(own_spoken, "task=digest", "loader=debug"))
+    assert done.code == 3
+    assert "1_ben_5.wav' is no audio: it is text" in done.err
+    assert "epoch 0, step" in done.err
+
+
+@pytest.mark.skipif(not (SHARED / "fsdd").is_dir(), reason="needs ../shared/data/fsdd")
+def test_the_real_recordings():
+    train, val = (SpokenDigits(str(SHARED / "fsdd"), split) for split in ("train", "val"))
+    assert (len(train), len(val), len(train.speakers)) == (2700, 300, 6)
+    table = val.metadata
+    assert set(table["rate"]) == {8000}
+    assert table["label"].value_counts().tolist() == [30] * 10
+    assert val[0]["audio"].shape == (1, table["length"][0])
+
+
+# Pairs
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    for number in range(10):
+        sources = wave(200 + number, 2, seed=number).astype(np.float32)
+        write(tmp_path / f"mix{number}.wav", sources.mean(1), subtype="FLOAT")
+        np.save(tmp_path / f"mix{number}.npy", sources.T)
+    return tmp_path
+
+
+def test_a_pair(pairs):
+    data = AudioPairs(str(pairs), val_fraction=0.0)
+    sample = data[3]
+    assert (sample["audio"].shape, sample["target"].shape) == ((1, 203), (2, 203))
+    assert sample["target"].dtype == torch.float32
+    torch.testing.assert_close(sample["audio"][0], sample["target"].mean(0))
+    assert data.facts == {"num_features": 1, "num_outputs": 2}
+    table = data.metadata
+    assert tuple(table.columns) == AudioPairs.columns
+    assert table["length"].tolist() == list(range(200, 210))
+    assert table["target"][3] == str(pairs / "mix3.npy")
+
+
+def test_pairs_in_folders_and_their_split(pairs, tmp_path_factory):
+    apart = tmp_path_factory.mktemp("apart")
+    for path in sorted(pairs.iterdir()):
+        below = apart / ("x" if path.suffix == ".wav" else "y") / "day1"
+        below.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, below)
+    train = AudioPairs(str(apart), inputs="x", targets="y")
+    val = AudioPairs(str(apart), "val", inputs="x", targets="y")
+    assert (len(train), len(val)) == (8, 2)
+    assert not set(train.names) & set(val.names)
+    assert val[0]["audio"].shape[1] == val[0]["target"].shape[1]
+    assert train.fingerprint != val.fingerprint
+
+
+@pytest.mark.parametrize("loader", ["debug", "default"])
+def test_pairs_in_batches(pairs, loader):
+    config = pipeline.compose(
+        "dataset=audio_pairs", f"dataset.root={pairs}", "transform=none", "batch.size=4",
+        "sampler=sequential", f"loader={loader}", "model.out_channels=2",
+    )  # fmt: skip
+    parts = Parts(config)
+    data = parts.dataset("train")
+    with parts.loader("train") as loader:
+        batch = next(iter(loader))
+    lengths = [data[index]["audio"].shape[1] for index in range(4)]
+    assert batch["audio"].shape == (4, 1, max(lengths))
+    assert batch["target"].shape == (4, 2, max(lengths))
+    assert batch["audio_lengths"].tolist() == batch["target_lengths"].tolist() == lengths
+    row = lengths.index(min(lengths))
+    assert torch.equal(batch["target"][row, :, : min(lengths)], data[row]["target"])
+    assert not batch["target"][row, :, min(lengths) :].any()
+    losses, outputs = parts.objective()(parts.model(), batch)
+    assert (losses.shape, outputs.shape) == ((4,), (4, 2, max(lengths)))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "match"),
+    [(".wav", r"mix1\.npy' has no input"), (".npy", r"mix1\.wav' has no target \(\.npy\)")],
+)
+def test_a_missing_partner(pairs, suffix, match):
+    for number in (1, 2, 3):
+        (pairs / f"mix{number}{suffix}").unlink()
+    with pytest.raises(DataError, match=match + ".*nor have 2 others"):
+        AudioPairs(str(pairs))
+
+
+def test_two_inputs_of_one_name(pairs):
+    write(pairs / "mix1.flac")
+    with pytest.raises(DataError, match=r"has both 'mix1\.(wav|flac)' and 'mix1\.(wav|flac)'"):
+        AudioPairs(str(pairs))
+
+
+def bad_targets():
+    good = wave(200, 2).T.astype(np.float32)
+    nan = good.copy()
+    nan[1, 150] = np.inf
+    return {
+        "longer": (wave(201, 2).T, r"mix0\.npy' is \[2, 201\], but its input .*mix0\.wav' has 200"),
+        "swapped": (good.T, r"looks like \[T, C\]; save it as \[C, T\]"),
+        "integers": ((good * 9).astype(np.int16), "is int16 .*it has to be floats"),
+        "cube": (good[None], r"is float32 \[1, 2, 200\]; it has to be"),
+        "not finite": (nan, "channel 1, frame 150: inf is not finite"),
+        "objects": (np.array([{}], dtype=object), "holds Python objects"),
+    }
+
+
+@pytest.mark.parametrize("kind", bad_targets())
+def test_targets_that_do_not_fit(pairs, kind):
+    values, match = bad_targets()[kind]
+    np.save(pairs / "mix0.npy", values)
+    with pytest.raises(DataError, match=match):
+        AudioPairs(str(pairs), val_fraction=0.0)[0]
+
+
+def test_a_target_without_channels(pairs):
+    np.save(pairs / "mix0.npy", np.zeros(200))
+    assert AudioPairs(str(pairs), val_fraction=0.0)[0]["target"].shape == (1, 200)
+
+
+def test_no_pairs(tmp_path):
+    with pytest.raises(DataError, match="holds no audio"):
+        AudioPairs(str(tmp_path))
+    with pytest.raises(DataError, match=r"x' is missing.*dataset\.inputs"):
+        AudioPairs(str(tmp_path), inputs="x")
+
+
+# Collating
+
+
+def test_time_is_padded_and_lengths_are_told():
+    samples = [
+        {"audio": torch.ones(2, 3), "label": 1, "curve": np.ones(2)},
+        {"audio": torch.ones(2, 5), "label": 2, "curve": np.zeros(2)},
+    ]
+    batch = PadTime(value=-1.0)(samples)
+    assert batch["audio"].shape == (2, 2, 5)
+    assert batch["audio"][0].tolist() == [[1, 1, 1, -1, -1]] * 2
+    assert batch["audio_lengths"].tolist() == [3, 5]
+    assert batch["label"].tolist() == [1, 2]
+    assert batch["curve"].shape == (2, 2)  # one dimension: a vector, not audio
+    assert set(batch) == {"audio", "audio_lengths", "label", "curve"}
+
+
+def test_fields_by_name_may_have_one_dimension():
+    batch = PadTime(["curve"])([{"curve": np.ones(2)}, {"curve": np.ones(3)}])
+    assert batch["curve"].tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+def test_what_cannot_be_padded():
+    with pytest.raises(Mismatch, match=r"shapes \[1, 3\] and \[2, 3\] differ before the last"):
+        PadTime()([{"audio": torch.ones(1, 3)}, {"audio": torch.ones(2, 3)}])
+    with pytest.raises(Mismatch, match="to be padded, but the samples have only audio"):
+        PadTime(["target"])([{"audio": torch.ones(1, 3)}])
+
+
+def test_recordings_at_an_address(tmp_path):
+    """The same samples and tables, and messages that name the address."""
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    for take in range(4):
+        path = write(tmp_path / "recordings" / f"{take}_ada_{take}.wav", wave()[: 100 + take])
+        store.pipe(f"/digits/recordings/{path.name}", path.read_bytes())
+    store.pipe("/digits/recordings/9_ada_9.wav", b"this is text")
+    files = Files(cache_dir=str(tmp_path / "cache"))
+    here = SpokenDigits(str(tmp_path), val_takes=1)
+    there = SpokenDigits("memory://digits", val_takes=1, files=files)
+    assert len(there) == len(here) + 1
+    for index in range(len(here)):
+        assert torch.equal(here[index]["audio"], there[index]["audio"])
+    assert there.metadata["length"].tolist() == [101, 102, 103, 0]
+    with pytest.raises(DataError, match=r"memory://digits/recordings/9_ada_9\.wav"):
+        there[3]
+    store.rm("/digits", recursive=True)

@@ -1,0 +1,200 @@
+"""Reading one image file: what every reader gives, and what none of them accepts."""
+
+import io
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pipeline.datasets.reading.image import read_image
+from pipeline.errors import ConfigError, DataError
+
+READERS = ["torchvision", "pillow", "skimage"]
+SIDE, OTHER = 24, 16
+pytestmark = pytest.mark.parametrize("reader", READERS)
+
+
+def blocks():
+    """Four even quarters, so that lossy formats keep the middle of each: uint8 [24, 16, 3]."""
+    pixels = np.zeros((SIDE, OTHER, 3), np.uint8)
+    pixels[:12, :8], pixels[:12, 8:], pixels[12:, :8] = (220, 30, 30), (30, 200, 30), (30, 30, 210)
+    return pixels
+
+
+def saved(path, mode="RGB", **options):
+    image = Image.fromarray(blocks())
+    (image if mode == "RGB" else image.convert(mode)).save(path, **options)
+    return str(path)
+
+
+def middles(image):
+    """The colours of the four quarters."""
+    height, width = image.shape[-2:]
+    ys, xs = (height // 4, 3 * height // 4), (width // 4, 3 * width // 4)
+    return torch.stack([image[:, y, x] for y in ys for x in xs]).int()
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
+def test_colours_and_shape(tmp_path, reader, ending):
+    image = read_image(saved(tmp_path / f"a.{ending}"), reader)
+    assert image.shape == (3, SIDE, OTHER)
+    assert image.dtype == torch.uint8
+    expected = middles(torch.from_numpy(blocks()).permute(2, 0, 1))
+    assert (middles(image) - expected).abs().max() < 40  # chroma is stored at half the size
+
+
+@pytest.mark.parametrize(
+    ("mode", "ending"),
+    [("L", "jpg"), ("L", "png"), ("CMYK", "jpg"), ("RGBA", "png"), ("LA", "png"), ("P", "png"),
+     ("1", "png"), ("RGBA", "webp")],
+)  # fmt: skip
+def test_other_modes_become_rgb(tmp_path, reader, mode, ending):
+    image = read_image(saved(tmp_path / f"a.{ending}", mode), reader)
+    assert image.shape == (3, SIDE, OTHER)
+    expected = np.asarray(Image.fromarray(blocks()).convert(mode).convert("RGB"))
+    difference = middles(image) - middles(torch.from_numpy(expected.copy()).permute(2, 0, 1))
+    assert difference.abs().max() < 40
+
+
+def test_sixteen_bits_become_eight(tmp_path, reader):
+    grey = np.arange(SIDE * OTHER, dtype=np.uint16).reshape(SIDE, OTHER) * 170
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    image = read_image(str(tmp_path / "a.png"), reader)
+    assert image.dtype == torch.uint8
+    assert torch.equal(image, torch.from_numpy((grey >> 8).astype(np.uint8)).expand(3, -1, -1))
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(tmp_path, reader, ending, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = read_image(saved(tmp_path / f"a.{ending}", exif=exif), reader)
+    turns = [None, Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.ROTATE_180,
+             Image.Transpose.FLIP_TOP_BOTTOM, Image.Transpose.TRANSPOSE,
+             Image.Transpose.ROTATE_270, Image.Transpose.TRANSVERSE,
+             Image.Transpose.ROTATE_90]  # fmt: skip
+    turn = turns[orientation - 1]
+    upright = Image.fromarray(blocks())
+    upright = upright if turn is None else upright.transpose(turn)
+    expected = torch.from_numpy(np.array(upright)).permute(2, 0, 1)
+    assert image.shape == expected.shape
+    assert (middles(image) - middles(expected)).abs().max() < 40
+
+
+def test_an_animation_gives_its_first_frame(tmp_path, reader):
+    frames = [Image.new("RGB", (8, 6), colour) for colour in ("white", "black")]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    image = read_image(str(tmp_path / "a.gif"), reader)
+    assert image.shape == (3, 6, 8)
+    assert (image == 255).all()
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("left", [0.98, 0.6, 0.2])
+def test_a_file_cut_short_is_refused(tmp_path, reader, ending, left):
+    random = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    whole = io.BytesIO()
+    Image.fromarray(random).save(whole, {"jpg": "jpeg"}.get(ending, ending))
+    path = tmp_path / f"a.{ending}"
+    path.write_bytes(whole.getvalue()[: int(len(whole.getvalue()) * left)])
+    with pytest.raises(DataError, match=rf"a\.{ending}' is truncated or damaged .*Replace it"):
+        read_image(str(path), reader)
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png"])
+def test_the_last_bytes_matter(tmp_path, reader, ending):
+    path = tmp_path / f"a.{ending}"
+    saved(path)
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(DataError, match="truncated or damaged"):
+        read_image(str(path), reader)
+
+
+@pytest.mark.parametrize("progressive", [True])
+def test_a_progressive_jpeg_cut_short_is_refused(tmp_path, reader, progressive):
+    path = tmp_path / "a.jpg"
+    saved(path, progressive=progressive)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(DataError, match="truncated or damaged"):
+        read_image(str(path), reader)
+
+
+def test_a_damaged_png_is_refused(tmp_path, reader):
+    random = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    path = tmp_path / "a.png"
+    Image.fromarray(random).save(path)
+    content = bytearray(path.read_bytes())
+    content[3000:5000] = bytes(2000)  # torchvision's decoder alone crashes the process on this
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.png' is truncated or damaged .*checksum.*IDAT"):
+        read_image(str(path), reader)
+
+
+def test_a_png_that_ends_before_its_end_is_refused(tmp_path, reader):
+    path = tmp_path / "a.png"
+    saved(path)
+    path.write_bytes(path.read_bytes()[:-12])  # without the part IEND
+    with pytest.raises(DataError, match="ends before its last part"):
+        read_image(str(path), reader)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "it is empty"),
+        (b"<!DOCTYPE html><html></html>", "a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "Git LFS pointer"),
+        (b"hello, I am no image", "text that starts with 'hello"),
+    ],
+)
+def test_what_is_no_image_is_named(tmp_path, reader, content, said):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(content)
+    with pytest.raises(
+        DataError, match=rf"a\.jpg' is no image: it is .*{said.split('it is ')[-1]}"
+    ):
+        read_image(str(path), reader)
+
+
+def test_bytes_that_are_nothing_are_refused(tmp_path, reader):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(zlib.compress(bytes(range(256)) * 8))
+    with pytest.raises(DataError, match=r"a\.jpg'"):
+        read_image(str(path), reader)
+
+
+def test_a_missing_file_and_a_folder(tmp_path, reader):
+    with pytest.raises(DataError, match=r"none\.jpg' cannot be read: No such file"):
+        read_image(str(tmp_path / "none.jpg"), reader)
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+        read_image(str(tmp_path), reader)
+
+
+def test_a_format_that_torchvision_lacks(tmp_path, reader):
+    path = saved(tmp_path / "a.bmp")
+    if reader == "torchvision":
+        with pytest.raises(DataError, match=r"a\.bmp' has a format .*dataset\.reader=pillow"):
+            read_image(path, reader)
+    else:
+        assert read_image(path, reader).shape == (3, SIDE, OTHER)
+
+
+def test_an_unknown_reader_names_the_nearest(tmp_path, reader):
+    with pytest.raises(ConfigError, match=rf"dataset\.reader.*did you mean '{reader}'"):
+        read_image(saved(tmp_path / "a.png"), reader[:-1])
+
+
+def test_a_palette_in_a_tiff(tmp_path, reader):
+    path = saved(tmp_path / "a.tif", "P")
+    if reader == "torchvision":
+        with pytest.raises(DataError, match=r"dataset\.reader=pillow"):
+            read_image(path, reader)
+    else:
+        expected = np.asarray(Image.fromarray(blocks()).convert("P").convert("RGB"))
+        difference = middles(read_image(path, reader)) - middles(
+            torch.from_numpy(expected.copy()).permute(2, 0, 1)
+        )
+        assert difference.abs().max() == 0

@@ -1,0 +1,72 @@
+"""Which rows train and which validate."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.datasets.reading.split import split_rows
+from pipeline.errors import ConfigError
+
+names = st.lists(st.binary(min_size=1, max_size=6).filter(lambda name: name[-1:] != b"\0"),
+                 unique=True, min_size=1, max_size=60)  # fmt: skip
+shares = st.floats(0, 1)
+
+
+@given(names, shares, st.integers(0, 3))
+def test_the_two_splits_share_out_all_rows(found, share, seed):
+    array = np.array(found)
+    train = split_rows(array, "train", share, seed)
+    val = split_rows(array, "val", share, seed)
+    assert sorted([*train, *val]) == list(range(len(found)))
+    assert abs(len(val) - share * len(found)) <= 1
+    assert (np.diff(train) > 0).all()
+
+
+@given(names, shares, st.randoms(use_true_random=False))
+def test_the_order_of_rows_changes_nothing(found, share, random):
+    shuffled = random.sample(found, len(found))
+    first = {found[row] for row in split_rows(np.array(found), "val", share, 0)}
+    second = {shuffled[row] for row in split_rows(np.array(shuffled), "val", share, 0)}
+    assert first == second
+
+
+@given(st.integers(1, 200), shares, shares)
+def test_a_larger_share_keeps_the_validation_rows(count, one, other):
+    small, large = (set(split_rows(count, "val", share, 0)) for share in sorted([one, other]))
+    assert small <= large
+
+
+@given(st.lists(st.integers(0, 4), min_size=20, max_size=80), st.floats(0.1, 0.9))
+def test_each_label_gives_its_share(labels, share):
+    array = np.array(labels)
+    val = split_rows(len(labels), "val", share, 0, array)
+    assert abs(len(val) - share * len(labels)) <= 0.5 + 1e-9
+    sizes, taken = np.bincount(array, minlength=5), np.bincount(array[val], minlength=5)
+    assert (np.abs(taken - share * sizes) <= 1.5).all()
+
+
+def test_the_ends():
+    assert len(split_rows(10, "val", 0.0, 0)) == 0
+    assert len(split_rows(10, "train", 0.0, 0)) == 10
+    assert len(split_rows(10, "train", 1.0, 0)) == 0
+    assert len(split_rows(3, "val", 0.01, 0)) == 1  # neither split is empty in between
+    assert len(split_rows(3, "train", 0.99, 0)) == 1
+
+
+def test_another_seed_is_another_split():
+    assert set(split_rows(100, "val", 0.3, 0)) != set(split_rows(100, "val", 0.3, 1))
+
+
+def test_one_exact_split():
+    found = np.array([f"{number}.jpg".encode() for number in range(12)])
+    assert split_rows(found, "val", 0.25, 0).tolist() == [3, 5, 10]
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ConfigError, match=r"dataset\.split: 'test' is neither 'train' nor 'val'"):
+        split_rows(5, "test", 0.2, 0)
+    with pytest.raises(ConfigError, match=r"dataset\.val_fraction: 1\.5 is no share"):
+        split_rows(5, "train", 1.5, 0)
+    with pytest.raises(ConfigError, match="nan is no share"):
+        split_rows(5, "train", float("nan"), 0)

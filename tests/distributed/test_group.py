@@ -1,0 +1,107 @@
+"""Ranks that talk: real processes over gloo."""
+
+import multiprocessing
+import re
+
+import pytest
+import torch
+
+from pipeline.distributed.group import Group, join
+from pipeline.distributed.presence import LateError
+from pipeline.distributed.world import World, from_environment, is_launched
+from pipeline.errors import ConfigError
+from pipeline.loading.workers.failures import state_of
+
+
+def talk(rank, size, port, answers):
+    import os
+
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank),
+                   "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}  # fmt: skip
+    with join(from_environment("cpu"), timeout=60) as group:
+        agreement = group.agreement()
+        heard = [agreement.ask(rank == 1 and call == 2, False) for call in range(5)]
+        answers.put((rank, {
+            "sum": group.sum(torch.tensor([rank + 1.0])).item(),
+            "gather": group.gather({"rank": rank}),
+            "first": group.from_first(("from", rank)),
+            "heard": heard,
+        }))  # fmt: skip
+        group.meet()
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
+def test_ranks_hear_each_other():
+    context = multiprocessing.get_context("fork")
+    answers, port = context.Queue(), free_port()
+    ranks = [context.Process(target=talk, args=(rank, 3, port, answers)) for rank in range(3)]
+    for rank in ranks:
+        rank.start()
+    found = dict(answers.get(timeout=60) for _ in ranks)
+    for rank in ranks:
+        rank.join(60)
+    for rank in range(3):
+        assert found[rank]["sum"] == 6.0
+        assert found[rank]["gather"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+        assert found[rank]["first"] == ("from", 0)
+        # Said and heard by all at the third call.
+        assert [stop for stop, _ in found[rank]["heard"]] == [False, False, True, False, False]
+
+
+def stand_still(rank, port, answers):
+    import os
+    import signal
+    import time
+
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+                   "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}  # fmt: skip
+    try:
+        with join(from_environment("cpu"), timeout=4) as group:
+            group.meet()
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(60)
+            group.sum(torch.ones(1))
+    except LateError as error:
+        answers.put(str(error))
+
+
+def test_a_rank_that_is_stopped_is_named():
+    context = multiprocessing.get_context("fork")
+    answers, port = context.Queue(), free_port()
+    ranks = [context.Process(target=stand_still, args=(rank, port, answers)) for rank in range(2)]
+    try:
+        for rank in ranks:
+            rank.start()
+        pid, said = ranks[1].pid, answers.get(timeout=60)
+        assert re.fullmatch(rf"rank 1 \(process {pid} on .*\) is stopped \(SIGSTOP\)\. The others "
+                            r"have waited for 4 s \(distributed\.timeout\)", said)  # fmt: skip
+        assert state_of(pid) != "T"  # it was let go on, so that it can end
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+
+
+def test_alone_nothing_is_waited_for():
+    with join(World()) as group:
+        assert group.alone
+        assert group.gather(3) == [3]
+        assert group.from_first("x") == "x"
+        assert group.agreement().ask(True, False) == (True, False)
+        assert group.sum(torch.ones(2)).tolist() == [1, 1]
+    assert Group().is_first
+    assert not is_launched({})
+
+
+def test_a_launcher_that_says_too_little_is_explained(monkeypatch):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ConfigError, match="rank 0 of 2 cannot join"), join(World(0, 2)):
+        pass

@@ -1,0 +1,122 @@
+"""No process of a run on one machine listens where another machine could reach it."""
+
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.distributed import launch
+from pipeline.distributed.group import join
+from pipeline.distributed.meeting import announced
+from pipeline.distributed.world import from_environment
+from tests import listening, warm
+from tests.distributed.test_group import free_port
+from tests.program import ROOT
+
+pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads /proc")
+
+FIT = ("dataset=sequences", "dataset.count=100", "batch.size=8", "trainer.max_epochs=1",
+       "trainer.baseline=false", "trainer.pictures=false", "trainer.checkpoint=null",
+       "tracker=none", "loader=debug", "distributed.nproc=2")  # fmt: skip
+
+
+def watched(process, seconds=120):
+    """Every address at which any process of a run has listened, until it ends."""
+    found, until = set(), time.monotonic() + seconds
+    while process.poll() is None:
+        assert time.monotonic() < until, "the run never ended"
+        for pid in listening.tree(process.pid):
+            found |= listening.addresses(pid)
+        time.sleep(0.02)  # a look at a tree of processes takes as long
+    return found
+
+
+@pytest.mark.parametrize(
+    "strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.stress)]
+)  # fmt: skip
+def test_a_run_of_two_ranks_listens_on_loopback_only(strategy, tmp_path):
+    command = [sys.executable, "run.py", *FIT, f"distributed={strategy}",
+               f"run_dir={tmp_path}/run", f"dataset.root={tmp_path}/data"]  # fmt: skip
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0"}  # a cluster's profile sets that
+    with (tmp_path / "output").open("w+") as output:
+        process = warm.start(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+        try:
+            found = watched(process)
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        assert process.returncode == 0, output.read()
+    assert found  # gloo's own, which shows that listeners are seen
+    assert {address for address, _ in found} <= set(listening.LOOPBACK), found
+
+
+RESTARTED = """
+import os, sys
+from pathlib import Path
+from pipeline.distributed.group import join
+from pipeline.distributed.launch import leave_result
+from pipeline.distributed.world import from_environment, restarts
+from tests import listening
+with join(from_environment("cpu"), timeout=60) as group:
+    assert group.gather(group.world.rank) == [0, 1]
+    seen = group.gather(sorted(a for a, _ in listening.addresses(os.getpid())))
+    if restarts() == 0 and group.world.rank == 1:
+        os.kill(os.getpid(), 9)
+    group.meet()
+    if group.is_first:
+        leave_result({"restarts": restarts(), "listened": sum(seen, [])})
+"""
+
+
+def test_ranks_that_are_started_again_meet_again_and_leave_no_trace(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    before = dict(os.environ)
+    found = launch.run([sys.executable, "-c", RESTARTED], 2, max_restarts=1)
+    assert found["restarts"] == 1
+    assert set(found["listened"]) <= set(listening.LOOPBACK)
+    assert found["listened"]
+    assert list(tmp_path.iterdir()) == []
+    changed = {name for name in os.environ if os.environ.get(name) != before.get(name)}
+    assert changed <= {"TORCHELASTIC_SIGNALS_TO_HANDLE"}  # which torch's launcher sets
+
+
+def test_only_their_user_can_open_the_folder_in_which_ranks_meet():
+    with launch._result_file() as result, announced(result.parent):
+        assert result.parent.stat().st_mode & 0o777 == 0o700
+        assert os.environ["PENSTOCK_MEETING"] == str(result.parent)
+    assert "PENSTOCK_MEETING" not in os.environ
+
+
+def alone_with_a_store(port, answers):
+    """Rank 0 of 2, until it listens; the other one never comes."""
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+    rank = os.fork()
+    if rank == 0:
+        with join(from_environment("cpu"), timeout=60):
+            pass
+        os._exit(0)
+    try:
+        until = time.monotonic() + 60
+        while not (found := listening.addresses(rank)) and time.monotonic() < until:
+            time.sleep(0.01)
+        answers.put(found)
+    finally:
+        os.kill(rank, 9)
+        os.waitpid(rank, 0)
+
+
+def test_a_rank_that_serves_the_store_listens_at_the_given_address():
+    context = multiprocessing.get_context("fork")
+    answers, port = context.Queue(), free_port()
+    process = context.Process(target=alone_with_a_store, args=(port, answers))
+    process.start()
+    assert answers.get(timeout=60) == {("0100007F", f"{port:04X}")}
+    process.join(60)

@@ -1,0 +1,158 @@
+"""Under Slurm: tasks of srun are ranks, and the line of the docs requeues what can go on."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import pipeline
+from pipeline.config import notices
+from pipeline.distributed import slurm, world
+from tests.program import ROOT, run
+
+# As srun sets them for task 5 of 7 on three machines, and for one of two tasks on one machine.
+THREE_MACHINES = {
+    "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": "7", "SLURM_NTASKS": "7",
+    "SLURM_PROCID": "5", "SLURM_LOCALID": "2", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "3(x2),1", "SLURM_STEP_NODELIST": "gpu[03-04],big1",
+    "SLURM_LAUNCH_NODE_IPADDR": "10.1.2.3",
+}  # fmt: skip
+ONE_MACHINE = {
+    "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2",
+    "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "2",
+    "SLURM_STEP_NODELIST": "login1", "SLURM_LAUNCH_NODE_IPADDR": "10.1.2.3",
+}  # fmt: skip
+BATCH_SCRIPT = {
+    "SLURM_JOB_ID": "4711", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
+    "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "gpu03",
+}  # fmt: skip
+
+
+def test_a_task_is_a_rank():
+    here = world.from_environment("cpu", THREE_MACHINES)
+    assert here == world.World(5, 7, 2, "cpu", 3)
+    address, port = world.store_address(THREE_MACHINES)
+    assert address == "gpu03"
+    assert (address, port) == world.store_address({**THREE_MACHINES, "SLURM_PROCID": "0"})
+    assert port != world.store_address({**THREE_MACHINES, "SLURM_STEP_ID": "3"})[1]
+    assert world.is_launched(THREE_MACHINES)
+    own = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    assert world.store_address({**THREE_MACHINES, **own}) == ("10.0.0.1", 29500)
+
+
+def test_tasks_of_one_machine_meet_on_the_loopback():
+    task = {**ONE_MACHINE, "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
+    assert world.from_environment("cpu", task) == world.World(1, 2, 1, "cpu", 2)
+    assert world.store_address(task)[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("machines", "first"),
+    [("gpu[03-04],big1", "gpu03"), ("big1,gpu[03-04]", "big1"), ("a1,a2", "a1"),
+     ("gpu[07,09-12]", "gpu07"), ("r[1-2]n[3,5]", "r1n3"), ("", "10.1.2.3")],
+)  # fmt: skip
+def test_rank_0_is_on_the_first_machine(machines, first):
+    task = {**THREE_MACHINES, "SLURM_STEP_NODELIST": machines}
+    assert slurm.ranks(task)["MASTER_ADDR"] == first
+
+
+@pytest.mark.parametrize(
+    "alone",
+    [
+        {},
+        {**ONE_MACHINE, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        BATCH_SCRIPT,
+        {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
+    ],
+    ids=["no Slurm", "one task", "a batch script", "an older srun"],
+)
+def test_what_is_no_task_among_others_is_alone(alone):
+    assert not world.is_launched(alone)
+    assert world.from_environment("cpu", alone) == world.World()
+
+
+def test_a_task_takes_the_only_gpu_that_it_is_shown(monkeypatch):
+    monkeypatch.setattr(world, "has_accelerator", lambda: True)
+    for count, device in ((1, "cuda:0"), (4, "cuda:2")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert world.from_environment("auto", THREE_MACHINES).device == device
+
+
+def test_torchrun_under_srun_is_torchrun():
+    both = {**THREE_MACHINES, "WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
+    assert world.from_environment("cpu", both).rank == 1
+    assert world.store_address(both) is None
+
+
+def test_tasks_that_would_train_apart_are_refused(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, value in {**ONE_MACHINE, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    done = run(capsys, "dataset.count=20")
+    assert done.code == 2
+    assert "distributed.strategy: none, but 2 processes were started (Slurm's tasks=2)" in done.err
+    assert "set distributed=ddp" in done.err
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    assert run(capsys, "dataset.count=20").err == "", "the first task of a machine says it"
+
+
+def test_a_batch_script_that_forgets_srun_is_told(monkeypatch):
+    for name, value in BATCH_SCRIPT.items():
+        monkeypatch.setenv(name, value)
+    (notice,) = notices.find(pipeline.compose())
+    assert notice.startswith("Slurm: the job has 4 tasks, and this process was not started by srun")
+    assert list(notices.find(pipeline.compose("distributed=ddp"))) == []
+    monkeypatch.setenv("SLURM_NNODES", "2")
+    (notice,) = notices.find(pipeline.compose("distributed=ddp"))
+    assert "the job has 2 machines" in notice
+
+
+def test_two_tasks_train_one_run(tmp_path):
+    """The processes that srun would start, each by its variables alone."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    clean = {name: value for name, value in os.environ.items()
+             if not name.startswith(("SLURM", "MASTER", "WORLD", "RANK", "PENSTOCK"))}  # fmt: skip
+    words = ["distributed=ddp", "run_dir=run", "dataset.count=24", "dataset.size=32",
+             "batch.size=8", "trainer=quick", "trainer.max_epochs=1", "loader=debug",
+             "trainer.baseline=false", "trainer.pictures=false", "tracker=none",
+             "trainer.device=cpu"]  # fmt: skip
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, str(ROOT / "run.py"), *words],
+            cwd=tmp_path,
+            env={**clean, **ONE_MACHINE, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
+                 "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    said = [task.communicate(timeout=240)[1] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["sessions"][0]["world"] == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "requeued"), [(0, False), (75, True), (2, False), (1, False)], ids=str
+)
+def test_the_line_for_slurm_requeues_what_can_go_on_and_nothing_else(code, requeued, tmp_path):
+    text = (ROOT / "docs" / "resuming.md").read_text()
+    (script,) = re.findall(r"```sh\n(#SBATCH.*?)```", text, re.DOTALL)
+    for name, does in {"srun": f"exit {code}", "scontrol": 'echo "$@" > requeued'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\nset -e\n{script}")
+    done = subprocess.run(
+        ["bash", "job.sh"], cwd=tmp_path, check=False, timeout=60,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "OUT": "x"},
+    )  # fmt: skip
+    assert (tmp_path / "requeued").exists() == requeued
+    assert done.returncode == code

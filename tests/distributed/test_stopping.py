@@ -1,0 +1,268 @@
+"""A request to stop is heard at every moment: exit 75 at once where nothing computes, and no loss.
+
+The data stalls for an hour; limits are generous here, as machines are busy. `make stress` has
+twenty random moments of each kind, and prints the times.
+"""
+
+import json
+import signal
+import threading
+
+import pytest
+import torch
+
+from pipeline.config.composition import Composer
+from pipeline.distributed import preemption
+from pipeline.distributed.group import Group
+from pipeline.distributed.preemption import Preemption, Stop, held, in_turns, waiting
+from pipeline.training.train_step import TrainOptions, TrainStep
+from tests.resuming import Case
+from tests.stopping import EPOCHS, ROWS, Runs, ended, stop
+
+SOON = 20.0  # seconds; without a way to break off the wait it is an hour
+NO_BASELINE = ("trainer.baseline=false",)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    found = {}
+
+    def of(ranks):
+        if ranks not in found:
+            runs = Runs(tmp_path_factory.mktemp("whole") / "runs", "main", ranks, NO_BASELINE)
+            runs.whole()
+            found[ranks] = runs.outcome()
+        return found[ranks]
+
+    return of
+
+
+def check(runs, pids, undisturbed, place, number=signal.SIGTERM, to=None):
+    runs.wait_for_stall()
+    codes, seconds = stop(pids, number, to)
+    said = runs.log.read_text()
+    assert set(codes) == {75}, said
+    assert seconds < SOON
+    assert "Traceback" not in said
+    assert said.count("stopped before") == 1, said
+    assert f"stopped before {place}" in said
+    assert runs.manifest()["status"] == "preempted"
+    runs.flow()
+    runs.whole()
+    assert runs.outcome() == undisturbed(runs.ranks)
+
+
+@pytest.mark.parametrize(
+    ("backend", "steps", "number"),
+    [("main", 37, signal.SIGTERM), ("process", 20, signal.SIGINT), ("thread", 0, signal.SIGUSR1)],
+)
+def test_a_wait_for_data_is_broken_off(backend, steps, number, tmp_path, undisturbed):
+    runs = Runs(tmp_path / "runs", backend, more=NO_BASELINE)
+    if not steps:  # the first batch of all
+        runs.stall("train")
+    pids = runs.begin()
+    if steps:
+        runs.wait(lambda: runs.steps() >= steps)
+        runs.stall("train")
+    check(runs, pids, undisturbed, "epoch ", number)
+
+
+@pytest.mark.parametrize("backend", ["main", "process", "thread"])
+def test_so_is_one_in_validation(backend, tmp_path, undisturbed):
+    runs = Runs(tmp_path / "runs", backend, more=NO_BASELINE)
+    runs.stall("val", 13)
+    check(runs, runs.begin(), undisturbed, "epoch 0, step 16")
+
+
+@pytest.mark.parametrize(("backend", "to"), [("process", None), ("thread", [1])])
+def test_ranks_that_wait_agree_although_one_alone_was_asked(backend, to, tmp_path, undisturbed):
+    runs = Runs(tmp_path / "runs", backend, 2, NO_BASELINE)
+    pids = runs.begin()
+    runs.wait(lambda: runs.steps() >= 10)
+    runs.stall("train")
+    check(runs, pids, undisturbed, "epoch ", to=to)
+
+
+@pytest.mark.parametrize(("backend", "after", "place"), [
+    ("process", 0, "before the first step"),
+    ("main", EPOCHS, "after the last step"),  # the last row is read once a validation
+])  # fmt: skip
+def test_the_best_constant_is_not_waited_for(backend, after, place, tmp_path):
+    runs = Runs(tmp_path / "runs", backend)
+    runs.stall("val", ROWS - 1 if after else 0, after)
+    pids = runs.begin()
+    runs.wait_for_stall()
+    codes, seconds = stop(pids)
+    assert codes == [75], runs.log.read_text()
+    assert seconds < SOON
+    said = runs.log.read_text()
+    assert f"SIGTERM: stopped {place}; nothing was lost. To go on:" in said
+    hint = said.rpartition("To go on:\n")[2]
+    assert hint.split()[:2] == ["python", "run.py"]
+    assert hint.split()[-1] == f"resume={runs.run}", "after what the run was allowed"
+    runs.flow()
+    codes, _ = ended(runs.begin(f"resume={runs.run}"))  # as it said, though nothing was saved
+    assert codes == [0], runs.log.read_text()
+
+
+@pytest.mark.parametrize("number", preemption.SIGNALS)
+def test_set_up_ends_before_anything_is_begun(number, tmp_path):
+    runs = Runs(tmp_path / "runs")
+    runs.stall("set-up")
+    pids = runs.begin()
+    runs.wait_for_stall()
+    codes, seconds = stop(pids, number)
+    assert codes == [75], runs.log.read_text()
+    assert seconds < SOON
+    text = f"{number.name}: stopped before the first step; nothing was begun\n"
+    assert runs.log.read_text().endswith(text)
+    assert not runs.run.exists()
+
+
+def test_a_sweep_stops_between_two_jobs_and_goes_on(tmp_path):
+    lrs = (*NO_BASELINE, "-m", "optimizer.lr=0.1,0.05,0.01", "trainer.max_epochs=2")
+    whole, runs = (
+        Runs(tmp_path / name, more=(*lrs, f"hydra.sweep.dir={tmp_path / name / 'sweep'}"))
+        for name in ("whole", "runs")
+    )
+    whole.whole()
+    pids = runs.begin()
+    first = tmp_path / "runs" / "sweep" / "0" / "result.json"
+    runs.wait(first.exists)
+    codes, seconds = stop(pids)
+    said = runs.log.read_text()
+    assert codes == [75], said
+    assert seconds < SOON
+    assert "Traceback" not in said
+    runs.whole()
+    for job in "012":
+        kept = [one / "sweep" / job for one in (tmp_path / "whole", tmp_path / "runs")]
+        ledgers = [(folder / "ledger.jsonl").read_text() for folder in kept]
+        assert ledgers[0] == ledgers[1]
+        assert json.loads((kept[1] / "result.json").read_text())["status"] == "done"
+
+
+def test_data_code_that_catches_every_exception_does_not_keep_a_run():
+    def stubborn():
+        while True:
+            try:
+                signal.raise_signal(signal.SIGUSR1)
+            except Exception:
+                continue
+
+    with Preemption() as preemption:
+        with pytest.raises(Stop), waiting():
+            stubborn()
+        assert preemption.asked == "SIGUSR1"
+        with pytest.raises(Stop), waiting():  # also where it was asked before
+            pytest.fail("this is not waited for")
+
+
+def test_a_configuration_is_composed_to_its_end_before_a_stop():
+    """What libraries make of a `Stop` in their midst can be an error of another kind."""
+    done = []
+
+    class Asked(Composer):
+        def _is_choice(self, override):  # in the midst of it
+            if not done:  # a second signal leaves at once
+                signal.raise_signal(signal.SIGTERM)
+            done.append(override)
+            return super()._is_choice(override)
+
+    composer = Asked(None, "config", None)
+    overrides, _ = composer.parse(["seed=3"])
+    with pytest.raises(Stop), Preemption(at_once=True):
+        composer.compose(overrides)
+    assert done
+
+
+def test_a_held_stop_comes_at_the_end():
+    done = []
+
+    def work():
+        with held():
+            with held():
+                signal.raise_signal(signal.SIGTERM)
+                done.append("inner")
+            done.append("outer")
+        done.append("never")
+
+    with pytest.raises(Stop), Preemption(at_once=True):
+        work()
+    assert done == ["inner", "outer"]
+
+
+def test_what_is_stopped_at_once_is_told_of_once():
+    said = []
+    for _ in range(50):  # the thread that listens may come late
+        with pytest.raises(Stop), Preemption(say=said.append, at_once=True):
+            signal.raise_signal(signal.SIGTERM)
+    assert said == []
+
+
+def test_outside_of_a_wait_nothing_is_raised():
+    noted = threading.Event()
+    with Preemption(say=lambda text: noted.set()) as preemption:
+        signal.raise_signal(signal.SIGUSR1)
+        assert noted.wait(SOON)
+        assert preemption.asked == "SIGUSR1"
+
+
+def test_each_batch_and_their_end_are_announced():
+    turns = []
+    assert list(in_turns(iter("ab"), turns.append)) == ["a", "b"]
+    assert turns == [False] * 3
+
+    def broken():
+        yield "a"
+        raise Stop("SIGTERM")
+
+    with pytest.raises(Stop):
+        list(in_turns(broken(), turns.append))
+    assert turns == [False] * 4 + [True]
+
+
+def test_batches_since_the_last_step_can_be_dropped():
+    case = Case(options={"accumulate": 3})
+    with case.loader() as loader:
+        batches = list(loader.epoch(0))
+
+    def train_step():
+        model = case.model()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        return TrainStep(
+            model, case.objective(), optimizer, None, TrainOptions(accumulate=3), Group(), 0
+        )
+
+    straight, turned = train_step(), train_step()
+    for one in (straight, turned):
+        for batch in batches[:3]:
+            one.learn(batch)
+        one.update()
+    for batch in batches[3:5]:
+        turned.learn(batch)  # batch norms move, dropout draws
+    turned.drop_pending()
+    assert not turned.pending
+    for one in (straight, turned):
+        for batch in batches[3:6]:
+            one.learn(batch)
+        one.update()
+    for name, value in straight.model.state_dict().items():
+        assert torch.equal(value, turned.model.state_dict()[name]), name
+    assert straight.batches == turned.batches
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_check_that_is_interrupted_does_not_say_that_it_is_done(number, code, tmp_path):
+    runs = Runs(tmp_path / "runs", more=("task=check", "trainer.progress=plain", "resume=null"))
+    runs.stall("train", row=10)
+    pids = runs.begin()
+    runs.wait_for_stall()
+    codes, seconds = stop(pids, number)
+    said = runs.log.read_text()
+    assert codes == [code], said
+    assert seconds < SOON
+    assert "checking train was interrupted: 8 of 64 samples in" in said
+    assert "checked train" not in said
+    assert "nothing wrong" not in said
+    assert "Traceback" not in said

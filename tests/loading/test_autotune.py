@@ -1,0 +1,159 @@
+"""The climb decides alone; in a running loader it changes who works, and no bit of a batch."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.loading.autotune import GAIN, Auto, Autotune, Climb, Window
+from pipeline.loading.memory import available, tree_pss
+from pipeline.loading.workers.backends import LoaderOptions
+from tests import toy
+
+
+def window(workers, work, step, memory=0, batches=10):
+    """What `workers` come to where a batch is `work` seconds of waiting and a step takes `step`."""
+    pace = max(step, work / workers)
+    return Window(batches, batches * (pace - step), batches * pace, memory)
+
+
+def windows_until_settled(climb, observe, most=30):
+    for count in range(1, most):
+        climb.observe(observe(climb.workers))
+        if climb.settled:
+            return count
+    raise AssertionError(f"not settled after {most} windows, at {climb.workers} workers")
+
+
+@given(
+    work=st.floats(0.001, 1.0), step=st.floats(0.001, 1.0), start=st.integers(1, 4),
+    most=st.integers(1, 64),
+)  # fmt: skip
+def test_it_settles_where_more_workers_would_hardly_help(work, step, start, most):
+    climb = Climb(start, Auto(most))
+    assert windows_until_settled(climb, lambda n: window(n, work, step)) <= 10
+    reached = max(step, work / climb.workers)
+    best = max(step, work / most)
+    assert reached <= best / (1 - GAIN) + 1e-9
+    assert 1 <= climb.workers <= most
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.001, 1), st.integers(0, 100)), max_size=200))
+def test_whatever_it_sees_it_stays_within_its_bounds(seen):
+    climb = Climb(2, Auto(16, memory=50), base=10, patience=2)
+    for waited, elapsed, memory in seen:
+        before = climb.workers
+        after = climb.observe(Window(5, min(waited, elapsed), elapsed, memory))
+        assert 1 <= after <= 16
+        assert after <= 2 * before
+        if memory > 50:
+            assert after < before or after == 1
+
+
+def test_the_same_windows_give_the_same_decisions():
+    seen = [window(1 + n % 7, 0.05, 0.003 + n % 3 / 1000) for n in range(60)]
+    ways = [[climb.observe(one) for one in seen] for climb in [Climb(1, Auto(32)) for _ in "ab"]]
+    assert ways[0] == ways[1]
+
+
+def test_nobody_waits_and_it_stays():
+    climb = Climb(3, Auto(16))
+    assert [climb.observe(window(3, 0.01, 1.0)) for _ in range(100)] == [3] * 100
+
+
+def test_it_steps_back_where_more_workers_do_not_help():
+    """As where the cores are busy: from 2 on, batches come no faster, however long is waited."""
+    climb = Climb(1, Auto(16))
+    tried = []
+    while not climb.settled:
+        tried.append(climb.observe(Window(10, 0.1, 1.0 / min(climb.workers, 2))))
+    assert tried == [2, 4, 4, 2], "two windows of 4 that are no faster"
+
+
+def test_one_slow_window_does_not_end_the_climb():
+    climb = Climb(1, Auto(8))
+    climb.observe(window(1, 0.04, 0.005))
+    assert climb.observe(Window(10, 1.0, 2.0)) == 2, "slow for a reason of its own"
+    assert climb.observe(window(2, 0.04, 0.005)) == 4
+
+
+def test_memory_bounds_the_climb():
+    def observe(workers):
+        return window(workers, 10.0, 0.001, memory=100 + 30 * workers)
+
+    climb = Climb(1, Auto(64, memory=400), base=100)
+    windows_until_settled(climb, observe)
+    assert climb.workers == 10, "100 + 30 * 10 is what the budget has room for"
+    climb.observe(window(10, 10.0, 0.001, memory=401))
+    assert climb.workers < 10, "workers that grow later are fewer afterwards"
+
+
+def test_it_looks_again_after_a_while():
+    climb = Climb(1, Auto(16), patience=2.0)  # five windows
+    windows_until_settled(climb, lambda n: window(n, 0.001, 1.0))
+    assert climb.workers == 1
+    tried = [climb.observe(window(climb.workers, 0.04, 0.005)) for _ in range(20)]
+    assert tried[3] == 1
+    assert tried[-1] == 8, "the data became slower"
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 8), st.integers(5, 40))
+def test_epochs_of_any_length_are_cut_into_windows(first, length):
+    tuner = Autotune(first, Auto(8), lambda: 0)
+    for _ in range(60):
+        tuner.begin_epoch()
+        waited = elapsed = 0.0
+        for batches in range(1, length + 1):
+            one = window(tuner.workers, 0.04, 0.005, batches=1)
+            waited, elapsed = waited + one.waited, elapsed + one.elapsed
+            before = tuner.workers
+            assert tuner.delivered(batches, waited, elapsed) == (tuner.workers != before)
+    assert tuner.workers == 8
+
+
+class Slow(toy.Pictures):
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return super().__getitem__(index)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_not_one_bit_changes_while_workers_come_and_go(backend):
+    data = Slow(160)
+    transform = toy.TorchOnly()
+    with toy.loader(dataset=data, transform=transform) as plain:
+        expected = toy.hashes(plain) + toy.hashes(plain, 1)
+    options = LoaderOptions(backend, 1, persistent_workers=backend == "process", auto=Auto(4))
+    with toy.loader(options, transform, data) as tuned:
+        seen = []
+        found = []
+        for epoch in range(2):
+            for batch in tuned.epoch(epoch):
+                seen.append(tuned.options.num_workers)
+                found.append(toy.batch_hash([batch]))
+    assert found == expected
+    assert max(seen) > 1, "the number of workers has changed"
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_it_climbs_while_it_waits():
+    # How fast that is, benchmarks/tuning.py measures in turns with a fixed number.
+    data = Slow(8 * 300)
+    with toy.loader(LoaderOptions("thread", 1, auto=Auto(16)), dataset=data) as loader:
+        most = 1
+        for _ in loader.epoch(0):  # a batch takes 16 ms to read, a step nothing
+            most = max(most, loader.options.num_workers)
+        assert most >= 4
+
+
+def test_memory_of_a_tree_has_its_children_in_it():
+    alone = tree_pss()
+    assert 10 * 2**20 < alone < available() + alone
+    with toy.loader(LoaderOptions("process", 2), dataset=Slow(400)) as loader:
+        batches = loader.epoch(0)
+        next(batches)
+        assert tree_pss() > alone
+        batches.close()

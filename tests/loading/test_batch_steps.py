@@ -1,0 +1,226 @@
+"""`transform.train_batch`, `val_batch` and `batch_on` through the program."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import pipeline
+from pipeline.build.parts import Parts
+from pipeline.errors import ConfigError
+from pipeline.training.objective import Classification
+from tests.program import run
+
+IN_MAIN = ["loader.backend=main", "loader.num_workers=0"]
+
+
+@pytest.fixture(scope="session")
+def pets_root(tmp_path_factory):
+    """Forty photographs of cats, which are red, and dogs, which are blue."""
+    root = tmp_path_factory.mktemp("pets")
+    random = np.random.default_rng(0)
+    for number in range(40):
+        pixels = random.integers(0, 120, (40, 50, 3), dtype=np.uint8)
+        pixels[..., 2 * (number % 2)] += 120
+        path = root / ("cat", "dog")[number % 2] / f"{number:02d}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return root
+
+
+@pytest.fixture
+def pets(pets_root, tmp_path, monkeypatch):
+    """Overrides for small photographs; the working folder is a new, empty one."""
+    monkeypatch.chdir(tmp_path)
+    return [
+        "dataset=image_folder", f"dataset.root={pets_root}", "transform=images_batch",
+        "batch.size=6", "transform.train.resize.size=[36,36]",
+        "transform.train_batch.crop.size=[32,32]",
+    ]  # fmt: skip
+
+
+def test_the_executor_does_not_appear_in_the_digest(pets, capsys):
+    expected = run(capsys, "task=digest", *pets, *IN_MAIN)
+    assert expected.code == 0, expected.err
+    assert len(expected.hashes) == 6
+    for options in (["loader.num_workers=2"], ["loader=threads"], ["transform.batch_on=device"],
+                    ["transform.batch_on=loader", "loader.num_workers=1"]):  # fmt: skip
+        assert run(capsys, "task=digest", *pets, *options).out == expected.out, options
+
+
+def test_what_is_done_to_batches_is_part_of_the_digest(pets, capsys):
+    base = ["task=digest", *pets, *IN_MAIN]
+    runs = [
+        run(capsys, *base, *more)
+        for more in ([], ["seed=1"], ["transform.train_batch.mixup=null"],
+                     ["transform.train_batch.colors.p=0.1"], ["split=val"])
+    ]  # fmt: skip
+    assert [one.code for one in runs] == [0] * 5
+    assert len({one.out for one in runs}) == 5
+    unused = run(capsys, *base, "split=val", "transform.train_batch.colors=null")
+    assert unused.out == runs[-1].out
+
+
+def test_a_batch_can_be_replayed_and_looked_at(pets, capsys, tmp_path):
+    shown = run(capsys, "task=replay", "step=2", *pets, *IN_MAIN, f"run_dir={tmp_path}/seen")
+    assert shown.code == 0, shown.err
+    tensors = load_file(tmp_path / "seen" / "batch.safetensors")
+    assert tensors["image"].shape == (6, 3, 32, 32)
+    assert tensors["image"].dtype == torch.float32
+    torch.testing.assert_close(tensors["label_soft"].sum(1), torch.ones(6))
+    assert (tmp_path / "seen" / "batch.png").exists()
+    digest = run(capsys, "task=digest", *pets, *IN_MAIN)
+    assert digest.hashes[2] in shown.out.splitlines()
+
+
+def test_a_model_learns_from_mixed_batches(pets, capsys, tmp_path):
+    done = run(
+        capsys, *pets, *IN_MAIN, "trainer.max_epochs=4", "trainer.pictures=false", "tracker=none",
+        f"run_dir={tmp_path}/run", "transform.train_batch.normalize.statistics=dataset",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    last = [record for record in map(json.loads, lines) if "val/accuracy" in record][-1]
+    assert last["val/accuracy"] > 0.7
+
+
+def test_validation_sees_its_own_steps_only(pets):
+    parts = Parts(pipeline.compose(*pets, *IN_MAIN))
+    with parts.loader("val") as loader:
+        batch = next(iter(loader))
+    assert "label_soft" not in batch
+    assert batch["image"].dtype == torch.float32
+    assert set(batch.timing) == {"read", "transform", "collate", "batch"}
+
+
+@pytest.mark.parametrize("place", ["loader", "device"])
+def test_batches_are_transformed_once_and_where_they_should_be(pets, place):
+    parts = Parts(pipeline.compose(*pets, *IN_MAIN, f"transform.batch_on={place}"))
+    with parts.loader("train") as loader:
+        assert (loader.fetch.batch_transform is None) == (place == "device")
+        assert (loader.batch_transform is None) == (place == "loader")
+        batch = next(iter(loader))
+    whole = parts.fetch("train")(parts.plan("train").request(0, 0))
+    assert torch.equal(batch["image"], whole["image"])
+    assert torch.equal(batch["label_soft"], whole["label_soft"])
+
+
+def test_pairs_stay_together_in_streams_too(tmp_path, pets_root):
+    from pipeline.loading.collate import Stack
+    from pipeline.loading.fetch import batch_hash
+    from pipeline.loading.stream_fetch import StreamFetch
+    from pipeline.order.streams import StreamOrder, StreamPlan
+    from pipeline.transforms.batch import BatchCompose
+    from pipeline.transforms.mixing import MixUp
+    from tests.transforms.test_batch import Photos
+
+    compose, hashes = BatchCompose({"mixup": MixUp(5)}, 0), set()
+    for world in (1, 2, 3, 4):
+        order = StreamOrder(0, buffer=8)
+        plan = StreamPlan(order, 14, "keep", 40)
+        fetch = StreamFetch(map_of(Photos()), None, Stack(), 0, True, compose, order=order,
+                            batch_size=14, together=compose.together)  # fmt: skip
+        hashes.add(batch_hash([fetch(plan.request(0, 1, rank, world)) for rank in range(world)]))
+    assert len(hashes) == 1
+
+
+def map_of(dataset):
+    """A dataset as a stream."""
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return (dataset[index] for index in range(len(dataset)))
+
+    return Stream()
+
+
+def test_the_loss_takes_soft_targets_where_there_are_some():
+    from tests.transforms.test_batch import batch_of
+
+    objective = Classification(torch.nn.CrossEntropyLoss(reduction="none"), {}, ["image"], "label",
+                               num_classes=5)  # fmt: skip
+    outputs = torch.randn(8, 5)
+    batch = batch_of()
+    hard, _ = objective(lambda image: outputs, batch)
+    batch["label_soft"] = torch.nn.functional.one_hot(batch["label"], 5).float()
+    soft, _ = objective(lambda image: outputs, batch)
+    torch.testing.assert_close(soft, hard)
+    batch["label_soft"] = batch["label_soft"] * 0.5 + 0.1
+    mixed, _ = objective(lambda image: outputs, batch)
+    torch.testing.assert_close(mixed, -(outputs.log_softmax(-1) * batch["label_soft"]).sum(1))
+    assert torch.equal(objective.targets(batch), batch["label"])
+
+
+MIXUP = "{_target_: pipeline.transforms.mixing.MixUp}"
+REFUSED = [
+    (["batch.size=null"], "transform.train_batch", "works on batches, but batch.size=null"),
+    (["collate=list"], "transform.train_batch", "collate=list stacks nothing"),
+    (["batch.size=5"], "batch.size", "5 cannot be cut into pairs for 1 process.*take 4 or 6"),
+    ([f"+transform.val_batch.mixup={MIXUP}"], "transform.val_batch.mixup", "mixes samples of val"),
+    (["+transform.train.normalize={_target_: pipeline.transforms.image.Normalize}"],
+     "transform.train_batch.normalize", "normalises what transform.train.normalize has"),
+    (["transform.batch_on=gpu"], "transform.batch_on", r"auto \| loader \| device"),
+    (["transform.train_batch.crop.sice=3"], "transform.train_batch.crop.sice", "size"),
+    (["+transform.train_batch.own={_target_: os.system}"], "transform.train_batch.own._target_",
+     "may not be called"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "key", "message"), REFUSED)
+def test_what_cannot_be_meant_together_is_refused(pets, overrides, key, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        pipeline.compose(*pets, *overrides)
+    assert key in [problem.key for problem in caught.value.problems]
+
+
+def test_pairs_for_several_processes(pets, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"6 cannot be cut into pairs for 2 process.*4 or 8"):
+        pipeline.compose(*pets, "distributed=ddp")
+
+
+def test_classes_that_a_dataset_does_not_tell(faces):
+    with pytest.raises(ConfigError, match=r"num_classes"):
+        Parts(pipeline.compose(*faces, f"+transform.train_batch.mixup={MIXUP}")).loader("train")
+
+
+def test_a_step_that_cannot_be_sent_to_workers_is_named():
+    from pipeline.loading.workers.backends import LoaderOptions
+    from pipeline.transforms.batch import BatchCompose
+    from tests import toy
+
+    loader = toy.loader()
+    loader.fetch.batch_transform = BatchCompose({"own": lambda batch, random: batch}, 0)
+    spawned = LoaderOptions("process", 1, multiprocessing_context="spawn")
+    with pytest.raises(ConfigError, match=r"transform\.\*_batch\.own: cannot be sent to worker"):
+        type(loader)(loader.plan, loader.fetch, spawned)
+
+
+@pytest.mark.parametrize("way", ["skip", "substitute"])
+def test_bad_samples_leave_a_batch_alike_however_it_was_shared_out(way):
+    from pipeline.loading.bad_samples import rule
+    from pipeline.loading.collate import Stack
+    from pipeline.loading.fetch import Fetch, batch_hash
+    from pipeline.order.plan import Plan
+    from pipeline.order.samplers import Random
+    from pipeline.transforms.batch import BatchCompose
+    from pipeline.transforms.mixing import MixUp
+    from tests.transforms.test_batch import Photos
+
+    class Damaged(Photos):
+        def __getitem__(self, index):
+            if index % 5 == 0:
+                raise OSError("cut off")
+            return super().__getitem__(index)
+
+    compose, hashes = BatchCompose({"mixup": MixUp(5)}, 0), set()
+    for world in (1, 2, 3, 4):
+        sampler = Random(40, 0)
+        plan = Plan(sampler, 14, together=compose.together)
+        bad = rule(way, {}, sampler, 40, 0)
+        fetch = Fetch(Damaged(), None, Stack(), 0, True, compose, bad)
+        hashes.add(batch_hash([fetch(plan.request(0, 1, rank, world)) for rank in range(world)]))
+    assert len(hashes) == 1

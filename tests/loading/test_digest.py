@@ -1,0 +1,206 @@
+"""`task=digest` and `task=replay`: the same batches, whoever computes them."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.program import run
+
+DIGEST = ["task=digest", "steps=3"]
+IN_MAIN = ["loader.backend=main", "loader.num_workers=0"]
+WITHOUT_EFFECT = [
+    ["loader=debug"],
+    ["loader.num_workers=1"],
+    ["loader.num_workers=3"],
+    ["loader.num_workers=2", "loader.prefetch_factor=5"],
+    ["loader.num_workers=2", "loader.persistent_workers=true"],
+    ["loader.num_workers=2", "loader.persistent_workers=false"],
+    ["loader.multiprocessing_context=fork"],
+    ["loader=threads"],
+    ["loader=threads", "loader.num_workers=1"],
+    ["loader=fast"],
+    ["loader.timeout=60", "loader.generator=5"],
+]
+
+
+def test_the_executor_does_not_appear_in_the_digest(faces, capsys):
+    expected = run(capsys, *DIGEST, *faces, *IN_MAIN)
+    assert expected.code == 0, expected.err
+    assert len(expected.hashes) == 3
+    for options in WITHOUT_EFFECT:
+        assert run(capsys, *DIGEST, *faces, *options).out == expected.out, options
+
+
+@pytest.mark.parametrize("context", [pytest.param("spawn", marks=pytest.mark.stress), "forkserver"])
+def test_nor_does_the_start_method(faces, capsys, context):
+    options = [f"loader.multiprocessing_context={context}", "loader.num_workers=1"]
+    expected = run(capsys, *DIGEST, *faces, *IN_MAIN)
+    assert run(capsys, *DIGEST, *faces, *options).out == expected.out
+
+
+SAMPLERS = {
+    "sequential": [],
+    "random": [],
+    "weighted": ["sampler.column=line"],
+    "subset": ["sampler.fraction=0.7"],
+    "bucket": ["sampler.column=line"],
+}
+TORCH_SAMPLERS = {
+    "random": "sampler={_target_: torch.utils.data.RandomSampler}",
+    "weighted": "sampler={_target_: torch.utils.data.WeightedRandomSampler, "
+    "weights: [1, 2, 3], num_samples: 30}",
+    "batches": "sampler={_target_: torch.utils.data.BatchSampler, batch_size: 4, drop_last: false, "
+    "sampler: {_target_: torch.utils.data.RandomSampler}}",
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_has_the_same_batches_in_workers_and_threads(faces, capsys, name):
+    base = [*faces, f"sampler={name}", *SAMPLERS[name]]
+    for epoch, loadings in ((0, (["loader.num_workers=2"], IN_MAIN)), (1, (["loader=threads"],))):
+        digest = ["task=digest", f"epoch={epoch}", *base]
+        expected = run(capsys, *digest, *IN_MAIN)
+        assert expected.code == 0, expected.err
+        for loading in loadings:
+            assert run(capsys, *digest, *loading).out == expected.out
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    ["bucket", "bucket sampler.tokens=300", "identity sampler.identities=3", "weighted"],
+)
+def test_strategies_over_sequences(capsys, tmp_path, monkeypatch, sampler):
+    monkeypatch.chdir(tmp_path)
+    chosen, *options = sampler.split()
+    base = ["task=digest", "dataset=sequences", "dataset.count=150", f"sampler={chosen}", *options]
+    expected = run(capsys, *base, *IN_MAIN)
+    assert expected.code == 0, expected.err
+    assert run(capsys, *base, "loader.num_workers=3").out == expected.out
+    assert run(capsys, *base, "loader=threads").out == expected.out
+    assert run(capsys, *base, *IN_MAIN, "seed=1").hashes != expected.hashes
+
+
+@pytest.mark.parametrize("name", TORCH_SAMPLERS)
+def test_samplers_of_torch_too(faces, capsys, name):
+    base = ["task=digest", *faces, "~sampler", f"+{TORCH_SAMPLERS[name]}"]
+    expected = run(capsys, *base, *IN_MAIN)
+    assert expected.code == 0, expected.err
+    assert run(capsys, *base, "loader.num_workers=2").out == expected.out
+    assert run(capsys, *base, "epoch=1", *IN_MAIN).hashes != expected.hashes
+
+
+def test_another_seed_or_epoch_is_another_digest(faces, capsys):
+    runs = [
+        run(capsys, *DIGEST, *faces, *IN_MAIN, *more).hashes
+        for more in ([], ["seed=1"], ["epoch=1"], ["split=val"])
+    ]
+    assert len({tuple(hashes) for hashes in runs}) == 4
+    assert not set.intersection(*({line.split()[-1] for line in lines} for lines in runs[:3]))
+
+
+OWN_TRANSFORM = '''
+import random
+import numpy as np
+import torch
+
+class Speckle:
+    """Draws from every global generator."""
+
+    def __call__(self, sample):
+        row = np.random.randint(sample["image"].shape[-2])
+        column = random.randrange(sample["image"].shape[-1])
+        sample["image"][..., row, column] = torch.rand(()).item()
+        return sample
+'''
+
+
+def test_draws_of_a_persons_own_transform_are_covered(faces, capsys, tmp_path, monkeypatch):
+    (tmp_path / "speckles.py").write_text(OWN_TRANSFORM)
+    monkeypatch.syspath_prepend(tmp_path)
+    step = "+transform.train.speckle={_target_: speckles.Speckle}"
+    base = [*DIGEST, *faces, step, "--trust", "speckles"]
+    expected = run(capsys, *base, *IN_MAIN)
+    assert expected.code == 0, expected.err
+    assert run(capsys, *base, "loader.num_workers=3").out == expected.out
+    refused = run(capsys, *base, "loader=threads")
+    assert refused.code != 0
+    assert "random and numpy.random" in refused.err
+    assert "loader.backend=process" in refused.err
+    assert "Traceback" not in refused.err
+
+
+def test_replay_is_the_batch_that_workers_made(faces, capsys, tmp_path):
+    digest = run(capsys, "task=digest", "epoch=1", *faces, "loader.num_workers=2").hashes
+    for step in (0, 4, len(digest) - 1):
+        replay = run(capsys, "task=replay", "epoch=1", f"step={step}", *faces)
+        assert digest[step] in replay.out.splitlines(), replay.err
+        *_, tensors, sheet = replay.out.split()
+        assert sheet.endswith("batch.png")
+        batch = load_file(tmp_path / tensors)
+        assert batch["image"].dtype == torch.float32
+        rows = [line.split() for line in replay.out.splitlines()[1 : 1 + len(batch["index"])]]
+        assert [int(row[1]) for row in rows] == batch["index"].tolist()
+        assert [int(row[0]) for row in rows] == batch["position"].tolist()
+        assert all(row[2].endswith(".jpg") for row in rows)
+
+
+def test_samples_can_be_handed_through_one_by_one(faces, capsys):
+    """`batch.size: null` makes a batch of one of each sample."""
+    from pipeline import build_train_loader, compose
+
+    one_by_one = [*faces, "batch.size=null"]
+    expected = run(capsys, "task=digest", *one_by_one, *IN_MAIN)
+    assert len(expected.hashes) == 48
+    assert run(capsys, "task=digest", *one_by_one, "loader.num_workers=2").out == expected.out
+    sample = next(iter(build_train_loader(compose(*one_by_one, *IN_MAIN))))
+    assert sample["image"].shape == (1, 3, 64, 64)
+    assert sample["landmarks"].shape == (1, 68, 2)
+
+
+def test_replay_of_a_stream(faces, capsys, tmp_path):
+    mixture = (
+        "dataset={_target_: pipeline.datasets.mixture.Mixture, sources: {a: {_target_: "
+        f"pipeline.datasets.synthetic_faces.SyntheticFaces, root: {tmp_path}, "
+        "count: 30, size: 40}}}"
+    )
+    base = ["~dataset", f"+{mixture}", "sampler=stream", "sampler.buffer=8", "batch.size=8"]
+    digest = run(capsys, "task=digest", *base, "loader.num_workers=2")
+    assert len(digest.hashes) == 3, digest.err
+    replay = run(capsys, "task=replay", "step=1", *base)
+    assert digest.hashes[1] in replay.out.splitlines(), replay.err
+    beyond = run(capsys, "task=replay", "step=3", *base)
+    assert beyond.code == 2
+    assert "epoch 0 of the train split ends before step 3" in beyond.err
+
+
+def test_replay_outside_the_epoch_is_a_configuration_error(faces, capsys, tmp_path):
+    outcome = run(capsys, "task=replay", "step=99", *faces)
+    assert outcome.code == 2
+    assert "step: epoch 0 of the train split has 6 steps, 0 to 5; 99 is none" in outcome.err
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_digest_writes_nothing(faces, capsys, tmp_path):
+    run(capsys, *DIGEST, *faces)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fields_of_a_batch(faces):
+    from pipeline import build_train_loader, build_val_loader, compose
+
+    config = compose(*faces, *IN_MAIN)
+    batch = next(iter(build_train_loader(config)))
+    assert batch["image"].shape == (8, 3, 64, 64)
+    assert batch["landmarks"].shape == (8, 68, 2)
+    rows = np.concatenate([batch.indices for batch in build_val_loader(config)])
+    assert rows.tolist() == list(range(12))
+
+
+def test_ranks_print_what_one_process_prints(faces, capfd):
+    """Each of two ranks hashes its own share; only together they make the lines."""
+    alone = run(capfd, *DIGEST, *faces, *IN_MAIN, "batch.size=7")
+    ranks = ["distributed=ddp", "distributed.nproc=2", "trainer.device=cpu"]
+    together = run(capfd, *DIGEST, *faces, *IN_MAIN, "batch.size=7", *ranks)
+    assert together.code == 0, together.err
+    assert together.out == alone.out

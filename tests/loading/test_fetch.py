@@ -1,0 +1,237 @@
+"""Fetch: keys, hashes, batches of unequal samples."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from torch.nn.utils.rnn import pack_padded_sequence
+from torchvision import tv_tensors
+
+from pipeline.errors import DataError
+from pipeline.loading.batch import Batch
+from pipeline.loading.collate import List, Pad, Stack
+from pipeline.loading.fetch import Fetch, SampleError, batch_hash, hash_sample
+from pipeline.loading.loader import Loader
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.generator_states import moved, take
+from pipeline.order.plan import Plan
+from pipeline.order.randomness import SEEDERS
+from pipeline.order.samplers import Random, Sequential
+from tests import toy
+
+
+def test_a_samples_randomness_depends_on_its_key_alone():
+    plan = Plan(Random(40, 0), 8)
+    fetch = Fetch(toy.Pictures(), toy.Everywhere(), Stack(), seed=0)
+    whole = fetch(plan.request(1, 2))
+    halves = [fetch(plan.request(1, 2, rank, 2)) for rank in (0, 1)]
+    assert torch.equal(whole["draws"], torch.cat([half["draws"] for half in halves]))
+    assert len(whole["draws"].unique()) == whole["draws"].numel()
+    again = Fetch(toy.Pictures(), toy.Everywhere(), Stack(), seed=1)(plan.request(1, 2))
+    assert not torch.equal(whole["draws"], again["draws"])
+
+
+def test_the_hash_of_a_batch_does_not_depend_on_how_it_was_shared_out_or_padded():
+    fetch = Fetch(toy.Sequences(), None, Pad(sort=True), seed=0, hashed=True)
+    for tail in ("keep", "pad"):
+        plan = Plan(Random(40, 0), 12, tail)
+        for step in range(len(plan)):
+            hashes = {
+                batch_hash([fetch(plan.request(0, step, rank, world)) for rank in range(world)])
+                for world in (1, 2, 3, 4)
+            }
+            assert len(hashes) == 1
+    plain = Fetch(toy.Sequences(), None, List(), seed=0, hashed=True)
+    keep, pad = (Plan(Random(40, 0), 12, tail) for tail in ("keep", "pad"))
+    assert batch_hash([plain(keep.request(0, 3))]) == batch_hash([fetch(pad.request(0, 3))])
+
+
+@given(arrays.arrays(st.sampled_from([np.uint8, np.float32, np.int64]), st.just((2, 3))))
+def test_the_hash_of_a_sample_sees_names_types_shapes_and_bytes(array):
+    tensor = torch.from_numpy(array)
+    base = hash_sample({"x": tensor, "y": 1})
+    assert base == hash_sample({"y": 1, "x": array})
+    others = [
+        {"z": tensor, "y": 1},
+        {"x": tensor.reshape(3, 2), "y": 1},
+        {"x": tensor.to(torch.float64), "y": 1},
+        {"x": tensor, "y": 2},
+        {"x": tensor, "y": 1.0},
+        {"x": tensor, "y": True},
+        {"x": tensor, "y": "1"},
+        {"x": tensor, "y": [1]},
+        {"x": tensor},
+    ]
+    assert len({base, *map(hash_sample, others)}) == 1 + len(others)
+    assert hash_sample({"x": ["ab", "c"]}) != hash_sample({"x": ["a", "bc"]})
+
+
+def test_hashing_covers_odd_values_and_refuses_what_has_no_bytes():
+    odd = {"a": None, "b": b"\0", "c": torch.zeros(0, 3), "d": torch.ones(2, dtype=torch.bfloat16),
+           "e": np.float32(1), "f": float("nan"), "g": {"h": (1, 2)}}  # fmt: skip
+    assert hash_sample(odd) == hash_sample(dict(reversed(odd.items())))
+    with pytest.raises(DataError, match="type object cannot be hashed"):
+        hash_sample({"a": object()})
+
+
+def test_stack_gives_plain_tensors():
+    batch = Fetch(toy.Pictures(), None, Stack(), 0)(Plan(Sequential(40), 4).request(0, 0))
+    assert type(batch["image"]) is torch.Tensor
+    assert batch["image"].shape == (4, 3, 12, 16)
+    assert batch["label"].dtype == torch.int64
+
+
+def test_samples_that_do_not_stack_are_refused_with_rows_field_and_shapes():
+    fetch = Fetch(toy.Sequences(), None, Stack(), 0)
+    with pytest.raises(
+        DataError,
+        match=r"batch \(epoch 0, step 0\) cannot be put together: field 'sequence' of samples 0 "
+        r"and 1: shapes \[1, 2\] and \[2, 2\] differ.*collate=pad",
+    ):
+        fetch(Plan(Sequential(40), 4).request(0, 0))
+
+
+class Uneven(toy.Pictures):
+    def __init__(self, odd):
+        super().__init__()
+        self.odd = odd
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return {**sample, **self.odd} if index == 2 else sample
+
+
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        ({"extra": 1}, r"'extra' of samples 0 and 2: samples have the fields"),
+        ({"label": 1.5}, r"'label' of samples 0 and 2: types int, float"),
+        ({"label": None}, r"'label' of samples 0 and 2: types int, NoneType"),
+        ({"image": tv_tensors.Image(torch.zeros(3, 9, 9))}, r"\[3, 12, 16\] and \[3, 9, 9\]"),
+    ],
+)
+def test_other_mismatches(odd, message):
+    with pytest.raises(DataError, match=message):
+        Fetch(Uneven(odd), None, Stack(), 0)(Plan(Sequential(40), 4).request(0, 0))
+
+
+def test_pad_gives_lengths_that_pack_padded_sequence_takes():
+    batch = Fetch(toy.Sequences(), None, Pad(value=-1), 0)(Plan(Sequential(40), 10).request(0, 0))
+    assert batch["sequence"].shape == (10, 7, 2)
+    assert batch["sequence_lengths"].tolist() == [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
+    assert (batch["sequence"][0, 1:] == -1).all()
+    packed = pack_padded_sequence(
+        batch["sequence"], batch["sequence_lengths"], batch_first=True, enforce_sorted=False
+    )
+    assert len(packed.data) == batch["sequence_lengths"].sum()
+
+
+def test_pad_sorts_rows_with_their_positions_indices_and_validity():
+    fetch = Fetch(toy.Sequences(), None, Pad(sort=True), 0, hashed=True)
+    batch = fetch(Plan(Sequential(38), 10, "pad").request(0, 3))
+    lengths = batch["sequence_lengths"].tolist()
+    assert lengths == sorted(lengths, reverse=True)
+    pack_padded_sequence(batch["sequence"], batch["sequence_lengths"], batch_first=True)
+    assert batch["label"].tolist() == batch.indices.tolist()
+    assert batch.positions.tolist() == batch.indices.tolist()
+    assert batch.valid is not None
+    assert batch.valid.sum() == 8
+    assert sorted(batch.indices[batch.valid.numpy()].tolist()) == list(range(30, 38))
+
+
+def test_pad_refuses_unknown_fields_and_other_dimensions():
+    request = Plan(Sequential(40), 4).request(0, 0)
+    with pytest.raises(DataError, match=r"'text' .*have only sequence, label"):
+        Fetch(toy.Sequences(), None, Pad(["text"]), 0)(request)
+    with pytest.raises(DataError, match=r"shapes \[3, 12, 16\] and \[3, 9, 9\] differ beyond"):
+        Fetch(Uneven({"image": torch.zeros(3, 9, 9)}), None, Pad(["image"]), 0)(request)
+
+
+class AtOnce(toy.Pictures):
+    """Reads many rows at once."""
+
+    draws = False
+
+    def __getitems__(self, indices):
+        if self.draws:
+            torch.rand(1)
+        return [self[index] for index in indices]
+
+
+def test_a_dataset_may_read_a_batch_at_once():
+    plan = Plan(Random(40, 0), 8)
+    one, many = (
+        Fetch(kind(), toy.Everywhere(), Stack(), 0, hashed=True)(plan.request(0, 1))
+        for kind in (toy.Pictures, AtOnce)
+    )
+    assert batch_hash([one]) == batch_hash([many])
+    drawing = AtOnce()
+    drawing.draws = True
+    with pytest.raises(SampleError, match=r"AtOnce.__getitems__ draws from torch"):
+        Fetch(drawing, None, Stack(), 0)(plan.request(0, 1))
+
+
+def test_a_bad_row_among_many_is_named():
+    class Bad(AtOnce):
+        def __getitem__(self, index):
+            if index == 6:
+                raise OSError("cut off")
+            return super().__getitem__(index)
+
+        def path(self, index):
+            return f"rows/{index}.png"
+
+    with pytest.raises(
+        DataError, match=r"sample 6 \(epoch 0, step 1, position 6\) rows/6.png: OSErr"
+    ):
+        Fetch(Bad(), None, Stack(), 0)(Plan(Sequential(40), 4).request(0, 1))
+
+
+def test_a_subset_of_torch_keeps_its_rows_keys():
+    plan = Plan(Sequential(8), 8)
+    subset = torch.utils.data.Subset(toy.Pictures(), range(8))
+    assert torch.equal(
+        Fetch(subset, toy.Everywhere(), Stack(), 0)(plan.request(0, 0))["draws"],
+        Fetch(toy.Pictures(), toy.Everywhere(), Stack(), 0)(plan.request(0, 0))["draws"],
+    )
+
+
+def test_a_batch_keeps_what_it_knows_when_it_moves():
+    batch = Fetch(toy.Pictures(), None, Stack(), 0)(Plan(Sequential(10), 4, "pad").request(0, 2))
+    moved = batch.to("cpu")
+    assert isinstance(moved, Batch)
+    assert moved.request.address == (0, 2)
+    assert moved.valid_mask("cpu").tolist() == [True, True, False, False]
+
+
+class DrawsAt(toy.Pictures):
+    """Draws from every generator in some rows, and does not say so."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+
+    def __getitem__(self, row):
+        drawn = 0.0
+        if row in self.rows:
+            drawn = random.random() + np.random.randn() + torch.rand(()).item()
+        return {**super().__getitem__(row), "drawn": torch.tensor(drawn)}
+
+
+@pytest.mark.parametrize("rows", [(), (0,), (17,), range(40)])
+@pytest.mark.parametrize("options", [LoaderOptions(), LoaderOptions("process", 2)])
+def test_what_draws_is_found_out_and_changes_no_batch(rows, options):
+    plan = Plan(Sequential(40), 8)
+    fetches = [Fetch(DrawsAt(rows), None, Stack(), seed=0, hashed=True) for _ in range(2)]
+    fetches[0]._seeding.know(SEEDERS)
+    before = take()
+    expected = [toy.hashes(Loader(plan, fetches[0], LoaderOptions()), epoch) for epoch in (0, 1)]
+    with Loader(plan, fetches[1], options) as loader:
+        assert [toy.hashes(loader, epoch) for epoch in (0, 1)] == expected
+    assert moved(before) == []
+    if options.backend == "main":
+        assert fetches[1]._seeding.names == (set(SEEDERS) if rows else set())

@@ -1,0 +1,371 @@
+"""Samples that are no dicts: named once, and every part of a run takes them."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, Subset
+from torchvision import tv_tensors
+
+import pipeline
+from pipeline.build.parts import Parts
+from pipeline.errors import ConfigError, DataError
+from pipeline.loading.collate import Stack
+from pipeline.loading.dataset_facts import classes_of, facts_of, table_of
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.named_fields import Fields, OwnCollate, restorer
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Sequential
+from pipeline.tasks.digest import lines
+from pipeline.transforms.statistics import statistics_of
+from tests import peoples_data
+from tests.peoples_data import Point, Record
+from tests.program import run
+
+
+@pytest.fixture
+def people(tmp_path, monkeypatch):
+    """The overrides of a run on a package of a person's own, in an empty folder."""
+    (tmp_path / "package" / "people").mkdir(parents=True)
+    shutil.copy(peoples_data.__file__, tmp_path / "package" / "people" / "__init__.py")
+    monkeypatch.syspath_prepend(str(tmp_path / "package"))
+    monkeypatch.setenv("PENSTOCK_TRUST", "people")
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("people", None)
+
+
+def own(name, *more, objective="classification"):
+    """Overrides for a dataset of that package, by a linear model."""
+    facts = "+dataset.facts={num_features: 4, num_classes: 3, num_outputs: 3}"
+    return [
+        "~dataset", f"+dataset={{_target_: people.{name}}}", facts, "transform=none",
+        "model=linear", f"objective={objective}", "objective.inputs=[input]", "batch.size=8",
+        "loader=debug",
+        "scheduler=none", "tracker=none", "trainer.progress=none", "trainer.pictures=false", *more,
+    ]  # fmt: skip
+
+
+def batches(*overrides):
+    with Parts(pipeline.compose(*overrides)).loader("train") as loader:
+        return list(loader)
+
+
+# One sample
+
+
+@pytest.mark.parametrize(
+    ("sample", "fields", "expected"),
+    [
+        ((1, 2), None, {"input": 1, "target": 2}),
+        ([1, 2], ["a", "b"], {"a": 1, "b": 2}),
+        ((1, 2, 3, 4), None, {"input": 1, "target": 2, "field_2": 3, "field_3": 4}),
+        (7, None, {"input": 7}),
+        ("seven", ["text"], {"text": "seven"}),
+        ((1, 2, 3), ["tokens"], {"tokens": (1, 2, 3)}),
+        ((1,), ["x"], {"x": 1}),
+        (Point(1, 2), None, {"input": 1, "label": 2}),
+        (Record(1, 2), ["a", "b"], {"input": 1, "label": 2}),
+        ({"x": 1}, ["a"], {"x": 1}),
+    ],
+)
+def test_a_sample_becomes_named_fields(sample, fields, expected):
+    assert Fields(fields).named(sample) == expected
+
+
+@pytest.mark.parametrize(
+    "sample", [(1, 2), [1, 2], 7, Point(1, 2), Record(1, 2), {"x": 1}], ids=lambda one: type(one)
+)
+def test_and_is_given_back_as_it_was(sample):
+    restore = restorer(sample)
+    named = Fields().named(sample)
+    assert (named if restore is None else restore(named)) == sample
+
+
+def test_what_transforms_have_added_comes_after_it():
+    assert restorer((1, 2))({"input": 1, "target": 2, "tokens": 3}) == (1, 2, 3)
+    assert restorer(7)({"input": 7, "tokens": 3}) == (7, 3)
+    assert restorer(Point(1, 2))({"input": 1, "x": 3}) == {"input": 1, "x": 3}
+
+
+def test_another_number_of_positions_than_names_is_refused():
+    with pytest.raises(DataError, match=r"3 positions, and dataset.fields names 2 \(a, b\)"):
+        Fields(["a", "b"]).named((1, 2, 3))
+    with pytest.raises(DataError, match="the sample is None; a dataset gives a dict, a tuple"):
+        Fields().named(None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "channels"), [("L", 1), ("RGB", 3), ("P", 3), ("RGBA", 3), ("CMYK", 3), ("1", 3)]
+)
+def test_a_picture_becomes_pixels(mode, channels):
+    picture = Image.fromarray(np.full((5, 7, 3), 200, dtype=np.uint8)).convert(mode)
+    found = Fields().named((picture, 1))["input"]
+    assert isinstance(found, tv_tensors.Image)
+    assert (found.dtype, found.shape) == (torch.uint8, (channels, 5, 7))
+
+
+# In a configured run
+
+
+def test_names_come_from_the_objective_or_from_the_dataset(people):
+    assert list(batches(*own("Rows"))[0]) == ["input", "label"]
+    assert list(batches(*own("Rows", "objective.inputs=[image]"))[0]) == ["image", "label"]
+    named = own("Rows", "+dataset.fields=[x, y]", "objective.inputs=[x]", "objective.target=y")
+    first = batches(*named)[0]
+    assert list(first) == ["x", "y"]
+    assert first["x"].shape == (8, 4)
+
+
+def test_lengths_that_a_collate_function_adds_are_no_positions(people):
+    inputs = "objective.inputs=[sequence, sequence_lengths]"
+    first = batches(*own("Uneven", "collate=pad", inputs))[0]
+    assert list(first) == ["sequence", "sequence_lengths", "label"]
+
+
+@pytest.mark.parametrize("name", ["Rows", "Labelled", "Lists", "Named", "Recorded", "AtOnce"])
+@pytest.mark.parametrize(
+    "loader", ["loader=debug", "loader.num_workers=2", "loader=threads"], ids=lambda one: one
+)
+def test_every_backend_gives_the_same_batches(people, name, loader):
+    if loader != "loader=debug" and name not in ("Rows", "AtOnce"):
+        loader = "loader.backend=thread"
+    config = pipeline.compose(*own(name, "task=digest", loader), *_two(loader))
+    expected = pipeline.compose(*own("Rows", "task=digest"))
+    assert list(lines(config)) == list(lines(expected))
+
+
+def _two(loader):
+    return ["loader.num_workers=2"] if loader == "loader.backend=thread" else []
+
+
+@pytest.mark.parametrize("name", ["Itself", "Divided", "generated"])
+def test_streams_too(people, name):
+    expected = list(lines(pipeline.compose(*own("generated", "task=digest", *_stream))))
+    assert len(expected) == 3
+    for workers in (0, 2):
+        more = [*_stream, "loader=default", f"loader.num_workers={workers}"]
+        if not workers:
+            more = _stream
+        assert list(lines(pipeline.compose(*own(name, "task=digest", *more)))) == expected
+
+
+_stream = ["sampler=stream", "sampler.buffer=4"]
+
+
+def test_a_generator_that_was_made_already_is_refused(people, capsys):
+    found = run(capsys, *own("made", *_stream))
+    assert found.code == 2, found.err
+    assert "dataset: people.made gives a generator, which can be read once" in found.err
+    assert "Name the generator function itself" in found.err
+
+
+def test_a_none_is_said_with_its_row(people, capsys):
+    found = run(capsys, *own("WithNone", "sampler=sequential"))
+    assert found.code == 3
+    assert "sample 0 (epoch 0, step 0, position 0): the sample is None" in found.err
+    assert "Traceback" not in found.err
+
+
+def test_too_many_positions_are_said_with_the_key(people, capsys):
+    found = run(capsys, *own("Two", "+dataset.fields=[input, label]"))
+    assert found.code == 3
+    assert "a sample has 3 positions, and dataset.fields names 2" in found.err
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("input", "expected names of positions"), ("[x, x]", "got x, x; every position needs a name"),
+     ("[1, 2]", "expected names of positions"), ("[]", "got no name; every position")],
+)  # fmt: skip
+def test_names_that_cannot_be(people, value, words):
+    with pytest.raises(ConfigError, match=r"dataset\.fields: ") as refused:
+        pipeline.compose(*own("Rows", f"+dataset.fields={value}"))
+    assert words in str(refused.value)
+
+
+def test_fields_stays_an_argument_where_a_dataset_takes_it():
+    config = pipeline.compose("dataset=parquet", "dataset.root=x", "dataset.fields={x: a}")
+    assert config.dataset["fields"] == {"x": "a"}
+
+
+def test_a_model_of_two_inputs(people, capsys):
+    inputs = ["objective.inputs=[first, second]", "trainer.max_steps=1"]
+    model = ["~model", "+model={_target_: people.Both}"]
+    rest = [one for one in own("Two") if "model" not in one and "inputs" not in one]
+    found = run(capsys, *rest, *model, *inputs)
+    assert found.code == 0, found.err
+
+
+# Everything that stands behind
+
+
+@pytest.mark.parametrize("sampler", ["weighted", "identity"])
+@pytest.mark.parametrize("name", ["Labelled", "tensors"])
+def test_samplers_read_labels(people, name, sampler):
+    more = ["sampler.identities=3", "sampler.samples=2"] if sampler == "identity" else []
+    labels = batches(*own(name, f"sampler={sampler}", *more))[0]["label"]
+    assert set(labels.tolist()) == {0, 1, 2}
+
+
+def test_a_dataset_without_labels_is_told_how_to_say_them(people):
+    with pytest.raises(ConfigError, match="has no column 'label'; it has no metadata") as refused:
+        batches(*own("Rows", "sampler=weighted"))
+    assert "`targets`" in str(refused.value)
+
+
+def test_bad_samples_are_skipped_and_checked(people, capsys):
+    found = run(capsys, *own("Damaged", "task=check", "split=train"))
+    assert found.code == 3
+    assert "1 of 24 samples are bad" in found.err
+    skipping = batches(*own("Damaged", "bad_samples.on_error=skip", "bad_samples.budget=2"))
+    assert sum(len(batch["label"]) for batch in skipping) == 23
+    instead = batches(*own("Damaged", "bad_samples.on_error=substitute", "bad_samples.budget=2"))
+    assert [len(batch["label"]) for batch in instead] == [8, 8, 8]
+
+
+def test_packed(people):
+    common = own("Printed", "task=digest", "sampler=weighted", "cache_dir=cache")
+    packed = Parts(pipeline.compose(*common, "+dataset.packed=auto"))
+    assert type(packed.dataset("train")).__name__ == "Packed"
+    expected = list(lines(pipeline.compose(*common)))
+    assert list(lines(pipeline.compose(*common, "+dataset.packed=auto"))) == expected
+    with pytest.raises(ConfigError, match="has no `fingerprint`"):
+        Parts(pipeline.compose(*own("Rows", "+dataset.packed=auto"))).dataset("train")
+
+
+class Pictures:
+    """Pillow pictures with labels."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, row):
+        return Image.new("RGB", (6, 5), (row * 10, 100, 0)), row % 2
+
+
+def test_statistics_of_pictures(tmp_path):
+    found = statistics_of(Pictures(), tmp_path)
+    assert found["mean"] == pytest.approx([15 / 255, 100 / 255, 0])
+    assert not list(tmp_path.iterdir())  # nobody could tell whose they are
+
+
+def test_replay_validate_verify_and_predictions(people, capsys, tmp_path):
+    common = own("Labelled", "trainer.max_steps=3", "trainer.ledger=true", "trainer.digest=true")
+    for name in "ab":
+        found = run(capsys, *common, f"run_dir={name}")
+        assert found.code == 0, found.err
+    assert run(capsys, "task=verify", "runs=[a,b]").code == 0
+    digest = run(capsys, *common, "task=digest")
+    replay = run(capsys, *common, "task=replay", "epoch=0", "step=1", "run_dir=replay")
+    assert digest.hashes[1] in replay.out.splitlines(), replay.err
+    assert "label" in replay.out.splitlines()[0]
+    found = run(capsys, *common, "task=validate", "checkpoint=a")
+    assert found.code == 0, found.err
+    on_record = [json.loads(one) for one in Path("a/digests.jsonl").read_text().splitlines()]
+    assert [one["hash"] for one in on_record] == [one.split()[-1] for one in digest.hashes]
+
+
+# What torch's datasets tell
+
+
+def test_facts_and_table_of_torchs_own():
+    data = peoples_data.tensors()
+    fields = Fields(usual=("input", "label"))
+    assert facts_of(data, fields) == {"num_classes": 3, "num_outputs": 3, "num_features": 4}
+    assert table_of(data, fields)["label"].tolist() == [row % 3 for row in range(24)]
+    some = Subset(data, [3, 5])
+    assert table_of(some, fields)["label"].tolist() == [0, 2]
+    assert len(table_of(ConcatDataset([data, some]), fields)) == 26
+    assert classes_of(some) == []
+    assert facts_of(peoples_data.Rows()) == {}
+    regression = torch.utils.data.TensorDataset(torch.zeros(5, 2), torch.zeros(5, 3))
+    assert facts_of(regression) == {"num_features": 2, "num_outputs": 3}
+
+
+def test_facts_of_a_configured_tensor_dataset_reach_the_model(people):
+    bare = [one for one in own("tensors") if "facts" not in one]
+    model = Parts(pipeline.compose(*bare)).model()
+    assert (model.in_features, model.out_features) == (4, 3)
+
+
+# A person's collate function
+
+
+@pytest.mark.parametrize("name", ["as_tuple", "as_dict"])
+def test_a_collate_function_gets_samples_as_they_are(people, name):
+    expected = batches(*own("Rows"))
+    for ours, theirs in zip(
+        expected, batches(*own("Rows", f"collate={{_target_: people.{name}}}")), strict=True
+    ):
+        assert torch.equal(ours["input"], theirs["input"])
+        assert torch.equal(ours["label"], theirs["label"])
+        assert ours.positions.tolist() == theirs.positions.tolist()
+
+
+def test_one_with_arguments_and_one_of_torchs(people):
+    sums = ["~collate", "+collate={_target_: people.Sums, scale: 2}"]
+    twice = batches(*own("Rows", *sums))
+    once = batches(*own("Rows", "collate={_target_: torch.utils.data.default_collate}"))
+    assert torch.equal(twice[0]["input"], 2 * once[0]["input"])
+    assert set(once[0]) == {"input", "label"}
+
+
+def test_what_it_returns_is_named_by_position(people, capsys):
+    names = "[input, lengths, label]"
+    collate = ["~collate", f"+collate={{_target_: people.padded, fields: {names}}}"]
+    rest = [one for one in own("Uneven") if "model" not in one and "inputs" not in one]
+    model = ["~model", "+model={_target_: people.Summed}", "objective.inputs=[input, lengths]"]
+    assert list(batches(*rest, *model, *collate)[0]) == ["input", "lengths", "label"]
+    found = run(capsys, *rest, *model, *collate, "trainer.max_steps=1")
+    assert found.code == 0, found.err
+
+
+def test_of_several_samples_whose_batch_is_ordered():
+    class Sorting:
+        def order(self, samples):
+            return sorted(range(len(samples)), key=lambda row: -samples[row][1])
+
+        def __call__(self, samples):
+            return [sample[1] for sample in samples]
+
+    fetch = Fetch(peoples_data.Rows(), None, OwnCollate(Sorting(), Fields(["n"])), 0, hashed=True)
+    batch = fetch(Plan(Sequential(24), 4).request(0, 0))
+    assert batch.positions.tolist() == [2, 1, 0, 3]
+    plain = Fetch(peoples_data.Rows(), None, Stack(), 0, hashed=True)
+    again = plain(Plan(Sequential(24), 4).request(0, 0))
+    assert [again.hashes[place] for place in batch.places] == batch.hashes
+
+
+# Without automatic batching
+
+
+def test_a_sample_is_a_batch_of_one(people, capsys):
+    first = batches(*own("Rows", "batch.size=null"))[0]
+    assert first["input"].shape == (1, 4)
+    found = run(capsys, *own("Rows", "batch.size=null", "trainer.max_steps=2", "run_dir=one"))
+    assert found.code == 0, found.err
+
+
+def test_and_a_collate_function_gets_the_sample_itself(people, capsys):
+    common = own("Rows", "batch.size=null", "collate={_target_: people.one}")
+    assert len(batches(*common)) == 24
+    found = run(capsys, *common, "trainer.max_steps=2", "run_dir=one")
+    assert found.code == 0, found.err
+
+
+def test_samples_that_are_batches_already(people, capsys):
+    first = batches(*own("Uneven", "batch.size=null", "collate=single"))[1]
+    assert first["input"].ndim == 2
+    with pytest.raises(ConfigError, match="Single takes one sample, and batch"):
+        pipeline.compose(*own("Rows", "collate=single"))
+
+
+def test_faces_train_one_by_one(faces, capsys):
+    found = run(capsys, *faces, "batch.size=null", "trainer.max_steps=2", "run_dir=run")
+    assert found.code == 0, found.err

@@ -1,0 +1,138 @@
+"""To a device: buffers are used again, copies run one ahead, and every batch arrives as it was."""
+
+import pytest
+import torch
+
+from pipeline.distributed.world import World
+from pipeline.loading.loader import Loader
+from pipeline.loading.transfer import Buffers, Transfer, ahead
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Random
+from pipeline.transforms.batch import BatchCompose
+from pipeline.transforms.batch_colors import Normalize
+from tests import toy
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+def places(buffers, tensors):
+    """Where copies of `tensors` are held, after checking that they are copies."""
+    buffers.clear()
+    held = [buffers.hold(tensor) for tensor in tensors]
+    for copy, tensor in zip(held, tensors, strict=True):
+        assert torch.equal(copy, tensor)
+        assert (copy.dtype, copy.stride()) == (tensor.dtype, tensor.stride())
+        assert copy.numel() == 0 or copy.data_ptr() != tensor.data_ptr()
+    return [copy.data_ptr() for copy in held]
+
+
+def test_buffers_are_used_again():
+    buffers = Buffers(pinned=False)
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    batch = [images, torch.arange(4), torch.tensor(1.5), torch.zeros(0, 3)]
+    first = places(buffers, batch)
+    assert len(set(first[:3])) == 3, "each tensor has a place of its own"
+    assert places(buffers, batch) == first
+    smaller = [images[:2].clone(), torch.arange(2), torch.tensor(2.5), torch.zeros(0, 3)]
+    assert places(buffers, smaller) == first, "a last, smaller batch too"
+    last = images.contiguous(memory_format=torch.channels_last)
+    floats = [last, torch.rand(80), torch.tensor(3.0)]
+    again = places(buffers, floats)
+    assert again[0] == first[0]
+    assert again[2] == first[2]
+    assert places(buffers, batch)[1] == again[1], "what has grown stays"
+
+
+def test_a_tensor_with_gaps_is_held_without_them():
+    wide = torch.arange(20).reshape(4, 5)[:, ::2]
+    held = Buffers(pinned=False).hold(wide)
+    assert torch.equal(held, wide)
+    assert held.is_contiguous()
+
+
+def test_one_is_begun_before_the_last_is_given():
+    log = []
+
+    def begin(number):
+        log.append(f"begin {number}")
+        return number
+
+    for number in ahead(range(4), begin):
+        log.append(f"give {number}")
+    assert log == ["begin 0", "give 0", "begin 1", "begin 2", "give 1", "begin 3", "give 2",
+                   "give 3"]  # fmt: skip
+    for count in range(4):
+        assert list(ahead(range(count), begin)) == list(range(count))
+
+
+def test_an_error_comes_in_its_turn():
+    def failing(after):
+        yield from range(after)
+        raise RuntimeError("a worker died")
+
+    for count in range(5):
+        given = []
+        with pytest.raises(RuntimeError, match="a worker died"):
+            # A list is only filled by what came before the error.
+            given.extend(map(given_back, ahead(failing(count), given_back)))
+        assert given == list(range(count))
+
+
+def given_back(item):
+    return item
+
+
+def test_a_device_that_is_the_cpu_has_no_transfer():
+    with toy.loader(LoaderOptions(pin_memory=True)) as loader:
+        assert loader._transfer is None
+
+
+def loader_on(device, options, compose=None):
+    plan, fetch = Plan(Random(40, 0), 8), toy.loader().fetch
+    return Loader(plan, fetch, options, World(device=device), batch_transform=compose)
+
+
+OPTIONS = {
+    "main": LoaderOptions(pin_memory=True),
+    "thread": LoaderOptions("thread", 2, pin_memory=True),
+    "process": LoaderOptions("process", 2, pin_memory=True),
+    "unpinned": LoaderOptions(),
+}
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_batch_arrives_as_it_was(name):
+    with loader_on("cpu", LoaderOptions()) as expected, loader_on("cuda", OPTIONS[name]) as found:
+        for epoch in range(3):
+            for there, here in zip(found.epoch(epoch), expected.epoch(epoch), strict=True):
+                assert there["image"].device.type == "cuda"
+                torch.cuda._sleep(2_000_000)  # the consumer is behind the copies
+                assert torch.equal(there["image"].cpu(), here["image"])
+                assert torch.equal(there["label"].cpu(), here["label"])
+                assert there.hashes == here.hashes
+
+
+@needs_gpu
+def test_bytes_cross_and_become_floats_there():
+    compose = BatchCompose({"normalize": Normalize()}, 0)
+    with loader_on("cuda", OPTIONS["main"], compose) as found:
+        batch = next(iter(found))
+    assert batch["image"].dtype == torch.float32
+    with loader_on("cpu", LoaderOptions(), compose) as expected:
+        torch.testing.assert_close(batch["image"].cpu(), next(iter(expected))["image"])
+
+
+@needs_gpu
+def test_pinned_memory_is_reused_on_the_device():
+    transfer = Transfer("cuda:0")
+    batches = iter(toy.loader().epoch(0))
+    kept = [[t.data_ptr() for t in slot._kept] for slot in transfer._slots]
+    for _ in transfer(batches):
+        pass
+    kept = [[t.data_ptr() for t in slot._kept] for slot in transfer._slots]
+    assert all(len(pointers) == 2 for pointers in kept)
+    for _ in transfer(iter(toy.loader().epoch(1))):
+        pass
+    assert kept == [[t.data_ptr() for t in slot._kept] for slot in transfer._slots]

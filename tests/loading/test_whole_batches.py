@@ -1,0 +1,321 @@
+"""Batches that are made at once are those that are made sample by sample, to the bit."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision import tv_tensors
+
+from pipeline.datasets.image_folder import ImageFolder
+from pipeline.datasets.packed import Packed
+from pipeline.errors import DataError
+from pipeline.loading import intra_batch, whole_batches, worker_status
+from pipeline.loading.bad_samples import BadSamples
+from pipeline.loading.collate import Stack
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.loader import Loader, LoaderOptions
+from pipeline.loading.workers.worker import Worker
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Random, Sequential
+from pipeline.packing.packing import pack
+from pipeline.packing.recipe import Recipe
+from pipeline.transforms import native_images
+from pipeline.transforms.batch_colors import Normalize
+from pipeline.transforms.crops import CenterCrop, RandomResizedCrop, Whole
+from pipeline.transforms.image import Compose
+from pipeline.transforms.image_decoding import (
+    DecodeRandomResizedCrop,
+    DecodeResize,
+    DecodeResizeCenterCrop,
+)
+
+pytestmark = pytest.mark.skipif(
+    native_images.jpeg() is None, reason="the native decoder was not built"
+)
+
+STEPS = {
+    "random": lambda: DecodeRandomResizedCrop([40, 32]),
+    "floats": lambda: DecodeRandomResizedCrop([40, 32]).normalizing(Normalize()),
+    "centre": lambda: DecodeResizeCenterCrop(24, 30),
+    "whole": lambda: DecodeResize([20, 50]),
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """JPEG files of many sizes and turns, and a few that C leaves to others."""
+    folder = tmp_path_factory.mktemp("pictures")
+    random = np.random.default_rng(0)
+    for number in range(24):
+        width, height = (int(side) for side in random.integers(8, 200, 2))
+        small = random.integers(0, 256, (height // 8 + 2, width // 8 + 2, 3), np.uint8)
+        image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+        path = folder / "ab"[number % 2] / f"{number:02}"
+        path.parent.mkdir(exist_ok=True)
+        tags = Image.Exif()
+        tags[0x0112] = number % 8 + 1
+        if number in (5, 6):
+            image.save(path.with_suffix(".png"))
+        else:
+            image.convert("CMYK" if number == 9 else "RGB").save(
+                path.with_suffix(".jpg"), exif=tags, quality=90
+            )
+    return folder
+
+
+def fetch(dataset, step, **more):
+    return Fetch(dataset, Compose({"decode": step}), Stack(), seed=3, **more)
+
+
+def requests(dataset, size=7):
+    plan = Plan(Random(len(dataset), 5), size)
+    return [plan.request(0, step, 0, 1) for step in range(len(dataset) // size)]
+
+
+def assert_same(dataset, step, monkeypatch):
+    work = fetch(dataset, step)
+    at_once = [work(request) for request in requests(dataset)]
+    assert all("transform" in batch.timing for batch in at_once)
+    with monkeypatch.context() as patch:
+        patch.setattr(whole_batches.WholeBatches, "make", lambda *_: None)
+        one_by_one = [work(request) for request in requests(dataset)]
+    for batch, other in zip(at_once, one_by_one, strict=True):
+        assert list(batch) == list(other)
+        assert batch.kinds == other.kinds
+        for name, value in batch.items():
+            assert type(value) is type(other[name])
+            assert value.dtype == other[name].dtype
+            assert torch.equal(value, other[name]), name
+
+
+def is_made_at_once(work, request):
+    """Whether no sample was transformed by itself."""
+    calls = []
+    step = work.transform.steps["decode"]
+    work.transform.steps["decode"] = spy = type("Spy", (type(step),), {
+        "__call__": lambda self, sample: calls.append(1) or type(step).__call__(self, sample)
+    })(step.size)  # fmt: skip
+    spy.__dict__.update(step.__dict__)
+    work(request)
+    return not calls
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_files(root, step, monkeypatch):
+    dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
+    assert_same(dataset, STEPS[step](), monkeypatch)
+    assert is_made_at_once(fetch(dataset, DecodeResize(20)), requests(dataset)[0])
+
+
+@pytest.mark.parametrize("size", [None, 48])
+@pytest.mark.parametrize("step", STEPS)
+def test_packed_pixels_stay_where_they_are(root, step, size, monkeypatch, tmp_path):
+    dataset = ImageFolder(str(root), "train", val_fraction=0.0)
+    packed = Packed(str(pack(dataset, "train", Recipe(size), str(tmp_path))))
+    assert packed.fetches_pictures
+    assert packed.fetches_batches == (size is not None)
+    assert_same(packed, STEPS[step](), monkeypatch)
+    assert is_made_at_once(fetch(packed, DecodeResize(20)), requests(packed)[0])
+
+
+def test_packed_files(root, monkeypatch, tmp_path):
+    dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
+    packed = Packed(str(pack(dataset, "train", Recipe(format="encoded"), str(tmp_path))), lazy=True)
+    assert not packed.fetches_pictures
+    assert_same(packed, STEPS["random"](), monkeypatch)
+    assert is_made_at_once(fetch(packed, DecodeResize(20)), requests(packed)[0])
+
+
+class Changed(ImageFolder):
+    """Samples with something else in them."""
+
+    more: dict = {}
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) | {k: make(index) for k, make in self.more.items()}
+
+
+@pytest.mark.parametrize(
+    ("more", "at_once"),
+    [({"name": str, "score": float, "both": lambda i: {"a": i, "b": [i, 2.0]}}, True),
+     ({"mask": lambda i: torch.ones(2, 2) * i}, True),
+     ({"image": lambda i: tv_tensors.Image(torch.zeros(3, 9, 9, dtype=torch.uint8))}, False)],
+    ids=["values", "tensors", "decoded"],
+)  # fmt: skip
+def test_other_fields(root, more, at_once, monkeypatch):
+    monkeypatch.setattr(Changed, "more", more)
+    dataset = Changed(str(root), "train", val_fraction=0.0, lazy=True)
+    work = fetch(dataset, DecodeResize(20))
+    batch = work(requests(dataset)[0])
+    assert is_made_at_once(work, requests(dataset)[0]) == at_once
+    monkeypatch.setattr(whole_batches.WholeBatches, "make", lambda *_: None)
+    other = work(requests(dataset)[0])
+    assert str(dict(batch)) == str(dict(other))
+
+
+def test_points_and_unequal_fields_are_refused_as_ever(root, monkeypatch):
+    dataset = Changed(str(root), "train", val_fraction=0.0, lazy=True)
+    points = lambda i: tv_tensors.KeyPoints([[1.0, 2.0]], canvas_size=(9, 9))  # noqa: E731
+    monkeypatch.setattr(Changed, "more", {"points": points})
+    with pytest.raises(DataError, match="moves no KeyPoints along"):
+        fetch(dataset, DecodeResize(20))(requests(dataset)[0])
+    monkeypatch.setattr(Changed, "more", {"x": lambda i: torch.zeros(i % 3 + 1)})
+    with pytest.raises(DataError, match=r"field 'x' of samples \d+ and \d+: shapes"):
+        fetch(dataset, DecodeResize(20))(requests(dataset)[0])
+
+
+class OthersInstead:
+    """The first rows stand in for bad ones."""
+
+    def rows(self, request, place):
+        return iter(range(5))
+
+
+@pytest.mark.parametrize("action", ["raise", "skip", "substitute"])
+def test_a_bad_file_is_found_and_told(root, action, tmp_path):
+    for path in root.rglob("*.*"):
+        (tmp_path / path.parent.name).mkdir(exist_ok=True)
+        (tmp_path / path.parent.name / path.name).write_bytes(path.read_bytes())
+    bad = sorted(tmp_path.rglob("*.jpg"))[4]
+    bad.write_bytes(bad.read_bytes()[:300])
+    dataset = ImageFolder(str(tmp_path), "train", val_fraction=0.0, lazy=True)
+    bad_samples = BadSamples(action, OthersInstead())
+    work = fetch(dataset, DecodeResize(20), bad=bad_samples)
+    (row,) = [row for row in range(len(dataset)) if dataset.path(row) == str(bad)]
+    (request,) = [one for one in requests(dataset, 12) if row in one.indices]
+    if action == "raise":
+        with pytest.raises(DataError, match=bad.name):
+            work(request)
+        return
+    batch = work(request)
+    assert [one.index for one in batch.left_out] == [row]
+    assert len(batch["image"]) == (11 if action == "skip" else 12)
+
+
+def test_the_board_tells_which_file_is_at_hand(root):
+    """Of 64 files in one call of C, the one that a worker died over has to be known."""
+    dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
+    seen = []
+
+    class Watched(DecodeResize):
+        def decode_batch(self, pictures, keys):
+            found = super().decode_batch(pictures, keys)
+            seen.append((int(worker_status.place()[0]), len(keys)))
+            return found
+
+    fetch(dataset, Watched(20))(requests(dataset)[0])
+    assert seen == [(6, 7)]
+
+
+SHARES = st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)).map(sorted)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    keys=st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20),
+    sizes=st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 5000)), min_size=20, max_size=20),
+    scale=SHARES,
+    ratio=st.tuples(st.floats(0.1, 5), st.floats(0.1, 5)).map(sorted),
+    flip=st.floats(0, 1),
+)
+def test_crops_of_many_are_those_of_each(keys, sizes, scale, ratio, flip):
+    widths, heights = np.array(sizes[: len(keys)], np.int64).T
+    for rule in (RandomResizedCrop(scale, ratio, flip), CenterCrop((20, 30), 40), Whole()):
+        many = rule.many(np.array(keys, np.uint64), widths, heights)
+        each = [rule(*one) for one in zip(keys, widths.tolist(), heights.tolist(), strict=True)]
+        assert many.regions.tolist() == [list(crop[:4]) for crop in each]
+        assert many.flips.tolist() == [crop.flip for crop in each]
+        assert {crop.inside for crop in each} == {many.inside}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 100])
+def test_more_hands_make_the_same_batch(root, count):
+    dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
+    work, request = fetch(dataset, STEPS["floats"]()), requests(dataset, 24)[0]
+    alone = work(request)
+    with intra_batch.extra_threads(count):
+        shared = work(request)
+    assert torch.equal(alone["image"], shared["image"])
+
+
+@given(count=st.integers(1, 40), rows=st.integers(0, 100))
+def test_hands_share_all_rows_between_them(count, rows):
+    done = []
+    with intra_batch.extra_threads(count):
+        intra_batch.split_rows(lambda start, stop: done.extend(range(start, stop)), rows)
+    assert sorted(done) == list(range(rows))
+    intra_batch.split_rows(lambda start, stop: done.append((start, stop)), rows)
+    assert done[-1] == (0, rows)  # alone again
+
+
+def test_an_error_under_any_hand_is_raised():
+    def work(start, stop):
+        if stop == 40:
+            raise DataError("the last")
+
+    with intra_batch.extra_threads(4), pytest.raises(DataError, match="the last"):
+        intra_batch.split_rows(work, 40)
+
+
+def test_threads_lend_hands_for_the_first_batch_of_an_epoch(root, monkeypatch):
+    lent, share = [], intra_batch.split_rows
+
+    def spy(work, rows):
+        lent.append((intra_batch._threads.count, rows))
+        share(work, rows)
+
+    monkeypatch.setattr(intra_batch, "split_rows", spy)
+    dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
+    work = fetch(dataset, DecodeResize(20))
+    with Loader(Plan(Random(len(dataset), 5), 8), work, LoaderOptions("thread", 2)) as loader:
+        for epoch in range(2):
+            lent.clear()
+            assert len(list(loader.epoch(epoch))) == 3
+            counts = [count for count, rows in lent if rows == 8]  # the others try out two samples
+            assert sorted(counts) == [1, 1, 16]
+
+
+def test_a_worker_that_dies_in_c_is_reported_with_its_file(tmp_path, caplog, monkeypatch):
+    small = np.random.default_rng(0).integers(0, 256, (60, 60, 3), np.uint8)
+    (tmp_path / "a").mkdir()
+    for number in range(8):
+        # One takes so long that a kill meets it: a progressive file is decoded whole.
+        side = (3500, 3500) if number == 5 else (60, 60)
+        image = Image.fromarray(small).resize(side, Image.Resampling.NEAREST)
+        image.save(tmp_path / "a" / f"{number}.jpg", progressive=number == 5, quality=95)
+    dataset = ImageFolder(str(tmp_path), "train", val_fraction=0.0, lazy=True)
+    work = fetch(dataset, DecodeResize(64, reduce=False))
+    killed, workers, made = threading.Event(), [], Worker.__init__
+    monkeypatch.setattr(
+        Worker,
+        "__init__",
+        lambda self, *given, **more: made(workers.append(self) or self, *given, **more),
+    )
+
+    def kill():
+        while not killed.wait(0.002):
+            if workers and workers[0].status[2:] == (5, worker_status.TRANSFORM):
+                os.kill(workers[0].process.pid, signal.SIGKILL)
+                killed.set()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        plan = Plan(Sequential(8), 8)
+        with Loader(plan, work, LoaderOptions("process", 1)) as loader:
+            (batch,) = loader.epoch(0)
+    finally:
+        was_killed = killed.is_set()
+        killed.set()
+        killer.join()
+    assert was_killed
+    assert torch.equal(batch["image"], work(plan.request(0, 0))["image"])
+    (said,) = [one.getMessage() for one in caplog.records if "SIGKILL" in one.getMessage()]
+    assert "at stage 'transform' of epoch 0, step 0, sample 5 (" in said
+    assert "5.jpg), 6 of 8" in said

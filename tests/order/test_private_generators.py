@@ -1,0 +1,410 @@
+"""Generators that parts hold themselves are seeded for each sample; what has no seed is found."""
+
+import logging
+import os
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, Subset
+from torchvision.transforms import v2
+
+from pipeline.errors import ConfigError
+from pipeline.loading.bad_samples import SampleError
+from pipeline.loading.collate import Stack
+from pipeline.loading.compose import Compose
+from pipeline.loading.dataloader import DataLoader
+from pipeline.loading.fetch import Fetch, batch_hash
+from pipeline.loading.loader import Loader
+from pipeline.loading.stream_fetch import StreamFetch
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.plan import Plan
+from pipeline.order.private_generators import PrivateDraws, generators_in
+from pipeline.order.randomness import GLOBAL, scope
+from pipeline.order.samplers import Random
+from pipeline.order.streams import StreamOrder, StreamPlan
+from pipeline.order.thread_generators import SharedGeneratorError
+from pipeline.transforms.batch import BatchCompose
+from tests import toy
+
+PLAN = Plan(Random(24, 0), 6)
+OF_THE_MODULE = np.random.default_rng()
+
+
+def drawn(generator):
+    """A number from whichever generator it is."""
+    if isinstance(generator, torch.Generator):
+        return torch.rand((), generator=generator).item()
+    if isinstance(generator, np.random.BitGenerator):
+        return float(generator.random_raw() >> 12)
+    return generator.random()
+
+
+class Holds:
+    """A transform with a generator of its own."""
+
+    def __init__(self, generator):
+        self.rng = generator
+
+    def __call__(self, sample):
+        return {**sample, "drawn": drawn(self.rng)}
+
+
+class HoldsMany(Holds):
+    """One of them in a list in a dict, as augmentations hold others."""
+
+    def __init__(self, generator):
+        self.inner = {"steps": [None, Holds(generator)]}
+
+    def __call__(self, sample):
+        return self.inner["steps"][1](sample)
+
+
+class InSlots:
+    __slots__ = ("rng",)
+
+    def __init__(self, generator):
+        self.rng = generator
+
+    def __call__(self, sample):
+        return {**sample, "drawn": drawn(self.rng)}
+
+
+class OfTheClass:
+    rng = np.random.default_rng()
+
+    def __call__(self, sample):
+        return {**sample, "drawn": drawn(self.rng)}
+
+
+class Later:
+    """Makes its generator with its first sample."""
+
+    rng = None
+
+    def __call__(self, sample):
+        if self.rng is None:
+            self.rng = np.random.default_rng()
+        return {**sample, "drawn": drawn(self.rng)}
+
+
+def of_the_module(sample):
+    return {**sample, "drawn": through_another()}
+
+
+def through_another():
+    return drawn(OF_THE_MODULE)
+
+
+def with_argument(sample, rng):
+    return {**sample, "drawn": drawn(rng)}
+
+
+def in_closure(rng):
+    return lambda sample: {**sample, "drawn": drawn(rng)}
+
+
+class Rows(Dataset):
+    """A dataset with a generator of its own."""
+
+    def __init__(self, generator=None):
+        self.generator = generator or np.random.default_rng()
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return {"x": index, "drawn": drawn(self.generator)}
+
+
+GENERATORS = {
+    "default_rng": np.random.default_rng,
+    "philox": lambda: np.random.Generator(np.random.Philox()),
+    "sfc": lambda: np.random.Generator(np.random.SFC64()),
+    "twister": lambda: np.random.Generator(np.random.MT19937()),
+    "bits": np.random.PCG64,
+    "RandomState": np.random.RandomState,
+    "random": random.Random,
+    "torch": torch.Generator,
+}
+HOLDERS = {
+    "instance": lambda: Holds(np.random.default_rng()),
+    "inside": lambda: HoldsMany(random.Random()),
+    "slots": lambda: InSlots(np.random.default_rng()),
+    "class": OfTheClass,
+    "later": Later,
+    "module": lambda: of_the_module,
+    "argument": lambda: partial(with_argument, rng=torch.Generator()),
+    "closure": lambda: in_closure(np.random.default_rng()),
+    "method": lambda: Holds(random.Random()).__call__,
+    "torchvision": lambda: v2.Lambda(Holds(np.random.default_rng()), dict),
+}
+
+
+def fetch_of(step, dataset=None, hashed=True):
+    steps = {} if step is None else {"noise": step}
+    return Fetch(dataset or toy.Sequences(), Compose(steps), list_of_drawn, 0, hashed=hashed)
+
+
+def list_of_drawn(samples):
+    return {name: [sample[name] for sample in samples] for name in samples[0]}
+
+
+def hashes(fetch, steps):
+    with scope():
+        return {step: batch_hash([fetch(PLAN.request(0, step))]) for step in steps}
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_generator_that_a_transform_holds_depends_on_the_address_alone(kind):
+    make = GENERATORS[kind]
+    forwards = hashes(fetch_of(Holds(make())), range(4))
+    assert forwards == hashes(fetch_of(Holds(make())), [3, 1, 0, 2])
+    assert len(set(forwards.values())) == 4
+    values = fetch_of(Holds(make()))(PLAN.request(0, 0))["drawn"]
+    assert len(set(values)) == 6  # each sample has numbers of its own
+    assert fetch_of(Holds(make()))(PLAN.request(1, 0))["drawn"] != values
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_generator_that_a_dataset_holds_depends_on_the_address_alone(kind):
+    make = GENERATORS[kind]
+    for wrapped in (lambda rows: rows, lambda rows: Subset(rows, range(24))):
+        one, other = (fetch_of(None, wrapped(Rows(make()))) for _ in range(2))
+        assert hashes(one, range(4)) == hashes(other, [2, 3, 0, 1])
+
+
+def test_what_a_seed_means_is_pinned():
+    """An update of Penstock must not change it; numpy promises that its generators stay."""
+    batch = fetch_of(Holds(np.random.default_rng()), hashed=False)(PLAN.request(0, 0))
+    assert batch["drawn"][:2] == [0.4521690194759198, 0.9165570023945903]
+    batch = fetch_of(Holds(random.Random()), hashed=False)(PLAN.request(0, 0))
+    assert batch["drawn"][:2] == [0.4113953334367988, 0.3621249339213779]
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_generator_is_found_wherever_it_is_held(holder):
+    make = HOLDERS[holder]
+    assert hashes(fetch_of(make()), range(3)) == hashes(fetch_of(make()), [2, 0, 1])
+
+
+@given(st.permutations(range(4)), st.sampled_from([1, 2, 3]))
+def test_the_order_of_requests_and_their_sharing_change_nothing(order, world):
+    fetch = fetch_of(Holds(np.random.default_rng()))
+    with scope():
+        found = {
+            step: batch_hash([fetch(PLAN.request(0, step, rank, world)) for rank in range(world)])
+            for step in order
+        }
+    assert found == hashes(fetch_of(Holds(np.random.default_rng())), range(4))
+
+
+@pytest.mark.parametrize("holder", ["instance", "later"])
+def test_worker_processes_give_what_the_main_process_gives(holder):
+    def run(workers):
+        options = LoaderOptions("process" if workers else "main", workers)
+        fetch = fetch_of(HOLDERS[holder](), Rows())
+        with Loader(PLAN, fetch, options) as loader:
+            return [batch_hash([batch]) for epoch in (0, 1) for batch in loader.epoch(epoch)]
+
+    assert run(0) == run(2)
+
+
+def test_threads_refuse_a_generator_that_they_would_share():
+    options = LoaderOptions("thread", 2)
+    for step in (Holds(torch.Generator()), Later()):
+        with (
+            Loader(PLAN, fetch_of(step), options) as loader,
+            pytest.raises(SharedGeneratorError, match=r"transform\.noise\.rng, which threads"),
+        ):
+            list(loader.epoch(0))
+
+
+def test_the_global_generators_are_nobodys_own():
+    class Uses:
+        def __init__(self):
+            self.a, self.b, self.c = np.random.mtrand._rand, random._inst, torch.default_generator
+            self.d = np.random
+
+    assert generators_in({"it": Uses()})[0] == {}
+    assert generators_in({"it": toy.Everywhere()}) == ({}, True)
+    assert generators_in({"it": v2.RandomHorizontalFlip()}) == ({}, False)
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_states_are_saved_compared_and_put_back(kind):
+    generator = GENERATORS[kind]()
+    draws = PrivateDraws(GLOBAL, {"own": generator})
+    with scope():
+        draws.seed(5)
+        before = draws.save()
+        first = drawn(generator)
+        assert draws.moved(before) == ["own"]
+        draws.restore(before)
+        assert draws.moved(before) == []
+        assert drawn(generator) == first
+
+
+class Numbers:
+    """A stream whose records are drawn from a generator that it keeps."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng()
+
+    def __iter__(self):
+        for number in range(20):
+            yield {"x": number, "drawn": self.rng.random()}
+
+
+def test_a_stream_with_a_generator_is_the_same_from_every_address():
+    order, plan = StreamOrder(0, buffer=8), StreamPlan(StreamOrder(0, buffer=8), 4, "keep", 20)
+
+    def found(steps):
+        fetch = StreamFetch(Numbers(), None, list_of_drawn, 0, True, order=order, batch_size=4)
+        return {step: batch_hash([fetch(plan.request(0, step, 0, 1))]) for step in steps}
+
+    assert found(range(5)) == found([0, 2, 3]) | found([4]) | found([1])
+
+
+# What has no seed.
+
+
+class Anew:
+    """Makes a generator at each call, without a seed."""
+
+    def __call__(self, sample):
+        return {**sample, "drawn": np.random.default_rng().random()}
+
+
+class OfTheSystem:
+    def __init__(self):
+        self.rng = random.SystemRandom()
+
+    def __call__(self, sample):
+        return {**sample, "drawn": self.rng.random()}
+
+
+class Counts:
+    calls = 0
+
+    def __call__(self, sample):
+        self.calls += 1
+        return {**sample, "drawn": self.calls}
+
+
+class AnewInRow(Rows):
+    def __getitem__(self, index):
+        return {"x": index, "drawn": int.from_bytes(os.urandom(4))}
+
+
+class Kept(Dataset):
+    """Hands out the same tensors again."""
+
+    def __init__(self):
+        self.rows = [{"x": torch.zeros(2) + row} for row in range(24)]
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+def brighten(sample):
+    sample["x"] += 1
+    return sample
+
+
+UNLIKE = {
+    "anew": (Anew(), None, "'drawn'.*the transform 'noise' does not give the same twice"),
+    "system": (OfTheSystem(), None, "the transform 'noise' does not give the same twice"),
+    "counter": (Counts(), None, "the transform 'noise' does not give the same twice"),
+    "row": (None, AnewInRow(), "reading it does not give the same twice"),
+    "place": (brighten, Kept(), "the transform 'noise' changes its sample in place"),
+}
+
+
+@pytest.mark.parametrize("case", UNLIKE)
+def test_a_hash_of_what_has_no_seed_is_refused_with_the_step(case):
+    step, dataset, said = UNLIKE[case]
+    with scope(), pytest.raises(SampleError, match=f"(?s)sample .*{said}"):
+        fetch_of(step, dataset)(PLAN.request(0, 0))
+
+
+def test_a_run_is_warned_once_however_many_workers_find_out(caplog):
+    for options in (LoaderOptions(), LoaderOptions("process", 2), LoaderOptions("thread", 2)):
+        caplog.clear()
+        fetch = fetch_of(Anew(), hashed=False)
+        with caplog.at_level(logging.WARNING), Loader(PLAN, fetch, options) as loader:
+            for epoch in (0, 1):
+                list(loader.epoch(epoch))
+        assert [record.levelname for record in caplog.records] == ["WARNING"], options
+        assert "the transform 'noise' does not give the same twice" in caplog.text
+
+
+def test_the_trial_costs_two_samples_and_only_where_there_is_foreign_code():
+    class Counted(toy.Sequences):
+        reads = 0
+
+        def __getitem__(self, index):
+            type(self).reads += 1
+            return super().__getitem__(index)
+
+    fetch = fetch_of(None, Counted())
+    for step in range(4):
+        fetch(PLAN.request(0, step))
+    assert Counted.reads == 24 + 2
+
+
+def test_a_trial_leaves_the_batch_alone():
+    """Also where a transform writes into rows that are kept, which the trial finds."""
+    dataset = Kept()
+    batch = fetch_of(brighten, dataset, hashed=False)(PLAN.request(0, 0))
+    assert batch.unlike
+    assert all(int(row[0]) == index + 1 for row, index in zip(batch["x"], batch.indices.tolist(),
+                                                              strict=True))  # fmt: skip
+
+
+def test_samples_that_cannot_be_hashed_or_fail_are_not_tried():
+    class Odd(Rows):
+        def __getitem__(self, index):
+            return {"x": object(), "y": index}
+
+    assert fetch_of(None, Odd(), hashed=False)(PLAN.request(0, 0)).unlike == ""
+
+
+def test_stacked_batches_are_tried_as_well():
+    fetch = Fetch(Rows(), Compose({"noise": Anew()}), Stack(), 0)
+    assert "noise" in fetch(PLAN.request(0, 0)).unlike
+
+
+def test_a_dataloader_seeds_them_and_leaves_them_where_they_stood():
+    def passed(workers):
+        dataset = Rows(torch.Generator().manual_seed(3))
+        loader = DataLoader(dataset, batch_size=4, num_workers=workers)
+        found = [batch["drawn"].tolist() for _ in range(2) for batch in loader]
+        assert torch.equal(dataset.generator.get_state(), Rows(
+            torch.Generator().manual_seed(3)).generator.get_state())  # fmt: skip
+        return found
+
+    torch.manual_seed(0)
+    alone = passed(0)
+    torch.manual_seed(0)
+    assert alone == passed(2)
+    assert alone[:6] != alone[6:]
+
+
+def test_a_transform_of_whole_batches_with_a_generator_is_refused():
+    class Step:
+        def __init__(self):
+            self.rng = np.random.default_rng()
+
+        def __call__(self, batch, random):
+            return batch
+
+    with pytest.raises(ConfigError, match=r"a generator in gamma\.rng, a transform of whole"):
+        BatchCompose({"gamma": Step()}, 0)

@@ -1,0 +1,147 @@
+"""KeyedRandom: rows depend on their own keys, and the numbers are of the distribution asked for."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.order.plan import Plan
+from pipeline.order.randomness import hash64_array, hash64_rows
+from pipeline.order.sample_generators import KeyedRandom
+from pipeline.order.samplers import Random
+
+ROWS = 40_000
+
+DRAWS = {
+    "uniform": lambda r: r.uniform(-1, 3, (2,)),
+    "normal": lambda r: r.normal(1, 2, (2, 3)),
+    "integers": lambda r: r.integers(-3, 9, (4,)),
+    "bernoulli": lambda r: r.bernoulli(0.3),
+    "beta": lambda r: r.beta(0.2, 0.7, (2,)),
+    "permutation": lambda r: r.permutation(5),
+}
+
+
+def many(purpose="test"):
+    return KeyedRandom.of(0, 0, np.arange(ROWS), purpose)
+
+
+def everything(positions, seed=0, epoch=0, purpose="test"):
+    """All draws in a row: a list of tensors with a row a position."""
+    random = KeyedRandom.of(seed, epoch, np.asarray(positions), purpose)
+    return [draw(random) for draw in DRAWS.values()] + [random.child("x").uniform()]
+
+
+@given(st.lists(st.integers(0, 2**62), min_size=1, max_size=12), st.randoms())
+@settings(max_examples=30)
+def test_a_row_depends_on_its_own_key_alone(positions, shuffler):
+    whole = everything(positions)
+    order = list(range(len(positions)))
+    shuffler.shuffle(order)
+    shuffled = everything([positions[row] for row in order])
+    alone = [everything([position]) for position in positions]
+    for number, values in enumerate(whole):
+        assert torch.equal(values[order], shuffled[number])
+        assert torch.equal(values, torch.cat([one[number] for one in alone]))
+
+
+@pytest.mark.parametrize("tail", ["keep", "pad"])
+def test_a_batch_draws_alike_however_it_was_shared_out(tail):
+    plan = Plan(Random(40, 0), 12, tail)
+    for world in (1, 2, 3, 4):
+        rows = {}
+        for rank in range(world):
+            share = plan.request(0, 3, rank, world)
+            numbers = KeyedRandom.of(0, 0, share.positions, "x").uniform(size=(3,))
+            rows |= dict(zip(share.positions.tolist(), numbers.tolist(), strict=True))
+        assert sorted(rows) == list(range(36, 40))
+        expected = KeyedRandom.of(0, 0, np.arange(36, 40), "x").uniform(size=(3,))
+        assert [rows[position] for position in range(36, 40)] == expected.tolist()
+
+
+def test_seeds_epochs_purposes_calls_and_children_have_numbers_of_their_own():
+    positions = np.arange(50)
+    others = [everything(positions, **kind) for kind in
+              ({}, {"seed": 1}, {"epoch": 1}, {"purpose": "other"}, {"purpose": 5})]  # fmt: skip
+    random = KeyedRandom.of(0, 0, positions, "test")
+    calls = [random.uniform() for _ in range(3)] + [random.child(name).uniform() for name in "ab"]
+    seen = torch.cat([*calls, *(values[0].flatten() for values in others)])
+    assert len(seen.unique()) == len(seen)
+    assert torch.equal(random.child("a").uniform(), calls[3]), "a child begins anew"
+
+
+def test_what_a_key_means_is_pinned():
+    random = KeyedRandom.of(7, 3, [0, 1], "pinned")
+    assert random.keys.tolist() == PINNED_KEYS
+    assert random.integers(0, 1_000_000).tolist() == PINNED_INTEGERS
+    assert random.permutation(4).tolist() == PINNED_ORDERS
+
+
+PINNED_KEYS = [17320533357629475981, 238674465162441772]
+PINNED_INTEGERS = [855578, 107629]
+PINNED_ORDERS = [[1, 0, 2, 3], [1, 3, 2, 0]]
+
+
+def test_rows_of_hashes_are_the_hashes_of_each_key():
+    keys = np.array([0, 1, 2**63 + 5, 2**64 - 1], dtype=np.uint64)
+    counters = [0, 1, 9, 2**40]
+    rows = hash64_rows(keys, counters)
+    assert (rows == [hash64_array(int(key), counters) for key in keys]).all()
+
+
+def test_uniform_numbers_fill_their_interval_evenly():
+    drawn = many().uniform(-1, 3)
+    assert drawn.dtype == torch.float64
+    assert -1 <= drawn.min() < drawn.max() < 3
+    counts = torch.histc(drawn, 20, -1, 3)
+    assert ((counts - ROWS / 20) ** 2 / (ROWS / 20)).sum() < 50  # chi squared, 19 degrees
+
+
+def test_normal_numbers_have_their_moments():
+    drawn = (many().normal(5, 2) - 5) / 2
+    for power, expected, error in ((1, 0, 0.02), (2, 1, 0.03), (3, 0, 0.06), (4, 3, 0.2)):
+        assert abs((drawn**power).mean() - expected) < error
+    assert drawn.isfinite().all()
+
+
+def test_integers_reach_both_ends_evenly():
+    drawn = many().integers(-2, 4)
+    assert drawn.dtype == torch.int64
+    values, counts = drawn.unique(return_counts=True)
+    assert values.tolist() == [-2, -1, 0, 1, 2, 3]
+    assert ((counts - ROWS / 6) ** 2 / (ROWS / 6)).sum() < 25
+
+
+def test_bounds_may_have_a_row_a_sample():
+    low = torch.arange(10).double()
+    random = KeyedRandom.of(0, 0, np.arange(10), "x")
+    drawn = random.uniform(low, low + 1, (100,))
+    assert torch.equal(drawn.floor(), low[:, None].expand(10, 100))
+    assert random.bernoulli(torch.tensor([0.0, 1.0] * 5)).tolist() == [False, True] * 5
+    with pytest.raises(ValueError, match=r"a bound of shape \[3\]; it needs one a row, \[10\]"):
+        random.uniform(torch.zeros(3))
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.2, 0.2), (1, 1), (2, 5), (0.5, 3), (40, 2), (1e-3, 1e-3)])
+def test_beta_numbers_have_their_moments(a, b):
+    drawn = many().beta(a, b)
+    mean, variance = a / (a + b), a * b / ((a + b) ** 2 * (a + b + 1))
+    assert ((drawn >= 0) & (drawn <= 1)).all()
+    assert abs(drawn.mean() - mean) < 5 * (variance / ROWS) ** 0.5
+    assert abs(drawn.var() / variance - 1) < 0.05
+
+
+def test_permutations_are_all_as_likely():
+    drawn = many().permutation(3)
+    orders, counts = torch.unique(drawn, dim=0, return_counts=True)
+    assert len(orders) == 6
+    assert ((counts - ROWS / 6) ** 2 / (ROWS / 6)).sum() < 25
+    assert many().permutation(100)[0].sort().values.tolist() == list(range(100))
+
+
+def test_rows_and_columns_do_not_follow_each_other():
+    drawn = many().uniform(size=(4,)) - 0.5
+    columns = torch.corrcoef(drawn.T) - torch.eye(4)
+    assert columns.abs().max() < 0.03
+    assert abs((drawn[1:, 0] * drawn[:-1, 0]).mean() * 12) < 0.03

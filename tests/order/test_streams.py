@@ -1,0 +1,301 @@
+"""Streams: everything exactly once, in the same batches, for any workers and ranks."""
+
+import multiprocessing
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.datasets.mixture import Mixture
+from pipeline.distributed.world import World
+from pipeline.errors import ConfigError, DataError
+from pipeline.loading.collate import Stack
+from pipeline.loading.fetch import Fetch, batch_hash
+from pipeline.loading.loader import Loader
+from pipeline.loading.stream_fetch import StreamFetch
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Random
+from pipeline.order.streams import End, StreamOrder, StreamPlan, is_stream
+from tests import streams, toy
+
+KINDS = {
+    "plain": streams.Plain,
+    "decoding": streams.Decoding,
+    "sharded": streams.Sharded,
+    "sharded, lengths unknown": lambda length: streams.Sharded(length, known=False),
+    "seeking": streams.Seeking,
+    "drawing": streams.Drawing,
+    "dividing itself": streams.SelfSharding,
+    "its own iterator": streams.Rewinding,
+}
+
+
+def fetch_of(dataset, order=None, size=4, tail="keep", transform=None):
+    order = order or StreamOrder(seed=0)
+    return StreamFetch(
+        dataset, transform, Stack(), 0, True, order=order, batch_size=size, tail=tail
+    )
+
+
+def loader_of(dataset, options=None, order=None, size=4, tail="keep", transform=None, world=None):
+    fetch = fetch_of(dataset, order, size, tail, transform)
+    return Loader(StreamPlan(fetch.order, size, tail), fetch, options, world)
+
+
+def numbers(batches):
+    """The valid records of batches, in order."""
+    found = []
+    for batch in batches:
+        rows = batch["x"].flatten().tolist()
+        valid = [True] * len(rows) if batch.valid is None else batch.valid.tolist()
+        found += [row for row, counts in zip(rows, valid, strict=True) if counts]
+    return found
+
+
+def by_executors(make, plan, workers, world, epoch):
+    """Steps to shares by `workers` executors a rank, dealt as DataLoader deals."""
+    executors = {(rank, w): make() for rank in range(world) for w in range(workers)}
+    steps = {}
+    step = 0
+    while True:
+        shares = [
+            executors[rank, step % workers](plan.request(epoch, step, rank, world))
+            for rank in range(world)
+        ]
+        ended = [isinstance(share, End) for share in shares]
+        assert all(ended) or not any(ended), "ranks disagree on the number of steps"
+        if all(ended):
+            return steps
+        steps[step] = shares
+        step += 1
+
+
+@given(
+    kind=st.sampled_from(list(KINDS)),
+    length=st.integers(0, 60),
+    size=st.integers(1, 20),
+    workers=st.integers(1, 4),
+    world=st.integers(1, 3),
+    buffer=st.sampled_from([0, 1, 7, 100]),
+    shuffle_shards=st.booleans(),
+    epoch=st.integers(0, 2),
+)
+@settings(max_examples=150, deadline=None)
+def test_every_record_once_in_the_same_batches(
+    kind, length, size, workers, world, buffer, shuffle_shards, epoch
+):
+    order = StreamOrder(3, buffer, shuffle_shards)
+    plan = StreamPlan(order, size)
+    alone = by_executors(lambda: fetch_of(KINDS[kind](length), order, size), plan, 1, 1, epoch)
+    shared = by_executors(
+        lambda: fetch_of(KINDS[kind](length), order, size), plan, workers, world, epoch
+    )
+    assert sorted(numbers(batch for step in shared for batch in shared[step])) == list(
+        range(length)
+    )
+    assert {step: batch_hash(shares) for step, shares in alone.items()} == {
+        step: batch_hash(shares) for step, shares in shared.items()
+    }
+
+
+@given(st.integers(0, 40), st.integers(1, 9), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_tails(length, size, world):
+    sizes = {}
+    for tail in ("keep", "drop", "pad"):
+        steps = by_executors(
+            lambda tail=tail: fetch_of(streams.Plain(length), size=size, tail=tail),
+            StreamPlan(StreamOrder(0), size, tail), 1, world, 0,
+        )  # fmt: skip
+        sizes[tail] = len(steps)
+        kept = numbers(batch for shares in steps.values() for batch in shares)
+        assert kept == list(range(length if tail != "drop" else length // size * size))
+    assert sizes["keep"] == sizes["pad"] == -(-length // size)
+    assert sizes["drop"] == length // size
+    assert len(StreamPlan(StreamOrder(0), size, "keep", length)) == sizes["keep"]
+
+
+OPTIONS = {
+    "main": LoaderOptions(),
+    "1 worker": LoaderOptions("process", 1),
+    "2 workers": LoaderOptions("process", 2),
+    "4 workers": LoaderOptions("process", 4, persistent_workers=True),
+    "3 threads": LoaderOptions("thread", 3),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", ["plain", "sharded", "drawing", "dividing itself", "its own iterator"]
+)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_real_workers_deliver_the_same(kind, name):
+    if kind == "drawing" and name == "3 threads":
+        pytest.skip("draws from `random`, which threads refuse")
+    order = StreamOrder(0, buffer=6, shuffle_shards=True)
+    expected = [
+        toy.hashes(loader_of(KINDS[kind](30), order=order, transform=Noise()), epoch)
+        for epoch in (0, 1)
+    ]
+    with loader_of(KINDS[kind](30), OPTIONS[name], order, transform=Noise()) as loader:
+        assert [toy.hashes(loader, epoch) for epoch in (0, 1)] == expected
+        assert toy.hashes(loader, 1, start=5) == expected[1][5:]
+    assert expected[0] != expected[1]
+
+
+class Noise:
+    def __call__(self, sample):
+        return {**sample, "drawn": torch.rand(2)}
+
+
+def test_threads_refuse_a_stream_that_draws_where_they_cannot_follow():
+    from pipeline.order.thread_generators import SharedGeneratorError
+
+    with pytest.raises(SharedGeneratorError, match="random"):
+        list(loader_of(streams.Drawing(20), OPTIONS["3 threads"]))
+
+
+def test_ranks_of_real_loaders_agree_and_take_part_in_every_step():
+    for length in (0, 1, 5, 30):
+        counts = []
+        seen = []
+        for rank in range(3):
+            loader = loader_of(streams.Plain(length), size=6, world=World(rank, 3))
+            batches = list(loader)
+            counts.append(len(batches))
+            seen += numbers(batches)
+        assert len(set(counts)) == 1
+        assert sorted(seen) == list(range(length))
+
+
+def test_batches_alternate_between_workers():
+    loader = loader_of(streams.Working(16), OPTIONS["2 workers"])
+    seen = [(b["x"].flatten().tolist(), set(b["worker"].tolist())) for b in loader]
+    assert seen == [
+        ([0, 1, 2, 3], {0}),
+        ([4, 5, 6, 7], {1}),
+        ([8, 9, 10, 11], {0}),
+        ([12, 13, 14, 15], {1}),
+    ]
+
+
+def test_a_worker_init_fn_that_cuts_shares_cuts_nothing_off():
+    options = LoaderOptions("process", 2, worker_init_fn=streams.cut_share)
+    assert numbers(loader_of(streams.Sliceable(16), options)) == list(range(16))
+
+
+def test_a_shuffled_epoch_differs_and_mixes_within_the_buffer():
+    def epoch(number, seed=0):
+        return numbers(loader_of(streams.Decoding(100), order=StreamOrder(seed, 10)).epoch(number))
+
+    assert sorted(epoch(0)) == list(range(100))
+    assert len({tuple(epoch(0)), tuple(epoch(1)), tuple(epoch(0, seed=1))}) == 3
+    assert epoch(0) == epoch(0)
+    assert max(abs(place - number) for place, number in enumerate(epoch(0))) < 10
+    borders = {StreamOrder(0, 10).block(number, 50)[0] for number in range(20)}
+    assert len(borders) > 3  # blocks begin elsewhere in other epochs
+
+
+def test_resuming_reads_nothing_that_lies_before():
+    sharded = streams.Sharded(90, shards=9)
+    assert numbers(loader_of(sharded).epoch(0, start=15)) == list(
+        numbers(loader_of(streams.Sharded(90, shards=9)).epoch(0))[60:]
+    )
+    assert sharded.opened == [(6, 0), (7, 0), (8, 0)]
+    seeking = streams.Seeking(1000)
+    assert next(loader_of(seeking).epoch(0, start=200))["x"].flatten().tolist() == [
+        800, 801, 802, 803,
+    ]  # fmt: skip
+    assert 800 in seeking.sought
+
+
+def test_an_endless_stream_has_as_many_steps_as_are_wanted():
+    order = StreamOrder(0, steps=5)
+    for name in ("main", "2 workers", "3 threads"):
+        loader = loader_of(streams.Endless(), OPTIONS[name], order)
+        assert numbers(loader) == list(range(20))
+        assert len(loader) == 5
+    with pytest.raises(TypeError, match="does not say how long it is"):
+        len(loader_of(streams.Plain(3)))
+
+
+def test_a_wrong_length_loses_nothing(caplog):
+    class Liar(streams.Plain):
+        def __len__(self):
+            return 10
+
+    assert numbers(loader_of(Liar(13))) == list(range(13))
+    assert "says it has 10 records, but gave 13" in caplog.text
+
+
+def test_workers_decode_at_the_same_time():
+    """Each worker's first record waits for those of the others; benchmarks/streams.py has times."""
+    options = LoaderOptions("process", 4, multiprocessing_context="fork")
+    dataset = streams.Meeting(48, multiprocessing.get_context("fork").Barrier(4))
+    assert numbers(loader_of(dataset, options, size=4)) == list(range(48))
+
+
+def test_a_broken_stream_is_a_data_error_and_can_be_read_again():
+    class Broken(streams.Plain):
+        fails = True
+
+        def __iter__(self):
+            yield from super().__iter__()
+            if self.fails:
+                raise OSError("the line went dead")
+
+    dataset = Broken(6)
+    loader = loader_of(dataset)
+    batches = loader.epoch(0)
+    next(batches)
+    with pytest.raises(DataError, match="Broken cannot be read for epoch 0, step 1: OSError: the"):
+        next(batches)
+    dataset.fails = False
+    assert numbers(loader.epoch(0)) == list(range(6))
+
+
+def test_delivery_out_of_order_is_refused():
+    with pytest.raises(ConfigError, match=r"loader\.in_order: must be true for a stream"):
+        loader_of(streams.Plain(3), LoaderOptions("process", 2, in_order=False))
+
+
+def test_what_is_a_stream():
+    assert is_stream(streams.Plain(1))
+    assert is_stream(streams.Plain)
+    assert not is_stream([1, 2])
+    assert not is_stream(toy.Pictures())
+
+
+def of_kind(kind, length, options, world):
+    """A loader over 0 .. length-1 of a map-style dataset, a stream or a mixture of both."""
+    if kind == "map-style":
+        plan, rows = Plan(Random(length, 0), 6), [{"x": torch.tensor([n])} for n in range(length)]
+        return Loader(plan, Fetch(rows, Noise(), Stack(), 0, True), options, world)
+    order = StreamOrder(0, buffer=5, shuffle_shards=True)
+    if kind == "mixed":
+        rows = [{"x": torch.tensor([n])} for n in range(length // 2, length)]
+        stream = streams.Decoding(length // 2)
+        dataset = Mixture({"rows": rows, "stream": stream}, weights={"rows": 1, "stream": 2})
+    else:
+        dataset = {"stream": streams.Plain, "sharded stream": streams.Sharded}[kind](length)
+    return loader_of(dataset, options, order, size=6, transform=Noise(), world=world)
+
+
+@pytest.mark.parametrize(
+    "workers", [0, 1, 3, *(pytest.param(n, marks=pytest.mark.stress) for n in (2, 4))]
+)
+@pytest.mark.parametrize("kind", ["map-style", "stream", "sharded stream", "mixed"])
+def test_every_kind_for_any_workers_and_ranks(kind, workers):
+    """Real worker processes and 1 to 3 ranks; also fewer records than ranks x workers."""
+    for length in (0, 1, 5, 23):
+        alone = toy.hashes(of_kind(kind, length, OPTIONS["main"], World()))
+        for size in (1, 2, 3) if length in (5, 23) else (2,):
+            ranks = [
+                list(of_kind(kind, length, LoaderOptions("process", workers), World(r, size)))
+                for r in range(size)
+            ]
+            steps = list(zip(*ranks, strict=True))
+            assert [batch_hash(shares) for shares in steps] == alone
+            found = numbers(batch for shares in steps for batch in shares)
+            assert sorted(found) == list(range(length))

@@ -1,0 +1,464 @@
+from __future__ import annotations
+
+import collections
+import json
+import math
+import os
+import pickle
+import shutil
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from pipeline.errors import PenstockError
+from pipeline.runs import checkpoint, checkpoint_file
+from pipeline.runs.checkpoint import CheckpointError, Checkpoints
+
+
+def small_state() -> dict[str, Any]:
+    return {"model": {"w": torch.arange(6.0).view(2, 3)}, "step": 3, "lr": 0.1}
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    schedulers = torch.optim.lr_scheduler
+    scheduler = schedulers.SequentialLR(
+        optimizer,
+        [schedulers.LinearLR(optimizer, 0.1), schedulers.MultiStepLR(optimizer, [2, 4])],
+        [1],
+    )
+    for _ in range(3):
+        model(torch.randn(8, 3)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    return model, optimizer, scheduler
+
+
+def test_plain_values_come_back_exactly(tmp_path: Path) -> None:
+    state = {
+        "none": None, "yes": True, "int": -(2**70), "float": 0.1 + 0.2, "whole": 3.0,
+        "inf": math.inf, "minus": -math.inf, "text": "ä\n\"", "list": [1, [2.5, None], []],
+        "tuple": (1, (2,)), "empty": {}, 0: {"int key": 1}, "$tensor": "a trap",
+        "nested": {"$float": "inf"},
+    }  # fmt: skip
+    checkpoint.save(tmp_path / "a.safetensors", state)
+    back = checkpoint.load(tmp_path / "a.safetensors")
+    assert back == state
+    assert repr(back) == repr(state)  # 3.0 is not 3, True not 1, a tuple not a list
+
+
+def test_nan_comes_back(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "a", {"x": math.nan})
+    assert math.isnan(checkpoint.load(tmp_path / "a")["x"])
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8,
+     torch.bool, torch.complex64],
+)  # fmt: skip
+def test_tensors_come_back_exactly(tmp_path: Path, dtype: torch.dtype) -> None:
+    full = torch.randn(4, 6).mul(3).to(dtype)
+    state = {
+        "full": full, "scalar": full[0, 0], "empty": full[:0], "also empty": full[:, :0],
+        "strided": full[:, ::2], "transposed": full.T, "part": full[1:3],
+        "channels_last": full.view(1, 2, 3, 4).to(memory_format=torch.channels_last),
+    }  # fmt: skip
+    checkpoint.save(tmp_path / "a", state)
+    back = checkpoint.load(tmp_path / "a")
+    for name, tensor in state.items():
+        assert back[name].dtype == dtype
+        assert torch.equal(back[name], tensor), name
+
+
+def test_conjugate_view_is_not_taken_for_its_base(tmp_path: Path) -> None:
+    base = torch.tensor([1 + 2j])
+    checkpoint.save(tmp_path / "a", {"base": base, "conj": base.conj()})
+    back = checkpoint.load(tmp_path / "a")
+    assert back["base"].item() == 1 + 2j
+    assert back["conj"].item() == 1 - 2j
+
+
+def test_tied_weights_are_written_once(tmp_path: Path) -> None:
+    weight = torch.randn(1000)
+    checkpoint.save(tmp_path / "one", {"a": weight})
+    checkpoint.save(tmp_path / "two", {"a": weight, "b": weight.detach()})
+    assert (tmp_path / "two").stat().st_size < (tmp_path / "one").stat().st_size + 500
+    assert torch.equal(checkpoint.load(tmp_path / "two")["b"], weight)
+
+
+def test_paths_that_collide_stay_apart(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "a", {"a/b": torch.tensor(1), "a": {"b": torch.tensor(2)}})
+    back = checkpoint.load(tmp_path / "a")
+    assert (back["a/b"].item(), back["a"]["b"].item()) == (1, 2)
+
+
+def test_optimizer_and_scheduler_go_on_as_before(tmp_path: Path) -> None:
+    first = trained()
+    checkpoint.save(tmp_path / "a", {str(i): part.state_dict() for i, part in enumerate(first)})
+    second = trained()
+    back = checkpoint.load(tmp_path / "a")
+    for i, part in enumerate(second):
+        part.load_state_dict(back[str(i)])
+    batch = torch.randn(8, 3)
+    for model, optimizer, scheduler in (first, second):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(batch).square().sum().backward()
+            optimizer.step()
+            scheduler.step()
+    assert first[2].get_last_lr() == second[2].get_last_lr()
+    for a, b in zip(first[0].parameters(), second[0].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (object(), "model/x is a object, which a checkpoint cannot hold"),
+        ({1.5: 0}, "model/x has the key 1.5"),
+        ({True: 0}, "model/x has the key True"),
+        (torch.eye(2).to_sparse(), "model/x is a tensor without plain data"),
+    ],
+)
+def test_what_cannot_be_saved_is_named(tmp_path: Path, value: object, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        checkpoint.save(tmp_path / "a", {"model": {"x": value}})
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    checkpoint.save(path, small_state())
+    data = path.read_bytes()
+    for place in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
+            with pytest.raises(CheckpointError, match=r"a\.safetensors"):
+                checkpoint.load(path)
+
+
+def test_flipped_tensor_byte_message(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    checkpoint.save(path, small_state())
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(PenstockError, match=r"damaged.*checksum.*earlier one"):
+        checkpoint.load(path)
+
+
+def test_truncation_is_noticed_at_every_length(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    checkpoint.save(path, small_state())
+    data = path.read_bytes()
+    for length in range(0, len(data), 7):
+        path.write_bytes(data[:length])
+        with pytest.raises(CheckpointError, match="cut off or damaged"):
+            checkpoint.load(path)
+
+
+def with_format(data: bytes, version: str) -> bytes:
+    """The same file with another format version in its header."""
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"]["format"] = version
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data[8 + size :]
+
+
+def test_newer_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    checkpoint.save(path, small_state())
+    path.write_bytes(with_format(path.read_bytes(), "2"))
+    with pytest.raises(PenstockError, match=r"format 2 by a newer Penstock.*Update"):
+        checkpoint.load(path)
+
+
+class Bomb:
+    exploded = False
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return setattr, (Bomb, "exploded", True)
+
+
+def test_pickles_are_refused_unread(tmp_path: Path) -> None:
+    torch.save({"x": Bomb()}, tmp_path / "torch.pt")
+    (tmp_path / "plain.pkl").write_bytes(pickle.dumps(Bomb()))
+    for name in ("torch.pt", "plain.pkl"):
+        with pytest.raises(PenstockError, match=f"{name}: this is a pickle.*never does"):
+            checkpoint.load(tmp_path / name)
+    assert not Bomb.exploded
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "weights.safetensors")
+    with pytest.raises(PenstockError, match="no checkpoint of Penstock's"):
+        checkpoint.load(tmp_path / "weights.safetensors")
+    with pytest.raises(PenstockError, match="there is no such checkpoint"):
+        checkpoint.load(tmp_path / "absent")
+    with pytest.raises(PenstockError, match="this is a folder"):
+        checkpoint.load(tmp_path)
+
+
+def test_best_and_last_are_kept(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path / "c", keep_last=2)
+    for step in range(5):
+        kept.save({"step": step}, step, best=step in (0, 1))
+    assert [checkpoint.load(p)["step"] for p in kept.saved()] == [3, 4]
+    best = kept.best()
+    assert best is not None
+    assert checkpoint.load(best) == {"step": 1}
+
+
+def test_links_fall_back_to_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no hard links here")
+
+    monkeypatch.setattr("os.link", refuse)
+    kept = Checkpoints(tmp_path, keep_last=1)
+    kept.save({"step": 1}, 1, best=True)
+    kept.save({"step": 2}, 2)
+    assert checkpoint.load(tmp_path / checkpoint.BEST) == {"step": 1}
+
+
+def test_find_takes_a_file_a_run_and_their_folder(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path / "checkpoints").save({}, 7)
+    for given in (path, tmp_path, tmp_path / "checkpoints"):
+        assert checkpoint.find(given) == path  # none was the best: the last one
+    with pytest.raises(PenstockError, match="no checkpoint in it"):
+        checkpoint.find(tmp_path / "elsewhere")
+
+
+def test_saved_sorts_by_step_not_by_text(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, keep_last=1)
+    kept.save({}, 99_999_999)
+    kept.save({}, 100_000_000)
+    assert kept.saved()[-1].stem == "step-100000000"
+
+
+def test_mappings_come_back_as_dicts(tmp_path: Path) -> None:
+    state = {"counter": collections.Counter({3: 1}), "ordered": collections.OrderedDict(b=1, a=2)}
+    checkpoint.save(tmp_path / "a", state)
+    back = checkpoint.load(tmp_path / "a")
+    assert back == {"counter": {3: 1}, "ordered": {"b": 1, "a": 2}}
+    assert list(back["ordered"]) == ["b", "a"]
+
+
+def test_pickles_under_other_names_are_refused_unread(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    torch.save({"x": Bomb()}, folder / "step-00000002.safetensors")
+    (folder / "step-00000003.safetensors").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(CheckpointError, match=r"none of its checkpoints(.|\n)*pickle(.|\n)*pickle"):
+        checkpoint.find_newest(tmp_path)
+    Checkpoints(folder, keep_last=9).save({"x": 1}, 1)
+    assert checkpoint.find_newest(tmp_path).state == {"x": 1}
+    assert not Bomb.exploded
+
+
+def forged(path: Path, state: str) -> None:
+    """A file with a valid checksum over a state's text of somebody's own."""
+    checkpoint_file.write_file(path, state, {"bomb": torch.frombuffer(
+        bytearray(pickle.dumps(Bomb())), dtype=torch.uint8)})  # fmt: skip
+
+
+def test_nothing_in_a_forged_state_is_called(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    call = {"$call": "os.system", "_target_": "os.system", "__reduce__": ["os.system", ["true"]]}
+    forged(path, json.dumps({"x": call, "y": {"$tensor": "bomb"}}))
+    back = checkpoint.load(path)
+    assert back["x"] == call
+    assert back["y"].dtype == torch.uint8
+    assert not Bomb.exploded
+
+
+@pytest.mark.parametrize(
+    "state",
+    ['{"x": {"$tensor": "os.system"}}', '{"x": {"$float": "os"}}', '{"x": {"$dict": 3}}', "{",
+     '{"x": {"$tuple": 3}}', '{"x": {"$dict": [[[], 1]]}}', "[" * 100_000],
+)  # fmt: skip
+def test_a_forged_state_that_means_nothing_is_damaged(tmp_path: Path, state: str) -> None:
+    forged(tmp_path / "a", state)
+    with pytest.raises(CheckpointError, match="damaged: its state cannot be read"):
+        checkpoint.load(tmp_path / "a")
+
+
+def test_types_that_no_file_can_hold_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"model/w is a tensor of torch.complex128"):
+        checkpoint.save(tmp_path / "a", {"model": {"w": torch.zeros(2, dtype=torch.complex128)}})
+
+
+def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
+    state = {"a": torch.arange(3, dtype=torch.uint8), "b": torch.randn(5, 2), "c": torch.zeros(0)}
+    checkpoint.save(tmp_path / "a", state)
+    for name, tensor in load_file(tmp_path / "a").items():
+        assert torch.equal(tensor, state[name])
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_state_may_change_as_soon_as_it_was_saved(tmp_path: Path, background: bool) -> None:
+    weights = torch.zeros(1_000_000)
+    state = {"w": weights, "history": [1]}
+    with Checkpoints(tmp_path, 3, background) as kept:
+        for step in range(3):
+            kept.save(state, step)
+            weights += 1
+            state["history"].append(step)  # type: ignore[union-attr]
+    for step, path in enumerate(kept.saved()):
+        back = checkpoint.load(path)
+        assert back["w"].unique().tolist() == [step]
+        assert len(back["history"]) == step + 1
+
+
+def test_a_save_in_the_background_waits_for_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, begun, running = checkpoint_file.write_file, threading.Event(), []
+
+    def slow(path: Path, *what: Any) -> None:
+        running.append(path)
+        assert len(running) == 1
+        begun.wait(10)
+        write(path, *what)
+        running.remove(path)
+
+    monkeypatch.setattr(checkpoint_file, "write_file", slow)
+    kept = Checkpoints(tmp_path, 5, background=True)
+    kept.save({}, 1)
+    assert not list(tmp_path.glob("step-*"))  # this thread went on
+    begun.set()
+    kept.save({}, 2)
+    assert (tmp_path / "step-00000001.safetensors").exists()
+    assert [path.name for path in kept.saved()] == [f"step-0000000{n}.safetensors" for n in (1, 2)]
+
+
+def failing(tmp_path: Path) -> Checkpoints:
+    """Checkpoints in the background, with a save under way that will fail."""
+    kept = Checkpoints(tmp_path / "c", background=True)
+    kept.save({"step": 1}, 1)
+    kept.flush()
+    (tmp_path / "c" / "step-00000002.safetensors").mkdir()
+    (tmp_path / "c" / "step-00000002.safetensors" / "in the way").touch()
+    kept.save({"step": 2}, 2)
+    return kept
+
+
+def test_an_error_in_the_background_is_that_of_the_next_save(tmp_path: Path) -> None:
+    kept = failing(tmp_path)
+    with pytest.raises(CheckpointError, match=r"step-00000002.* cannot be written"):
+        kept.save({"step": 3}, 3)
+    kept.close()  # it has been told
+    assert checkpoint.load(tmp_path / "c" / "step-00000001.safetensors") == {"step": 1}
+    assert [path.name for path in (tmp_path / "c").iterdir() if path.name.startswith(".")] == []
+
+
+def test_an_error_in_the_background_is_that_of_closing(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"step-00000002.* cannot be written"):
+        failing(tmp_path).close()
+
+
+def test_an_error_while_closing_does_not_hide_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ZeroDivisionError), failing(tmp_path):
+        _ = 1 / 0
+    assert "step-00000002" in caplog.text
+
+
+def test_old_ones_go_only_when_the_new_one_is_there(tmp_path: Path) -> None:
+    kept = failing(tmp_path)
+    with pytest.raises(CheckpointError):
+        kept.close()
+    shutil.rmtree(tmp_path / "c" / "step-00000002.safetensors")
+    kept.save({"step": 3}, 3)
+    kept.close()
+    assert [path.name for path in kept.saved()] == ["step-00000003.safetensors"]
+
+
+def test_several_in_an_epoch_are_ordered_by_step(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, keep_last=3)
+    for step in (5, 10, 15, 15, 20):
+        kept.save({"step": step}, step)
+    assert [checkpoint.load(path)["step"] for path in kept.saved()] == [10, 15, 20]
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 4
+    path.write_bytes(data)
+
+
+def test_the_newest_good_one_is_found(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path / "checkpoints", keep_last=4)
+    for step in (1, 2, 3, 4):
+        kept.save({"updates": step, "w": torch.ones(9)}, step)
+    assert checkpoint.find_newest(tmp_path).state["updates"] == 4
+    paths = kept.saved()
+    damage(paths[3])
+    os.truncate(paths[2], 40)
+    found = checkpoint.find_newest(tmp_path)
+    assert found.path == paths[1]
+    assert found.state["updates"] == 2
+    assert [path for path, _ in found.skipped] == [paths[3], paths[2]]
+    assert "checksum" in found.skipped[0][1]
+    assert "cut off" in found.skipped[1][1]
+    os.truncate(paths[1], 0)
+    paths[0].write_bytes(with_format(paths[0].read_bytes(), "9"))
+    with pytest.raises(
+        CheckpointError, match=r"none of its checkpoints(.|\n)*step-00000001.*newer"
+    ):
+        checkpoint.find_newest(tmp_path / "checkpoints")
+    with pytest.raises(CheckpointError, match="cut off"):  # and one that is named is an error
+        checkpoint.load(paths[1])
+
+
+def test_the_best_is_gone_on_from_where_no_other_is_good(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, keep_last=1)
+    kept.save({"updates": 1}, 1, best=True)
+    kept.save({"updates": 2}, 2)
+    os.truncate(kept.saved()[0], 0)
+    found = checkpoint.find_newest(tmp_path)
+    assert (found.path.name, found.state["updates"]) == (checkpoint.BEST, 1)
+
+
+def test_there_may_be_none(tmp_path: Path) -> None:
+    assert not checkpoint.has_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="no checkpoint in it"):
+        checkpoint.find_newest(tmp_path)
+    Checkpoints(tmp_path / "checkpoints").save({}, 1)
+    assert checkpoint.has_checkpoint(tmp_path)
+    assert checkpoint.has_checkpoint(tmp_path / "checkpoints")
+
+
+def test_damaged_ones_are_set_aside_and_not_deleted(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, keep_last=2)
+    for step in (1, 2):
+        kept.save({"updates": step, "w": torch.ones(9)}, step, best=True)
+    damage(kept.saved()[1])
+    newest = checkpoint.find_newest(tmp_path)
+    assert newest.state["updates"] == 1
+    (aside,) = kept.set_aside_after(1)
+    assert aside.exists()
+    assert not (tmp_path / checkpoint.BEST).exists()  # the very same damaged file
+    for step in (2, 3, 4):
+        kept.save({"updates": step, "w": torch.ones(9)}, step)
+    assert aside.exists()
+    assert kept.set_aside_after(3)
+    assert checkpoint.find_newest(tmp_path).skipped == []
+
+
+def test_going_on_from_an_old_one_keeps_what_it_saves(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, keep_last=1)
+    kept.save({"updates": 20}, 20)
+    kept.save({"updates": 12}, 12)
+    assert [checkpoint.load(path)["updates"] for path in kept.saved()] == [12, 20]

@@ -1,0 +1,316 @@
+"""quarantine.csv: what is written of bad samples, and what it means to a later run."""
+
+import csv
+import multiprocessing
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pipeline.datasets.image_folder import ImageFolder
+from pipeline.errors import ConfigError
+from pipeline.loading.bad_samples import LeftOut
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Sequential
+from pipeline.order.streams import StreamOrder, StreamPlan
+from pipeline.runs.quarantine import (
+    COLUMNS,
+    NAME,
+    QuarantineFile,
+    entries,
+    known_rows,
+    notes,
+    policy,
+    read,
+)
+from tests import broken_images, streams
+from tests.program import run
+
+ROOT = Path(__file__).parents[2]
+FIT = ["dataset=image_folder", "trainer=quick", "trainer.max_epochs=2", "batch.size=6",
+       "tracker=none", "trainer.pictures=false", "trainer.baseline=false", "trainer.digest=true",
+       "transform.train.crop.size=[32,32]", "transform.val.resize.size=[32,32]"]  # fmt: skip
+
+
+def left_out(index, position=None, epoch=0, step=0, path="", cause="cut off"):
+    position = index if position is None else position
+    return LeftOut(index, position, epoch, step, path, cause, "skip")
+
+
+def test_a_sample_stands_in_it_once_where_it_was_met_first(tmp_path):
+    file = QuarantineFile(tmp_path / NAME)
+    assert not file.path.exists()
+    met = [left_out(7, 20, step=3), left_out(7, 4, step=1), left_out(3, path="a/3.jpg")]
+    assert [one.index for one in file.add(entries(met, "train", "f"))] == [3, 7]
+    assert file.add(entries([left_out(7, epoch=1)], "train", "f")) == []
+    assert [one.split for one in file.add(entries([left_out(7)], "val", "g"))] == ["val"]
+    assert file.add(entries([left_out(5, path="a/3.jpg")], "val", "g")) == []
+    assert [(one.split, one.index, one.step, one.position) for one in read(file.path)] == [
+        ("train", 3, 0, 3), ("train", 7, 1, 4), ("val", 7, 0, 7),
+    ]  # fmt: skip
+    assert len(file) == 3
+    table = pd.read_csv(file.path)
+    assert tuple(table.columns) == COLUMNS
+
+
+def test_what_ranks_left_out_makes_the_same_lines_however_it_was_shared_out():
+    some = [left_out(n % 5, n, n // 8, n % 8) for n in range(16)]
+    expected = entries(some, "train", "f")
+    for seed in range(5):
+        shuffled = random.Random(seed).sample(some, len(some))
+        assert entries(shuffled, "train", "f") == expected
+    assert len(expected) == 5
+
+
+def test_a_cause_may_hold_anything(tmp_path):
+    cause = 'it is "no" image, but ärger; \u2028 =1+1'
+    file = QuarantineFile(tmp_path / NAME)
+    file.add(entries([left_out(1, path='a, b/"c".jpg', cause=cause)], "train", "f"))
+    (entry,) = read(file.path)
+    assert (entry.path, entry.cause) == ('a, b/"c".jpg', cause)
+
+
+def test_what_a_crash_cut_off_is_passed_over_and_written_again(tmp_path):
+    path = tmp_path / NAME
+    QuarantineFile(path).add(entries([left_out(n) for n in range(3)], "train", "f"))
+    whole = path.read_bytes()
+    for size in range(whole.index(b"\n") + 1, len(whole)):
+        path.write_bytes(whole[:size])
+        known = len(read(path))
+        again = QuarantineFile(path)
+        assert len(again) == known <= 2
+        again.add(entries([left_out(n) for n in range(3)], "train", "f"))
+        assert path.read_bytes() == whole
+
+
+def write_for_ever(path):
+    file = QuarantineFile(path)
+    for number in range(10**9):
+        file.add(entries([left_out(number)], "train", "f"))
+
+
+def test_it_survives_sigkill(tmp_path):
+    process = multiprocessing.get_context("fork").Process(
+        target=write_for_ever, args=(tmp_path / NAME,)
+    )
+    process.start()
+    while not (tmp_path / NAME).exists() or len(read(tmp_path / NAME)) < 20:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert [one.index for one in read(tmp_path / NAME)] == list(
+        range(len(QuarantineFile(tmp_path / NAME)))
+    )
+
+
+def test_the_first_are_told_of_by_name():
+    file = [left_out(n, path=f"{n}.jpg", cause=f"{n}.jpg is cut") for n in range(9)]
+    lines = list(notes(entries(file[:3], "train", "f"), 0))
+    lines += notes(entries(file[3:], "train", "f"), 3)
+    assert len(lines) == 6
+    assert lines[0] == "left out: sample 0 of the train split (epoch 0, step 0, position 0): " \
+                       "0.jpg is cut"  # fmt: skip
+    assert "listed in quarantine.csv" in lines[5]
+
+
+class Table:
+    """A dataset of which nothing but the table is looked at."""
+
+    def __init__(self, paths):
+        self.metadata = pd.DataFrame({"path": paths})
+
+    def __len__(self):
+        return len(self.metadata)
+
+
+def written(tmp_path, *some, split="train", dataset="f"):
+    QuarantineFile(tmp_path / NAME).add(entries(some, split, dataset))
+    return tmp_path / NAME
+
+
+def test_a_file_is_known_by_its_path_whatever_its_index(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, left_out(5, path="a/x.jpg"), left_out(6, path=f"{tmp_path}/a/y.jpg"),
+                   left_out(7, path="s3://a/z.jpg"))  # fmt: skip
+    moved = Table(["s3://a/z.jpg", "a/w.jpg", f"{tmp_path}/a/../a/x.jpg", "./a/y.jpg"])
+    for fingerprint in ("f", "another"):
+        assert known_rows(path, moved, "train", fingerprint).keys() == {0, 2, 3}
+    assert known_rows(path, Table(["a/w.jpg", "a/x.jpg"]), "val", "g").keys() == {1}
+
+
+def test_rows_of_one_file_are_told_apart_by_index(tmp_path):
+    path = written(tmp_path, left_out(2, path="t.parquet"))
+    assert known_rows(path, Table(["t.parquet"] * 4), "train", "f").keys() == {2}
+
+
+def test_without_a_path_it_is_the_index_of_that_dataset_alone(tmp_path):
+    path = written(tmp_path, left_out(5))
+    rows = list(range(10))
+    assert known_rows(path, rows, "train", "f") == {5: "cut off"}
+    assert known_rows(path, rows, "val", "f") == {}
+    told = (
+        r"bad_samples\.quarantine.* another dataset: the fingerprint of its train split is f, .* g"
+    )
+    with pytest.raises(ConfigError, match=told):
+        known_rows(path, rows, "train", "g")
+
+
+def test_a_quarantine_of_other_files_is_refused(tmp_path):
+    path = written(tmp_path, left_out(5, path="a/x.jpg"))
+    with pytest.raises(ConfigError, match="written for another dataset"):
+        known_rows(path, Table(["b/x.jpg"]), "train", "g")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot be read: No such file"), ("a,b\n1,2\n", "columns are a, b; expected split"),
+     (",".join(COLUMNS) + "\ntrain,x,,0,0,0,c,f\n", "line 2: 'x' is no number"),
+     (",".join(COLUMNS) + "\ntrain,1\n", "line 2: it has 2 fields in place of 8"),
+     (b"\xff\xfe\n", "cannot be")],
+)  # fmt: skip
+def test_what_is_no_quarantine_is_refused(tmp_path, content, message):
+    path = tmp_path / "x.csv"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=message):
+        known_rows(path, [], "train", "f")
+
+
+def test_records_whose_numbers_change_cannot_be_named(tmp_path):
+    path = str(written(tmp_path, left_out(5)))
+    plain = StreamPlan(StreamOrder(0), 4)
+    assert policy("skip", path, "train", plain, streams.Plain(9), "f", 0).known.keys() == {5}
+    shuffled = StreamPlan(StreamOrder(0, shuffle_shards=True), 4)
+    with pytest.raises(ConfigError, match="other numbers in each epoch"):
+        policy("skip", path, "train", shuffled, streams.Sharded(9), "f", 0)
+
+
+def test_validation_skips_what_training_substitutes():
+    plan, rows = Plan(Sequential(9), 3), list(range(9))
+    assert policy("substitute", None, "train", plan, rows, "", 0).action == "substitute"
+    assert policy("substitute", None, "val", plan, rows, "", 0).action == "skip"
+    assert policy("raise", None, "val", plan, rows, "", 0).on_error == "raise"
+
+
+@pytest.fixture
+def images(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = broken_images.write_images(tmp_path / "images", 45, 32)
+    train = ImageFolder(str(tmp_path / "images"), "train")
+    rows = [paths.index(Path(train.path(row))) for row in (4, 9, 20)]
+    val = ImageFolder(str(tmp_path / "images"), "val")
+    broken_images.damage(paths, [*rows, paths.index(Path(val.path(1)))])
+    return f"dataset.root={tmp_path / 'images'}"
+
+
+def hashes(folder):
+    return (folder / "digests.jsonl").read_text()
+
+
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+def test_a_run_writes_it_and_the_next_one_meets_none_of_it_again(
+    images, on_error, capsys, tmp_path
+):
+    policy = [f"bad_samples.on_error={on_error}", "bad_samples.budget=0.1"]
+    first = run(capsys, *FIT, images, *policy, "run_dir=first")
+    assert first.code == 0, first.err
+    assert first.err.count("left out: sample") == 4
+    assert "epoch 0: 3 samples left out; first/quarantine.csv has 4" in first.err
+    with Path("first", NAME).open() as file:
+        lines = list(csv.DictReader(file))
+    assert {(line["split"], line["index"]) for line in lines} == {
+        ("train", "4"), ("train", "9"), ("train", "20"), ("val", "1"),
+    }  # fmt: skip
+    given = "bad_samples.quarantine=first/quarantine.csv"
+    strict = [f"bad_samples.on_error={on_error}", "bad_samples.budget=0"]
+    second = run(capsys, *FIT, images, *strict, given, "run_dir=second")
+    assert second.code == 0, second.err
+    assert hashes(Path("second")) == hashes(Path("first"))
+    assert read(Path("second", NAME)) == read(Path("first", NAME))
+    skipping = run(capsys, *FIT, images, given, "run_dir=third")
+    assert skipping.code == 0, skipping.err
+    assert (hashes(Path("third")) == hashes(Path("first"))) is (on_error == "skip")
+
+
+def test_a_new_bad_sample_still_ends_a_run_that_raises(images, capsys, tmp_path):
+    assert run(capsys, *FIT, images, "bad_samples.on_error=skip", "bad_samples.budget=9",
+               "run_dir=first").code == 0  # fmt: skip
+    train = ImageFolder(str(tmp_path / "images"), "train")
+    broken_images.text(Path(train.path(7)))
+    outcome = run(capsys, *FIT, images, "bad_samples.quarantine=first/quarantine.csv")
+    assert outcome.code == 3
+    assert "sample 7 (epoch 0, step" in outcome.err
+    assert "bad_samples.on_error=skip or substitute leaves such samples out" in outcome.err
+
+
+@pytest.mark.parametrize(("budget", "allowed"), [("2", 2), ("0.05", 2), ("0", 0)])
+def test_a_run_over_its_budget_ends_with_code_3(images, budget, allowed, capsys):
+    outcome = run(capsys, *FIT, images, "bad_samples.on_error=skip", f"bad_samples.budget={budget}")
+    assert outcome.code == 3, outcome.err
+    assert f"of the train split (36 samples), and bad_samples.budget={budget} allows {allowed}" in (
+        outcome.err
+    )
+    assert "Traceback" not in outcome.err
+
+
+def test_the_same_digest_for_any_workers(images, capsys):
+    outs = set()
+    sent = ["loader.num_workers=1", "loader.multiprocessing_context=forkserver"]
+    for more in (["loader=debug"], ["loader.num_workers=2"], sent):
+        outcome = run(capsys, "task=digest", "dataset=image_folder", images, "batch.size=6", *more,
+                      "bad_samples.on_error=substitute", "bad_samples.budget=0.2")  # fmt: skip
+        assert outcome.code == 0, outcome.err
+        outs.add(outcome.out)
+    assert len(outs) == 1
+
+
+def test_a_sampler_of_torchs_travels_to_workers(images, capsys):
+    common = ["task=digest", "dataset=image_folder", images, "batch.size=6",
+              "sampler._target_=torch.utils.data.RandomSampler", "+sampler.replacement=true",
+              "bad_samples.on_error=substitute", "bad_samples.budget=0.3"]  # fmt: skip
+    outs = set()
+    sent = ["loader.num_workers=1", "loader.multiprocessing_context=forkserver"]
+    for more in (["loader=debug"], sent):
+        outcome = run(capsys, *common, *more)
+        assert outcome.code == 0, outcome.err
+        outs.add(outcome.out)
+    assert len(outs) == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("bad_samples.on_error=ignore", r"bad_samples\.on_error.*expected raise \| substitute"),
+        ("bad_samples.budget=-1", r"bad_samples\.budget: got -1, expected a whole number of at"),
+        ("bad_samples.budget=1.5", r"bad_samples\.budget: got 1\.5.*above 0 and of at most 1"),
+        ("bad_samples.budget=5", r"bad_samples\.budget: 5 would leave some .* leaves out none"),
+        ("bad_samples.quarantine=x.csv", r"bad_samples\.quarantine: there is no file 'x\.csv'"),
+        ("split=both", r"split.*task=check"),
+    ],
+)
+def test_what_cannot_be_meant(override, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task = "task=digest" if override.startswith("split") else "task=fit"
+    outcome = run(capsys, task, override)
+    assert outcome.code == 2
+    assert re.search(message, outcome.err), outcome.err
+
+
+@pytest.mark.stress
+def test_ranks_leave_out_the_same_and_write_one_file(images, capsys):
+    policy = ["bad_samples.on_error=skip", "bad_samples.budget=0.1", "trainer.max_epochs=1"]
+    alone = run(capsys, *FIT, images, *policy, "run_dir=alone")
+    assert alone.code == 0, alone.err
+    command = [sys.executable, ROOT / "run.py", *FIT, images, *policy, "run_dir=shared",
+               "distributed=ddp", "distributed.nproc=2", "loader=debug"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert hashes(Path("shared")) == hashes(Path("alone"))
+    assert set(read(Path("shared", NAME))) == set(read(Path("alone", NAME)))

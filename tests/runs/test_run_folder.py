@@ -1,0 +1,274 @@
+import json
+import math
+import multiprocessing
+import os
+import platform
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.errors import ConfigError, PenstockError
+from pipeline.runs.run_folder import RunFolder, git_state
+
+
+def manifest(folder):
+    return json.loads((folder.path / "manifest.json").read_text())
+
+
+def test_what_a_run_started_with_is_written_at_once(tmp_path):
+    config = {"seed": 3, "model": {"_target_": "a.B", "width": 4}, "scheduler": None}
+    folder = RunFolder.claim(tmp_path / "runs" / "one", config, seed=3, fingerprint="abc")
+    assert folder.path == tmp_path / "runs" / "one"
+    assert yaml.safe_load((folder.path / "config.yaml").read_text()) == config
+    assert list(yaml.safe_load((folder.path / "config.yaml").read_text())) == list(config)
+    written = manifest(folder)
+    assert written["status"] == "running"
+    assert written["seed"] == 3
+    assert written["fingerprint"] == "abc"
+    for name in ("command", "started", "penstock", "git", "python", "platform", "cpus", "gpus"):
+        assert name in written
+    assert written["packages"]["torch"]
+    assert "ended" not in written
+
+
+def test_the_end_is_added(tmp_path):
+    folder = RunFolder.claim(tmp_path / "one", {})
+    folder.manifest["best"] = {"val/nme": math.inf}
+    folder.finish("done", order="00ff")
+    written = manifest(folder)
+    assert (written["status"], written["order"]) == ("done", "00ff")
+    assert written["best"] == {"val/nme": None}
+    assert written["started"] <= written["ended"]
+    names = {path.name for path in folder.path.iterdir()}
+    assert names == {"config.yaml", "manifest.json", "holder.json"}
+
+
+def test_a_taken_folder_is_left_alone(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "precious.txt").write_text("mine")
+    assert RunFolder.claim(tmp_path / "one", {}).path.name == "one-2"
+    assert RunFolder.claim(tmp_path / "one", {}).path.name == "one-3"
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["precious.txt"]
+
+
+def test_an_empty_folder_can_be_claimed(tmp_path):
+    assert RunFolder.claim(tmp_path, {}).path == tmp_path  # as hydra makes one for a sweep's job
+
+
+def test_claims_at_the_same_time_get_folders_of_their_own(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        claims = [pool.submit(RunFolder.claim, tmp_path / "one", {"n": n}) for n in range(8)]
+    folders = [claim.result() for claim in claims]
+    assert len({folder.path for folder in folders}) == 8
+    for number, folder in enumerate(folders):
+        assert yaml.safe_load((folder.path / "config.yaml").read_text()) == {"n": number}
+
+
+def test_metrics_are_lines_of_strict_json(tmp_path):
+    folder = RunFolder.claim(tmp_path / "one", {})
+    folder.log({"epoch": 0, "loss": 0.1, "nested": [math.nan, 1.0]})
+    folder.log({"epoch": 1, "loss": math.inf})
+    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
+    read = [json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in lines]
+    assert read == [{"epoch": 0, "loss": 0.1, "nested": [None, 1.0]}, {"epoch": 1, "loss": None}]
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    subprocess.run(["git", "-C", folder, *identity, *arguments], check=True, capture_output=True)
+
+
+def test_git_state(tmp_path):
+    assert git_state(tmp_path) is None
+    git(tmp_path, "init")
+    assert git_state(tmp_path) is None  # no commit yet
+    (tmp_path / "file").write_text("1")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-m", "first", "--no-verify")
+    clean = git_state(tmp_path)
+    assert clean is not None
+    assert len(clean["commit"]) == 40
+    assert clean["dirty"] is False
+    (tmp_path / "file").write_text("2")
+    assert git_state(tmp_path) == {**clean, "dirty": True}
+
+
+def test_without_git_there_is_no_state(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert git_state(Path(__file__).parent) is None
+
+
+def ended(path, **facts):
+    """A run's folder whose run has ended."""
+    folder = RunFolder.claim(path, {"seed": 0}, seed=0, **facts)
+    folder.finish("done")
+    return folder
+
+
+def test_a_run_goes_on_in_its_own_folder(tmp_path):
+    first = ended(tmp_path / "one", fingerprint="abc")
+    again = RunFolder.reopen(tmp_path / "one", world=4, resumed="step-8", at=[1, 2])
+    assert again.path == first.path
+    written = manifest(again)
+    assert (written["status"], written["fingerprint"]) == ("running", "abc")
+    assert "ended" not in written
+    again.finish("preempted", order="00")
+    written = manifest(again)
+    assert written["status"] == "preempted"
+    assert written["started"] == first.manifest["started"]
+    assert [one["world"] for one in written["sessions"]] == [1, 4]
+    assert [one["status"] for one in written["sessions"]] == ["done", "preempted"]
+    assert (written["sessions"][1]["resumed"], written["sessions"][1]["at"]) == ("step-8", [1, 2])
+    for session in written["sessions"]:
+        assert {"command", "started", "ended", "penstock", "git", "python", "packages"} <= {
+            *session
+        }
+
+
+def test_a_folder_of_before_sessions_can_be_gone_on_with(tmp_path):
+    ended(tmp_path / "one")
+    old = {"status": "done", "seed": 3}
+    (tmp_path / "one" / "manifest.json").write_text(json.dumps(old))
+    (tmp_path / "one" / "holder.json").unlink()
+    again = RunFolder.reopen(tmp_path / "one")
+    assert manifest(again)["seed"] == 3
+    assert len(manifest(again)["sessions"]) == 1
+    again.release()
+
+
+def hold(path, again, pipe):
+    """Hold a run's folder, with a child as loaders have, until this is killed."""
+    if again:
+        RunFolder.reopen(path)
+    else:
+        RunFolder.claim(path, {})
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    pipe.send(child)
+    signal.pause()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_second_run_is_refused_and_told_who_holds_the_folder(tmp_path, again):
+    path = tmp_path / "one"
+    if again:
+        ended(path)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=hold, args=(path, again, theirs))
+    process.start()
+    child = ours.recv()
+    try:
+        before = (path / "manifest.json").read_bytes()
+        with pytest.raises(ConfigError) as refused:
+            RunFolder.reopen(path)
+        for word in (f"process {process.pid}", platform.node(), "since 20", "spawn", "run_dir"):
+            assert word in str(refused.value)
+        assert (path / "manifest.json").read_bytes() == before
+        process.kill()
+        process.join()
+        RunFolder.reopen(path).release()  # at once, though its child lives
+        os.kill(child, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_of_many_that_reopen_at_the_same_time_one_gets_the_folder(tmp_path):
+    ended(tmp_path / "one")
+    opened, refused = [], []
+
+    def reopen(_):
+        try:
+            opened.append(RunFolder.reopen(tmp_path / "one"))
+        except ConfigError as error:
+            refused.append(str(error))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(reopen, range(8)))
+    assert len(opened) == 1
+    for message in refused:  # the last may have been just too early to read who it is
+        assert str(os.getpid()) in message or "another process" in message
+    assert len(manifest(opened[0])["sessions"]) == 2
+    opened[0].release()
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (None, "is not there"),
+        ({}, "no folder of a run"),
+        ({"manifest.json": "{"}, "is damaged: it is cut off"),
+    ],
+)
+def test_what_is_no_run_is_not_reopened(tmp_path, files, message):
+    path = tmp_path / "one"
+    if files is not None:
+        path.mkdir()
+        for name, text in files.items():
+            (path / name).write_text(text)
+    for _ in range(2):  # the first has let go again
+        with pytest.raises(PenstockError, match=message):
+            RunFolder.reopen(path)
+
+
+def test_reopening_clears_away_what_a_killed_run_left(tmp_path):
+    ended(tmp_path / "one")
+    (tmp_path / "one" / ".manifest.json.123-0123abcd.tmp").write_text("half")
+    RunFolder.reopen(tmp_path / "one").release()
+    assert not [path for path in (tmp_path / "one").iterdir() if path.name.startswith(".")]
+
+
+def lines(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def addresses(path):
+    read = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(line["epoch"], line["step"]) for line in read]
+
+
+def disturbed(tmp_path):
+    """A reopened run of 2 epochs of 4 steps, with a step of the optimizer every 2 of them."""
+    ended(tmp_path / "one")
+    steps = [(epoch, step) for epoch in range(2) for step in range(4)]
+    for name in ("ledger.jsonl", "digests.jsonl"):
+        lines(tmp_path / "one" / name, *({"epoch": e, "step": s} for e, s in steps))
+    logs = [{"event": "log", "epoch": e, "step": u} for e, u in ((0, 1), (0, 2), (1, 3), (1, 4))]
+    ends = [{"event": "epoch", "epoch": 0, "step": 2}, {"event": "epoch", "epoch": 1, "step": 4}]
+    lines(tmp_path / "one" / "metrics.jsonl", *logs[:2], ends[0], *logs[2:], ends[1])
+    with (tmp_path / "one" / "ledger.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "st')
+    return RunFolder.reopen(tmp_path / "one"), steps
+
+
+@pytest.mark.parametrize(
+    ("address", "updates", "kept"),
+    [
+        ((0, 0), 0, []),
+        ((0, 2), 1, [("log", 1)]),
+        ((0, 4), 2, [("log", 1), ("log", 2)]),  # saved before the epoch was validated
+        ((1, 0), 2, [("log", 1), ("log", 2), ("epoch", 2)]),
+        ((1, 2), 3, [("log", 1), ("log", 2), ("epoch", 2), ("log", 3)]),
+        ((2, 0), 4, [("log", 1), ("log", 2), ("epoch", 2), ("log", 3), ("log", 4), ("epoch", 4)]),
+    ],
+)
+def test_what_came_after_the_checkpoint_is_cut(tmp_path, address, updates, kept):
+    folder, steps = disturbed(tmp_path)
+    folder.rewind(*address, updates)
+    folder.release()
+    for name in ("ledger.jsonl", "digests.jsonl"):
+        assert addresses(folder.path / name) == [one for one in steps if one < address]
+    read = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["event"], line["step"]) for line in read] == kept
+
+
+def test_rewinding_needs_no_files(tmp_path):
+    ended(tmp_path / "one")
+    folder = RunFolder.reopen(tmp_path / "one")
+    folder.rewind(3, 1, 7)
+    folder.release()

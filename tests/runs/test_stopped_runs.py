@@ -1,0 +1,231 @@
+"""Runs that are stopped by signals and gone on with, as a person or a cluster does it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.runs import checkpoint
+from tests import warm
+from tests.program import ROOT, run
+
+SMALL = (
+    "dataset=sequences", "dataset.count=400", "batch.size=8", "trainer.max_epochs=3",
+    "trainer.log_every=5", "trainer.checkpoint.every_steps=7", "trainer.baseline=false",
+    "trainer.pictures=false", "tracker=none", "trainer.ledger=true", "loader.num_workers=1",
+)  # fmt: skip
+
+
+def start(folder, *more, ranks=0):
+    """A real process that trains into `folder`."""
+    many = (f"distributed.nproc={ranks}", "distributed=ddp") if ranks else ()
+    command = [sys.executable, "run.py", *SMALL, *many, f"run_dir={folder}",
+               f"cache_dir={folder.parent}/cache", *more]  # fmt: skip
+    # A group of its own, so that what a test sends it does not reach the tests.
+    return warm.start(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                      start_new_session=True)  # fmt: skip
+
+
+def wait_for_steps(folder, count, process, seconds=90):
+    """Wait until the ledger has that many lines."""
+    path, until = folder / "ledger.jsonl", time.monotonic() + seconds
+    while not path.exists() or len(path.read_text().splitlines()) < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until, "the run never came that far"
+        time.sleep(0.01)
+
+
+def weights(folder):
+    state = checkpoint.find_newest(folder).state["model"]
+    return torch.cat([value.flatten().double() for value in state.values()])
+
+
+def ledger(folder):
+    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+
+
+def left_behind(folder):
+    """Files of writers that never finished."""
+    return [path for path in folder.rglob("*") if path.name.startswith(".") or "tmp" in path.name]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    process = start(folder)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return folder
+
+
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.stress)
+                       for one in (signal.SIGINT, signal.SIGUSR1))],
+)  # fmt: skip
+def test_a_signal_stops_a_run_that_can_go_on(number, undisturbed, tmp_path, capsys):
+    folder = tmp_path / "run"
+    process = start(folder)
+    wait_for_steps(folder, 60, process)
+    os.killpg(process.pid, number)  # as a terminal and a cluster do, to all processes of it
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert f"{number.name}: stopping after this step" in err
+    assert f"python run.py resume={folder}" in err
+    assert "Traceback" not in err
+    assert json.loads((folder / "manifest.json").read_text())["status"] == "preempted"
+    assert 60 <= len(ledger(folder)) < 150
+    found = run(capsys, f"resume={folder}", "loader.num_workers=0")
+    assert found.code == 0, found.err
+    assert f"going on with {folder} at epoch" in found.err
+    assert torch.equal(weights(folder), weights(undisturbed))
+    assert ledger(folder) == ledger(undisturbed)
+    assert left_behind(folder) == []
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["status"] == "done"
+    assert len(manifest["sessions"]) == 2
+
+
+@pytest.mark.stress
+def test_a_killed_run_goes_on_from_its_last_checkpoint(undisturbed, tmp_path, capsys):
+    folder = tmp_path / "run"
+    process = start(folder)
+    wait_for_steps(folder, 60, process)
+    process.kill()
+    process.communicate(timeout=60)
+    found = run(capsys, f"resume={folder}")
+    assert found.code == 0, found.err
+    assert torch.equal(weights(folder), weights(undisturbed))
+    assert ledger(folder) == ledger(undisturbed)
+    assert left_behind(folder) == []
+
+
+def test_a_damaged_checkpoint_costs_steps_that_are_named(tmp_path, capsys):
+    folder = tmp_path / "run"
+    arguments = (*SMALL, f"run_dir={folder}", "trainer.checkpoint.keep_last=3", "scheduler=none")
+    assert run(capsys, *arguments, "trainer.max_steps=21").code == 0
+    newest = folder / "checkpoints" / "step-00000021.safetensors"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    found = run(capsys, f"resume={folder}", "trainer.max_steps=25")
+    assert found.code == 0, found.err
+    assert f"cannot use {newest}" in found.err
+    assert "going on from an older one, after 14 steps; the 7 steps since then" in found.err
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_rank_is_named_once(stopped, tmp_path):
+    folder = tmp_path / "run"
+    process = start(folder, "distributed.timeout=8", "trainer.max_epochs=50", ranks=2)
+    wait_for_steps(folder, 10, process)
+    by_rank = {int(environment(pid)["RANK"]): pid for pid in ranks_of(process)}
+    os.kill(by_rank[stopped], signal.SIGSTOP)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 1, err
+    assert "Traceback" not in err
+    said = [line for line in err.splitlines() if "error" in line]
+    assert len(said) == 1, err
+    assert f"rank {stopped} (process {by_rank[stopped]} on " in said[0]
+    assert "is stopped (SIGSTOP)" in said[0]
+
+
+def environment(pid):
+    words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def test_auto_begins_and_goes_on(undisturbed, tmp_path, capsys):
+    folder = tmp_path / "run"
+    arguments = [*SMALL, f"run_dir={folder}", "resume=auto"]
+    assert run(capsys, *arguments, "trainer.max_steps=40", "scheduler=none").code == 0
+    refused = run(capsys, *arguments)
+    assert refused.code == 2
+    assert "scheduler" in refused.err
+    assert "resume_despite=[" in refused.err
+
+
+def test_another_run_is_refused_by_key_with_both_values(undisturbed, capsys):
+    found = run(capsys, f"resume={undisturbed}", "seed=1", "batch.size=16")
+    assert found.code == 2
+    assert "seed: is 1 here and was 0" in found.err
+    assert "batch.size: is 16 here and was 8" in found.err
+    assert "resume_despite=[seed]" in found.err
+
+
+def test_what_cannot_be_gone_on_with_is_explained(tmp_path, capsys):
+    missing = run(capsys, *SMALL, f"resume={tmp_path}/nothing")
+    assert (missing.code, "does not exist" in missing.err) == (2, True)
+    (tmp_path / "empty").mkdir()
+    empty = run(capsys, *SMALL, f"resume={tmp_path}/empty")
+    assert (empty.code, "no folder of a run" in empty.err) == (2, True)
+    timed = run(capsys, *SMALL, "resume=auto")
+    assert (timed.code, "set run_dir=outputs/<name>" in timed.err) == (2, True)
+
+
+def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path, capsys):
+    folder = tmp_path / "run"
+    process = start(folder)
+    try:
+        wait_for_steps(folder, 5, process)
+        process.send_signal(signal.SIGSTOP)  # or it could be done before it is looked at
+        found = run(capsys, *SMALL, f"run_dir={folder}", "resume=auto")
+        assert found.code == 2
+        assert f"process {process.pid} on" in found.err
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+def test_a_stopped_launcher_stops_its_ranks(tmp_path, capsys):
+    folder = tmp_path / "run"
+    process = start(folder, ranks=2)
+    wait_for_steps(folder, 60, process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 75, err
+    assert "Traceback" not in err
+    assert err.count("python run.py resume=") == 1
+    found = run(capsys, f"resume={folder}", "distributed=none")  # in a world of another size
+    assert found.code == 0, found.err
+    rows = ledger(folder)
+    assert [(row["epoch"], row["step"]) for row in rows] == [
+        (epoch, step) for epoch in range(3) for step in range(len(rows) // 3)
+    ]
+
+
+def ranks_of(process):
+    children = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(process.pid)],
+                              capture_output=True, text=True).stdout.splitlines()  # fmt: skip
+    return [int(line.split()[0]) for line in children if "run.py" in line]
+
+
+@pytest.mark.stress
+def test_a_killed_rank_ends_the_run_and_is_named(tmp_path):
+    folder = tmp_path / "run"
+    process = start(folder, ranks=2)
+    wait_for_steps(folder, 10, process)
+    os.kill(ranks_of(process)[1], signal.SIGKILL)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 1, err
+    assert "rank 1 was ended by SIGKILL" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.stress
+def test_killed_ranks_are_started_again(tmp_path):
+    folder = tmp_path / "run"
+    process = start(folder, "distributed.max_restarts=2", ranks=2)
+    for steps in (20, 80):
+        wait_for_steps(folder, steps, process)
+        os.kill(ranks_of(process)[1], signal.SIGKILL)
+        time.sleep(1)
+    _, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    rows = [(row["epoch"], row["step"]) for row in ledger(folder)]
+    assert rows == [(epoch, step) for epoch in range(3) for step in range(len(rows) // 3)]

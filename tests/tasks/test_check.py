@@ -1,0 +1,267 @@
+"""task=check: everything that is wrong with the data, before a run is spent on it."""
+
+import csv
+import hashlib
+import io
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pipeline import command
+from pipeline.datasets.image_folder import ImageFolder
+from pipeline.datasets.reading.damage import audio_damage, image_damage
+from pipeline.runs.quarantine import NAME, read
+from pipeline.tasks import check
+from pipeline.tasks.check import not_finite
+from tests import broken_images
+from tests.program import SHARED, run
+
+soundfile = pytest.importorskip("soundfile")
+
+CHECK = ["task=check", "dataset=image_folder", "batch.size=4"]
+RATE = 8000
+
+
+@pytest.fixture
+def images(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return broken_images.write_images(tmp_path / "images", 45, 32)
+
+
+def test_nothing_wrong(images, capsys):
+    outcome = run(capsys, *CHECK, "dataset.root=images")
+    assert (outcome.code, outcome.out) == (0, "45 samples, nothing wrong with them\n")
+    assert "checked train: 36 samples in" in outcome.err
+    assert "checked val: 9 samples in" in outcome.err
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize("loader", ["debug", "threads", "default"])
+def test_all_that_is_wrong_is_listed_and_written(images, loader, capsys):
+    broken = [images[row] for row in (1, 4, 17, 25, 33, 40)]
+    ways = [*broken_images.WAYS, broken_images.hole, broken_images.zeros]
+    for path, way in zip(broken, ways, strict=True):
+        way(path)
+    outcome = run(capsys, *CHECK, f"loader={loader}", "dataset.root=images", "run_dir=run")
+    assert outcome.code == 3
+    header, *lines = outcome.out.splitlines()
+    assert header.split() == ["split", "index", "path", "cause"]
+    found = {line.split()[2]: line for line in lines}
+    assert found.keys() == {str(path.relative_to(Path.cwd())) for path in broken}
+    causes = [found[str(path.relative_to(Path.cwd()))] for path in broken]
+    words = ["truncated", "truncated", "it is empty", "web page", "libjpeg warns", "but zeros"]
+    for cause, word in zip(causes, words, strict=True):
+        assert word in cause
+    assert "6 of 45 samples are bad" in outcome.err
+    assert f"bad_samples.quarantine=run/{NAME}" in outcome.err
+    assert {one.path for one in read(Path("run", NAME))} == found.keys()
+    for one in read(Path("run", NAME)):
+        assert ImageFolder("images", one.split).path(one.index) == one.path
+    again = run(capsys, "task=digest", "dataset=image_folder", "dataset.root=images",
+                f"bad_samples.quarantine=run/{NAME}", "bad_samples.budget=0")  # fmt: skip
+    assert again.code == 0, again.err
+
+
+def test_one_split(images, capsys):
+    train, val = ImageFolder("images", "train"), ImageFolder("images", "val")
+    broken_images.cut(Path(train.path(3)))
+    outcome = run(capsys, *CHECK, "dataset.root=images", "split=val")
+    assert (outcome.code, outcome.out) == (0, "9 samples, nothing wrong with them\n")
+    broken_images.cut(Path(val.path(2)))
+    outcome = run(capsys, *CHECK, "dataset.root=images", "split=val")
+    assert (outcome.code, len(outcome.out.splitlines())) == (3, 2)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_bar_on_a_terminal(images, capsys, monkeypatch):
+    broken_images.cut(images[0])
+    terminal = Terminal()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        patch.setenv("TERM", "xterm")
+        patch.setattr(check, "_REFRESH_SECONDS", 0.0)
+        code = command.main([*CHECK, "dataset.root=images", "split=train", "run_dir=run"])
+    assert code == 3
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    assert re.search(r"checking train .*36/36.*1 wrong", shown)
+
+
+def test_a_table_is_checked_row_by_row(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{'ham' if n % 3 else 'spam'}\ttext number {n}" for n in range(50)]
+    rows[7], rows[30] = "ham", "ham\ttoo\tmany"
+    Path("sms.tsv").write_text("label\ttext\n" + "\n".join(rows) + "\n")
+    outcome = run(capsys, "task=check", "dataset=delimited_text", "dataset.root=sms.tsv",
+                  "dataset.classes=[ham,spam]", "run_dir=run")  # fmt: skip
+    assert outcome.code == 3, outcome.err
+    assert len(outcome.out.splitlines()) == 3
+    assert "line 9" in outcome.out
+    assert "line 32" in outcome.out
+    given = f"bad_samples.quarantine=run/{NAME}"
+    digest = run(capsys, "task=digest", "dataset=delimited_text", "dataset.root=sms.tsv",
+                 "dataset.classes=[ham,spam]", given)  # fmt: skip
+    assert digest.code == 0, digest.err
+
+
+def test_a_stream_is_checked_record_by_record(tmp_path, monkeypatch, capsys):
+    import gzip
+
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{'ham' if n % 3 else 'spam'}\ttext number {n}" for n in range(50)]
+    rows[7], rows[30] = "ham", "ham\ttoo\tmany"
+    with gzip.open("sms.tsv.gz", "wt") as file:
+        file.write("label\ttext\n" + "\n".join(rows) + "\n")
+    common = ["dataset=delimited_stream", "dataset.root=sms.tsv.gz", "dataset.classes=[ham,spam]"]
+    outcome = run(capsys, "task=check", *common, "run_dir=run")
+    assert outcome.code == 3, outcome.err
+    assert len(outcome.out.splitlines()) == 3, outcome.out
+    digest = run(capsys, "task=digest", *common, f"bad_samples.quarantine=run/{NAME}")
+    assert digest.code == 0, digest.err
+
+
+def test_numbers_that_are_not_finite(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    inputs = np.zeros((20, 3), np.float32)
+    inputs[4, 1], inputs[9] = np.nan, np.inf
+    np.save("inputs.npy", inputs)
+    np.save("targets.npy", np.zeros(20, np.int64))
+    outcome = run(capsys, "task=check", "dataset=arrays", "dataset.root=.", "run_dir=run")
+    assert outcome.code == 3, outcome.err
+    assert len(outcome.out.splitlines()) == 3
+    assert outcome.out.count("is not finite") == 2
+    assert not_finite({"a": torch.zeros(2), "b": 3, "c": "x", "d": np.zeros(2)}) is None
+    assert not_finite({"a": float("nan")}) == "field 'a' has 1 of 1 values that are not finite"
+
+
+def jpeg(**options):
+    noise = np.random.default_rng(1).integers(0, 256, (96, 96, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise).save(buffer, "JPEG", **options)
+    return buffer.getvalue()
+
+
+KINDS = {
+    "baseline": {},
+    "progressive": {"progressive": True},
+    "optimized": {"optimize": True, "quality": 40},
+    "restarts": {"restart_marker_rows": 1},
+    "thumbnail in EXIF": {"exif": b"Exif\0\0" + jpeg()[:20_000]},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_jpegs(tmp_path, kind):
+    whole = jpeg(**KINDS[kind])
+    half = len(whole) // 2
+    cases = {
+        "whole": (whole, None),
+        "junk after its end": (whole + bytes(100) + b"junk", None),
+        "cut": (whole[:half], "no end marker"),
+        "last byte gone": (whole[:-1], "no end marker"),
+        "zeros to the end": (whole[:half] + bytes(len(whole) - half), "no end marker"),
+        "hole": (whole[:half] + bytes(900) + whole[half + 900 :], "libjpeg warns: Corrupt JPEG"),
+    }
+    for name, (content, expected) in cases.items():
+        path = tmp_path / "x.jpg"
+        path.write_bytes(content)
+        said = image_damage(str(path))
+        assert (said is None) if expected is None else (expected in (said or "")), (name, said)
+
+
+def test_flat_images_are_not_suspicious(tmp_path):
+    """Long runs of zeros stand in the code of an image of one colour, too."""
+    for colour in (0, 128, 255):
+        path = tmp_path / "x.jpg"
+        Image.new("RGB", (512, 512), (colour,) * 3).save(path, optimize=True)
+        assert image_damage(str(path)) is None
+
+
+def test_what_others_write_to_stderr_meanwhile_is_not_lost(tmp_path, capfd):
+    path = tmp_path / "x.jpg"
+    whole = jpeg()
+    path.write_bytes(whole[:5000] + bytes(900) + whole[5900:])
+    assert image_damage(str(path)) is not None
+    print("after", file=sys.stderr)
+    assert capfd.readouterr().err == "after\n"
+
+
+def test_other_images(tmp_path):
+    for name, format in (("x.webp", "WEBP"), ("x.gif", "GIF"), ("x.png", "PNG")):
+        path = tmp_path / name
+        Image.open(io.BytesIO(jpeg())).save(path, format)
+        assert image_damage(str(path)) is None
+        path.write_bytes(path.read_bytes()[:-40])
+        assert (image_damage(str(path)) is None) is (format == "PNG")  # reading refuses that one
+
+
+def tone(seconds=1.0):
+    times = np.arange(int(RATE * seconds)) / RATE
+    return (np.sin(times * 2764) * 0.5 * (1 + 0.1 * np.cos(times * 31))).astype(np.float32)
+
+
+def test_audio_that_is_nothing_but_zeros(tmp_path):
+    for name in ("x.wav", "x.flac"):
+        path = str(tmp_path / name)
+        soundfile.write(path, np.zeros(RATE), RATE)
+        assert "silent" in audio_damage(path)
+        soundfile.write(path, tone(), RATE)
+        assert audio_damage(path) is None
+
+
+def test_wav_whose_end_was_never_written(tmp_path):
+    path = tmp_path / "x.wav"
+    soundfile.write(path, tone(3), RATE)
+    content = path.read_bytes()
+    silence = tone(3)
+    silence[9000:] = 0
+    for at in (8192, 16384):
+        path.write_bytes(content[:at] + bytes(len(content) - at))
+        assert f"all zeros from byte {at} to its end" in audio_damage(str(path))
+    soundfile.write(path, silence, RATE)  # quiet from a place that is no boundary
+    assert audio_damage(str(path)) is None
+
+
+@pytest.mark.parametrize("subtype", ["PCM_S8", "PCM_16", "PCM_24"])
+def test_flac_is_held_against_its_own_checksum(tmp_path, subtype):
+    path = tmp_path / "x.flac"
+    soundfile.write(path, np.stack([tone(), tone() * 0.5], 1), RATE, subtype=subtype)
+    assert audio_damage(str(path)) is None
+    content = bytearray(path.read_bytes())
+    assert any(content[26:42])
+    content[26] ^= 1
+    path.write_bytes(content)
+    assert "checksum" in audio_damage(str(path))
+    content[26:42] = bytes(16)  # the coder did not say
+    path.write_bytes(content)
+    assert audio_damage(str(path)) is None
+    assert hashlib.md5(b"", usedforsecurity=False).digest_size == 16
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the real data is not here")
+@pytest.mark.parametrize(
+    ("dataset", "folder", "count"),
+    [("image_folder", "hymenoptera", 397), ("face_landmarks", "faces", 69),
+     ("spoken_digits", "fsdd", 3000)],
+)  # fmt: skip
+def test_real_data_is_not_suspicious(dataset, folder, count, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome = run(capsys, "task=check", f"dataset={dataset}", f"dataset.root={SHARED / folder}")
+    assert (outcome.code, outcome.out) == (0, f"{count} samples, nothing wrong with them\n")
+
+
+def test_the_quarantine_of_a_check_is_a_csv(images, capsys):
+    broken_images.cut(images[0])
+    run(capsys, *CHECK, "dataset.root=images", "run_dir=run")
+    with Path("run", NAME).open(newline="") as file:
+        (line,) = csv.DictReader(file)
+    assert line["path"] == "images/ant/000.jpg"

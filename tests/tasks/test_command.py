@@ -1,0 +1,260 @@
+"""The program as a person runs it: exit codes, messages, and what is left behind."""
+
+import logging
+import os
+import shlex
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from pipeline import command, tasks
+from pipeline.errors import ConfigError, DataError, PenstockError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to run in."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PENSTOCK_TRUST", "PENSTOCK_TRACEBACK", "HYDRA_FULL_ERROR", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def task(monkeypatch):
+    """Puts a function in the place of every task."""
+
+    def use(run):
+        monkeypatch.setattr(tasks, "load", lambda name: run)
+
+    return use
+
+
+def test_a_task_runs_with_the_checked_configuration(here, task, capsys):
+    seen = []
+    task(lambda config: seen.append(config) or 0.5)
+    assert command.main(["seed=3", "task=digest", "loader=debug"]) == 0
+    assert command.main(["seed=4"]) == 0
+    assert [(one.seed, one.task) for one in seen] == [(3, "digest"), (4, "fit")]
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.split(":")[0] for line in err.splitlines()] == ["digest", "fit"]
+    assert list(here.iterdir()) == [], "a single run leaves nothing of hydra's"
+
+
+def test_a_wrong_configuration(here, task, capsys):
+    task(lambda config: pytest.fail("the task ran"))
+    assert command.main(["sampler=wieghted", "batch.size=0", "lodaer=fast"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("3 errors in the configuration:\n  sampler: has no 'wieghted'")
+    assert err.count("\n") == 4
+    assert "Traceback" not in err
+    assert command.main(["batch.size=0"]) == 2
+    assert capsys.readouterr().err.startswith("error in the configuration: batch.size: got 0")
+    assert list(here.iterdir()) == []
+
+
+def test_options_may_stand_anywhere(here, task, tmp_path):
+    folder = tmp_path / "groups"
+    (folder / "sampler").mkdir(parents=True)
+    (folder / "sampler" / "mine.yaml").write_text("_target_: tests.own_parts.sequential\n")
+    seen = []
+    task(lambda config: seen.append(config.sampler["_target_"]))
+    words = ["seed=1", "--trust", "tests", "sampler=mine", "--config-dir", str(folder), "task=fit"]
+    assert command.main(words) == 0
+    assert command.main(["sampler=mine", f"--config-dir={folder}", "--trust=other,tests"]) == 0
+    assert seen == ["tests.own_parts.sequential"] * 2
+
+
+def test_trust_lasts_for_one_command(here, task, capsys, monkeypatch):
+    seen = []
+    task(lambda config: seen.append(os.environ.get("PENSTOCK_TRUST")))
+    untrusted = "sampler._target_=tests.own_parts.sequential"
+    assert command.main(["--trust", "tests", untrusted]) == 0
+    assert command.main([untrusted]) == 2
+    assert "'tests' is not trusted" in capsys.readouterr().err
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    assert command.main(["--trust", "more", untrusted]) == 0
+    assert os.environ["PENSTOCK_TRUST"] == "tests"
+    assert seen == ["tests", "tests,more"]
+
+
+@pytest.mark.parametrize("words", [["--trust", "os"], ["--trust", "torch"], ["--trust=a-b"]])
+def test_trust_has_bounds(here, capsys, words):
+    assert command.main(words) == 2
+    assert "--trust: " in capsys.readouterr().err
+
+
+def test_a_configuration_cannot_trust_for_itself(here, task, capsys):
+    task(lambda config: pytest.fail("the task ran"))
+    untrusted = "sampler._target_=tests.own_parts.sequential"
+    assert command.main([untrusted, "+hydra.job.env_set.PENSTOCK_TRUST=tests"]) == 2
+    err = capsys.readouterr().err
+    assert "sampler._target_" in err
+    assert "hydra.job.env_set.PENSTOCK_TRUST" in err
+    assert command.main([untrusted, "+trust=[tests]"]) == 2
+    assert "trust: unknown key" in capsys.readouterr().err
+
+
+def raising(error):
+    def run(config):
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ConfigError("late"), 2, "error in the configuration: late\n"),
+        (DataError("faces.csv, line 3: no number"), 3, "error: faces.csv, line 3: no number\n"),
+        (PenstockError("the loss is NaN"), 1, "error: the loss is NaN\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (SystemExit(7), 7, ""),
+    ],
+)
+def test_exit_codes(here, task, capsys, error, code, message):
+    task(raising(error))
+    assert command.main([]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.partition("\n")[2] == message, "the first line says what was to be done"
+
+
+def test_bugs_keep_their_traceback(here, task, capsys):
+    task(raising(ZeroDivisionError("a bug")))
+    assert command.main([]) == 1
+    err = capsys.readouterr().err.partition("\n")[2]
+    assert err.startswith("Traceback")
+    assert "in run\n" in err
+    assert err.endswith("ZeroDivisionError: a bug\n")
+    assert "hydra/_internal" not in err
+
+
+@pytest.mark.parametrize("name", ["PENSTOCK_TRACEBACK", "HYDRA_FULL_ERROR"])
+def test_the_traceback_of_an_error_can_be_asked_for(here, task, capsys, monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    task(raising(DataError("no file")))
+    assert command.main([]) == 3
+    err = capsys.readouterr().err.partition("\n")[2]
+    assert err.startswith("Traceback")
+    assert err.endswith("\nerror: no file\n")
+
+
+def test_the_whole_configuration_can_be_looked_at(here, capsys):
+    assert command.main(["--cfg", "job", "--package", "batch", "batch.size=7"]) == 0
+    assert "size: 7" in capsys.readouterr().out
+    assert command.main(["--cfg", "job", "dataset=face_landmarks"]) == 0
+    assert "root: ???" in capsys.readouterr().out
+    assert command.main(["--cfg", "job", "lodaer=fast"]) == 2
+    assert "did you mean 'loader'" in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_help_names_parts_examples_and_exit_codes(here, capsys):
+    assert command.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "sampler: bucket, identity, random" in out
+    assert "--trust mypackage --config-dir" in out
+    assert "2 configuration, 3 data" in out
+
+
+def test_looking_does_not_wait_for_torch(here):
+    script = """
+        import runpy, sys
+        sys.argv[1:] = ["--cfg", "job"]
+        sys.setprofile(lambda *_: None)  # with which the program ends by SystemExit
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        finally:
+            assert "hydra" in sys.modules and not {"torch", "numpy"} & set(sys.modules)
+    """
+    script = f"import sys; sys.argv = [{str(ROOT / 'run.py')!r}]\n" + textwrap.dedent(script)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "seed:" in done.stdout
+
+
+@pytest.mark.parametrize("flag", ["--help", "--hydra-help", "--cfg=all", "--info=config"])
+def test_what_only_looks_calls_nothing_either(here, capsys, flag):
+    handler = "+hydra.hydra_logging.handlers={x:{class:tests.own_parts.Holder}}"
+    assert command.main([flag, handler]) == 2
+    assert "hydra.hydra_logging.handlers.x.class" in capsys.readouterr().err
+
+
+def test_a_pickle_is_not_run_again(here, capsys):
+    assert command.main(["--experimental-rerun", "x.pickle"]) == 2
+    assert "reads a pickle" in capsys.readouterr().err
+
+
+def test_unknown_options_are_refused(here, capsys):
+    assert command.main(["--bogus"]) == 2
+    assert "--bogus: there is no such option; keys stand without dashes" in capsys.readouterr().err
+
+
+def test_notices_go_to_stderr(here, task, capsys, monkeypatch):
+    from pipeline.distributed import world
+
+    monkeypatch.setattr(world, "has_accelerator", lambda: False)
+    task(lambda config: print("result"))
+    assert command.main(["loader.pin_memory=true"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "result\n"
+    assert "\nloader.pin_memory: there is no accelerator" in err
+
+
+def test_what_modules_log_goes_to_stderr(here, task, capsys):
+    task(lambda config: logging.getLogger("pipeline.transforms.statistics").info("computing"))
+    assert command.main([]) == 0
+    out, err = capsys.readouterr()
+    assert (out, err.partition("\n")[2]) == ("", "computing\n")
+
+
+def test_a_real_task(here, capsys):
+    node = "{_target_:tests.own_parts.Numbers,size:6}"
+    words = ["--trust", "tests", "task=digest", "~dataset", f"+dataset={node}", "transform=none",
+             "loader=debug", "batch.size=4"]  # fmt: skip
+    assert command.main(words) == 0
+    first = capsys.readouterr().out
+    *lines, total = first.splitlines()
+    assert [line.split()[:3] for line in lines] == [["0", "0", "4"], ["0", "1", "2"]]
+    assert total.startswith("total ")
+    assert command.main([*words, "loader=threads"]) == 0
+    assert capsys.readouterr().out == first
+
+
+def run_py(*words, **options):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), *words],
+        capture_output=True, text=True, check=False, timeout=120, **options,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_program_itself(here):
+    """Once as a process of its own, from another folder, with another `datasets` on the path."""
+    other = here / "elsewhere" / "datasets"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("raise ImportError('the wrong package')")
+    environment = {**os.environ, "PYTHONPATH": str(other.parent)}
+    code, out, err = run_py("dataset.count=0", "sampler=rnadom", cwd=here, env=environment)
+    assert (code, out) == (2, "")
+    assert "sampler: has no 'rnadom' (did you mean 'random'?)" in err
+    assert "wrong package" not in err
+    assert sorted(path.name for path in here.iterdir()) == ["elsewhere"]
+
+
+def test_a_reader_that_has_had_enough(faces):
+    words = [sys.executable, str(ROOT / "run.py"), "task=digest", *faces]
+    command = f"{shlex.join(words)} | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert len(done.stdout.splitlines()) == 1
+    assert "Error" not in done.stderr

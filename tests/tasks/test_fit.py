@@ -1,0 +1,268 @@
+"""`task=fit` on drawn faces: what it prints, what it leaves behind, and how it fails."""
+
+import json
+import math
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pipeline import command
+from pipeline.distributed.world import World
+from pipeline.errors import ConfigError
+from pipeline.runs import checkpoint
+from pipeline.tasks import fit, outcome
+from pipeline.tasks.fit import scheduler_moves, spare_cores
+from pipeline.tasks.outcome import print_report
+from pipeline.training.runner import Result
+from pipeline.training.train_step import TrainOptions
+from tests.program import run
+
+QUICK = ["loader=debug", "trainer.max_epochs=2", "run_dir=run", "tracker=none"]
+
+
+def manifest(folder):
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_from_end_to_end(faces, tmp_path, capsys):
+    done = run(capsys, *faces, *QUICK[:3], "tracker=tensorboard", "trainer.log_every=5", "seed=7")
+    assert done.code == 0, done.err
+    folder = tmp_path / "run"
+
+    assert [line.split()[:4] for line in done.err.splitlines() if line.startswith("epoch")] == [
+        ["epoch", "0", "of", "2"], ["epoch", "1", "of", "2"],
+    ]  # fmt: skip
+    first, *rest = done.err.splitlines()
+    assert first.startswith(
+        "fit: training landmark_net on synthetic_faces for 2 epochs; run folder"
+    )
+    assert [line for line in rest if line.split()[0] in ("data", "model", "loader", "folder")] == [
+        "data      SyntheticFaces: 48 samples to train on, 12 to validate; 6 batches of 8 an epoch",
+        "model     LandmarkNet: 157,724 parameters, fp32, on cpu",
+        "loader    in this process, between the steps (loader.num_workers=0)",
+        "folder    run",
+    ]
+    assert "mean face" in done.out
+    assert "| ratio " in done.out
+    assert "samples/s" in done.out.splitlines()[-5]
+    for name in ("checkpoints/best.safetensors", "curves.png", "predictions.png"):
+        assert f"run/{name}" in done.out
+        assert (folder / name).stat().st_size > 1000
+    assert list((folder / "tracker").iterdir())
+
+    said = manifest(folder)
+    assert (said["status"], said["seed"], said["reason"]) == ("done", 7, "max_epochs")
+    assert said["fingerprint"]["dataset"]
+    assert said["overrides"][-1] == "seed=7"
+    assert said["last"]["epoch"] == 1
+    assert said["baseline"]["nme"] > 0
+    lines = records(folder)
+    assert [line["event"] for line in lines] == ["log", "epoch", "log", "epoch"]
+    assert lines[-1]["val/nme"] == said["last"]["val/nme"]
+    assert (
+        checkpoint.load(folder / "checkpoints/best.safetensors")["metrics"]["nme"]
+        == (said["best"]["val/nme"])
+    )
+
+
+def test_a_metric_that_cannot_take_the_predictions_is_found_before_the_first_step(
+    faces, tmp_path, capsys
+):
+    wrong = "+objective.metrics.x={_target_: torchmetrics.classification.BinaryAccuracy}"
+    done = run(capsys, *faces, *QUICK, wrong, "trainer.log_every=1")
+    assert done.code == 1
+    assert not (tmp_path / "run/metrics.jsonl").exists(), "nothing was measured yet"
+    assert manifest(tmp_path / "run")["status"] == "failed"
+
+
+def test_the_baseline_is_measured_when_training_is_over(faces, tmp_path, capsys, monkeypatch):
+    found, measured = [], fit.baseline
+
+    def watched(*given):
+        found.append([line["epoch"] for line in records(tmp_path / "run")])
+        return measured(*given)
+
+    monkeypatch.setattr(fit, "baseline", watched)
+    done = run(capsys, *faces, *QUICK)
+    assert (done.code, found) == (0, [[0, 1]]), done.err
+    assert manifest(tmp_path / "run")["baseline"]["nme"] > 0
+
+
+def test_who_loads_changes_neither_weights_nor_order(faces, tmp_path, capsys):
+    less = ["trainer.pictures=false", "trainer.baseline=false", "trainer.max_epochs=2"]
+    for name, loader in {"a": ["loader=debug"], "b": ["loader.num_workers=2"]}.items():
+        done = run(capsys, *faces, *less, *loader, f"run_dir={name}", "tracker=none")
+        assert done.code == 0, done.err
+    states = [checkpoint.load(checkpoint.find(tmp_path / name))["model"] for name in "ab"]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    first, second = manifest(tmp_path / "a"), manifest(tmp_path / "b")
+    assert first["order"] == second["order"]
+    done = run(capsys, *faces, *less, "loader=debug", "run_dir=c", "tracker=none", "seed=1")
+    assert manifest(tmp_path / "c")["order"] != first["order"]
+
+
+def test_digests_are_those_of_the_digest_task(faces, tmp_path, capsys):
+    fitted = run(capsys, *faces, *QUICK, "trainer.digest=true", "trainer.pictures=false")
+    assert fitted.code == 0, fitted.err
+    lines = (tmp_path / "run" / "digests.jsonl").read_text().splitlines()
+    written = [(line["epoch"], line["step"], line["hash"]) for line in map(json.loads, lines)]
+    printed = []
+    for epoch in (0, 1):
+        digest = run(capsys, *faces, "loader=debug", "task=digest", f"epoch={epoch}")
+        parts = [line.split() for line in digest.hashes]
+        printed += [(int(e), int(s), value) for e, s, _, value in parts]
+    assert written == printed
+
+
+def test_nothing_is_left_behind_when_a_part_cannot_be_made(faces, tmp_path, capsys):
+    done = run(capsys, *faces, *QUICK, "model=torchvision", "model.name=resnet19")
+    assert done.code == 2
+    assert "did you mean resnet18" in done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_of_nan_gives_the_command_that_shows_the_batch(faces, tmp_path, capsys):
+    done = run(capsys, *faces, *QUICK, "optimizer=sgd", "optimizer.lr=1e30", "scheduler=none",
+               "trainer.clip_norm=null", "task=fit")  # fmt: skip
+    assert done.code == 1
+    assert "Traceback" not in done.err
+    message, again = done.err.strip().splitlines()[-2:]
+    assert "the loss is" in message
+    assert again.strip().startswith("python run.py dataset.root=")
+    words = again.split()
+    assert words[-3] == "task=replay"
+    assert "task=fit" not in words
+    assert manifest(tmp_path / "run")["status"] == "failed"
+    replayed = run(capsys, *words[2:], "run_dir=again")  # it can be pasted
+    assert replayed.code == 0, replayed.err
+    address = " ".join(word.split("=")[1] for word in words[-2:])
+    assert f"\n{address} 8 " in replayed.out
+
+
+def test_an_interrupted_run_says_so_and_keeps_its_checkpoint(faces, tmp_path, capsys, monkeypatch):
+    epochs = []
+
+    def interrupt(self, record):
+        epochs.append(record["epoch"])
+        if len(epochs) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipeline.tasks.progress.Lines.on_epoch_end", interrupt)
+    done = run(capsys, *faces, *QUICK, "trainer.max_epochs=5", "trainer.baseline=false")
+    assert done.code == command.INTERRUPTED
+    assert "Traceback" not in done.err
+    assert "what there is of the run is in run" in done.err
+    said = manifest(tmp_path / "run")
+    assert said["status"] == "interrupted"
+    assert checkpoint.load(checkpoint.find(tmp_path / "run"))["updates"] == 6
+
+
+def test_a_sweep_gets_the_best_value(faces, tmp_path, capsys):
+    done = run(capsys, "-m", *faces, "loader=debug", "trainer=quick", "trainer.max_steps=2",
+               "tracker=none", "trainer.pictures=false", "seed=1,2",
+               "hydra.sweep.dir=sweep")  # fmt: skip
+    assert done.code == 0, done.err
+    for job in ("0", "1"):
+        folder = tmp_path / "sweep" / job
+        result = json.loads((folder / "result.json").read_text())
+        assert result["value"] == manifest(folder)["best"]["val/nme"]
+        assert manifest(folder)["overrides"][-1] == f"seed={int(job) + 1}"
+
+
+def plan(*steps):
+    return SimpleNamespace(steps=lambda epoch: steps[epoch % len(steps)])
+
+
+def test_how_often_the_scheduler_moves():
+    assert scheduler_moves(TrainOptions(max_epochs=3), plan(10)) == 30
+    assert scheduler_moves(TrainOptions(max_epochs=3, accumulate=4), plan(10)) == 9
+    assert scheduler_moves(TrainOptions(max_epochs=3, max_steps=25), plan(10)) == 25
+    assert scheduler_moves(TrainOptions(max_epochs=4), plan(10, 8)) == 36
+    by_epoch = TrainOptions(max_epochs=9, max_steps=25, schedule="epoch")
+    assert scheduler_moves(by_epoch, plan(10)) == 3
+    assert scheduler_moves(TrainOptions(max_epochs=3, max_steps=25), plan(None)) == 25
+    with pytest.raises(ConfigError, match=r"scheduler: needs to know how long.*trainer.max_steps"):
+        scheduler_moves(TrainOptions(max_epochs=3), plan(None))
+
+
+def record(epoch, nme):
+    return {"epoch": epoch, "step": 10 * (epoch + 1), "train/loss": 1.0, "val/loss": 2.0,
+            "val/nme": nme, "seconds": 2.0 + epoch, "samples_per_second": 100.0 * (epoch + 1),
+            "wait_share": 0.5 - epoch / 2}  # fmt: skip
+
+
+def test_the_report_shows_best_last_and_baseline(capsys):
+    history = [record(0, 0.1), record(1, 0.2)]
+    result = Result(history, history[0], "patience")
+    print_report(result, {"loss": 4.0, "nme": 0.4}, "nme", "mean face")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["best,", "epoch", "0", "last,", "epoch", "1", "mean", "face"]
+    rows = {line.split()[0]: line.split()[1:] for line in lines[1:4]}
+    assert rows["nme"] == ["0.1000", "0.2000", "0.4000"]
+    assert lines[4] == "nme 0.1000 | mean face 0.4000 | ratio 0.25"
+    assert lines[5] == (
+        "epochs 2, steps 20, 5.0 s of training: 160 samples/s, 20% of the time waiting for data; "
+        "ended by patience"
+    )
+
+
+def test_the_report_of_a_run_that_never_had_a_number(capsys):
+    history = [record(0, math.nan)]
+    print_report(Result(history, None, "max_epochs"), {}, "nme", "mean face")
+    out = capsys.readouterr().out
+    assert "last, epoch 0" in out
+    assert "best" not in out
+
+
+def test_cores_are_left_to_those_that_make_batches(monkeypatch):
+    threads = [8]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[0])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: threads.append(count))
+    monkeypatch.setattr(fit, "usable_cpus", lambda: 8)
+    spare_cores(World(device="cuda:0"))
+    assert threads == [8]
+    spare_cores(World())
+    assert threads[-1] == 4
+    spare_cores(World(0, 4, local_size=4))
+    assert threads[-1] == 1
+    monkeypatch.setattr(fit, "usable_cpus", lambda: 1)
+    spare_cores(World())
+    assert threads[-1] == 1
+
+
+def test_trust_and_folders_are_part_of_the_command_to_paste(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRUST", "mine")
+    monkeypatch.setattr(fit, "overrides", lambda: ["task=fit", "model.name=a b", "epoch=3"])
+    assert fit.command_line("task=replay") == (
+        "python run.py --trust mine 'model.name=a b' task=replay"
+    )
+    assert "hydra" in sys.modules  # tasks may know it
+
+
+def test_classes_that_are_confused_are_drawn_for_the_best_epoch(tmp_path, capsys, monkeypatch):
+
+    drawn, draw = [], outcome.confusion_matrix
+    monkeypatch.setattr(
+        outcome, "confusion_matrix", lambda *given: drawn.append(given) or draw(*given)
+    )
+    monkeypatch.chdir(tmp_path)
+    done = run(capsys, "dataset=sequences", "dataset.root=seq", "dataset.count=60", "batch.size=16",
+               "loader=debug", "trainer.max_epochs=3", "run_dir=run")  # fmt: skip
+    assert done.code == 0, done.err
+    ((counts, names, path, title),) = drawn
+    best = manifest(tmp_path / "run")["best"]
+    assert title == f"validation, epoch {best['epoch']}"
+    assert path.name == "confusion.png"
+    assert list(names) == ["straight", "left", "right", "zigzag"]
+    assert counts.sum() == 12
+    assert counts.trace() / 12 == pytest.approx(best["val/accuracy"])
+    for place, name in enumerate(names):
+        recall = counts[place, place] / counts[place].sum().clamp_min(1)
+        assert recall == pytest.approx(best[f"val/recall/{name}"])

@@ -1,0 +1,224 @@
+import io
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pipeline.loading.loader import LoaderStats
+from pipeline.tasks import progress
+from pipeline.terminal import left, watched
+
+RECORD = {
+    "epoch": 3, "step": 100, "train/loss": 0.123456, "lr": 0.1, "seconds": 2.0,
+    "samples_per_second": 1234.5, "wait_share": 0.07, "val/loss": 0.2, "val/nme": math.nan,
+    "val/recall/ants": 0.5,
+}  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    stream = Terminal()
+    for module in ("pipeline.tasks.progress", "pipeline.terminal"):
+        monkeypatch.setattr(f"{module}.sys", SimpleNamespace(stderr=stream))
+    return stream
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until a test moves it."""
+    clock = SimpleNamespace(now=1000.0)
+    for module in ("pipeline.tasks.progress", "pipeline.terminal"):
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    return clock
+
+
+def shown(terminal):
+    """What was drawn, one drawing a line, without what moves the cursor."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", terminal.getvalue())
+
+
+def loader(samples=320, total=2.0, wait=0.5):
+    stats = LoaderStats(wait_seconds=wait, total_seconds=total, samples=samples)
+    return SimpleNamespace(stats=stats)
+
+
+def batch(step):
+    return SimpleNamespace(request=SimpleNamespace(step=step))
+
+
+def test_a_line_an_epoch_where_there_is_no_terminal(capsys):
+    display = progress.make("auto", loader(), 12)
+    display.on_epoch_start(3, 10, 0)
+    display.on_batch(batch(0))
+    display.on_log(RECORD)
+    display.on_epoch_end(RECORD)
+    display.close()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        "epoch  3 of 12  train/loss 0.1235  val/loss 0.2  val/nme nan  "
+        "1,234 samples/s  7% waiting\n"
+    )
+
+
+def test_none_is_silent(capsys):
+    display = progress.make("none", loader(), 12)
+    display.on_epoch_start(0, 10, 0)
+    display.on_epoch_end(RECORD)
+    display.close()
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("steps", [10, None])
+def test_a_bar_on_a_terminal(terminal, monkeypatch, steps):
+    monkeypatch.setattr(progress.Bar, "_seconds", 0.0)
+    display = progress.make("auto", loader(), 12)
+    assert isinstance(display, progress.Bar)
+    display.on_epoch_start(3, steps, 0)
+    display.on_losses(torch.tensor([0.1235]))
+    display.on_batch(batch(3))
+    assert f"4/{steps or '?'}" in shown(terminal)
+    assert "epoch  3 of 12" in shown(terminal)
+    assert "loss 0.1235  160 samples/s  25% waiting" in shown(terminal)
+    display.on_epoch_end(RECORD)
+    assert "val/loss 0.2" in terminal.getvalue()
+    display.close()
+
+
+def test_the_bar_is_not_drawn_at_every_batch(terminal):
+    display = progress.Bar(loader(), 12)
+    display.on_epoch_start(0, 1000, 0)
+    for step in range(1000):
+        display.on_batch(batch(step))
+    assert terminal.getvalue().count("epoch") < 50
+    display.close()
+
+
+def test_closing_in_the_middle_gives_the_cursor_back(terminal):
+    display = progress.Bar(loader(), 12)
+    display.on_epoch_start(0, 10, 0)
+    display.close()
+    display.close()
+    assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l")
+
+
+def test_the_bar_shows_the_loss_of_the_last_batch_and_the_time_left(terminal, monkeypatch, clock):
+    display = progress.make("auto", loader(), 12)
+    display.on_epoch_start(0, 100, 20)
+    clock.now += 10.0
+    display.on_losses(torch.tensor([0.5, 1.5]))
+    display.on_batch(batch(39))
+    assert "40/100" in shown(terminal)
+    assert "loss 1  160 samples/s  25% waiting  30 s left" in shown(terminal)
+    display.close()
+
+
+def test_validation_has_a_bar_of_its_own(terminal, clock):
+    display = progress.make("auto", loader(), 12)
+    display.on_epoch_start(0, 100, 0)
+    display.on_validation(0, 8)
+    clock.now += 1.0
+    display.on_validation(2, 8)
+    display.on_epoch_end(RECORD)
+    display.on_validation(0, 8)  # of the baseline
+    clock.now += 1.0
+    display.on_validation(4, 8)
+    drawn = shown(terminal)
+    assert "epoch  0 of 12, validation" in drawn
+    assert "2/8 3 s left" in drawn
+    assert "measuring" in drawn
+    assert "4/8 1 s left" in drawn
+    display.close()
+
+
+def test_a_log_file_has_a_line_a_minute(capsys, clock):
+    display = progress.make("auto", loader(), 12)
+    display.on_epoch_start(3, 1000, 0)
+    for step in range(1000):
+        clock.now += 0.2  # 200 s
+        display.on_losses(torch.tensor([0.25]))
+        display.on_batch(batch(step))
+    display.on_validation(0, 600)
+    for step in range(600):
+        clock.now += 0.2  # 120 s
+        display.on_validation(step + 1, 600)
+    display.on_epoch_end(RECORD)
+    display.close()
+    err = capsys.readouterr().err
+    assert "\x1b" not in err
+    assert "\r" not in err
+    lines = [re.sub(r"\d+/", "N/", line) for line in err.splitlines()]
+    assert len(lines) == 3 + 2 + 1, "and none for every batch"
+    assert re.match(r"epoch  3 of 12  N/1000  loss 0.25  160 samples.s  25% waiting  2 min left",
+                    lines[0])  # fmt: skip
+    assert lines[3].startswith("epoch  3 of 12, validation  N/600  1 min left")
+
+
+def test_an_epoch_of_seconds_has_one_line(capsys, clock):
+    display = progress.make("plain", loader(), 1)
+    display.on_epoch_start(0, 1000, 0)
+    for step in range(1000):
+        clock.now += 0.01
+        display.on_batch(batch(step))
+    display.on_epoch_end(RECORD)
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["plain", "rich"])
+def test_that_it_compiles_and_has_compiled_is_said(kind, terminal, clock):
+    display = progress.make(kind, loader(), 2, compiles=True)
+    for epoch in range(2):
+        display.on_epoch_start(epoch, 10, 0)
+        clock.now += 90.0
+        display.on_batch(batch(0))
+        display.on_batch(batch(1))
+        display.on_validation(0, 8)
+        clock.now += 30.0
+        display.on_validation(1, 8)
+        display.on_epoch_end(RECORD)
+    display.on_validation(0, 8)  # of the baseline, which is not compiled
+    display.close()
+    lines = [line for line in shown(terminal).splitlines() if "compil" in line]
+    assert [line[line.index("compil") :].strip() for line in lines] == [
+        "compiling the model for training, before its first batch; this can take minutes "
+        "(trainer.compile=true)",
+        "compiled for training in 90 s",
+        "compiling the model for validation, before its first batch; this can take minutes "
+        "(trainer.compile=true)",
+        "compiled for validation in 30 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "seconds", "text"),
+    [
+        (0, 10, 5.0, ""), (3, None, 5.0, ""), (5, 10, 5.0, "5 s left"), (10, 10, 5.0, "0 s left"),
+        (1, 2, 90.0, "2 min left"), (1, 100, 60.0, "1 h 39 min left"),
+    ],
+)  # fmt: skip
+def test_time_left(done, total, seconds, text):
+    assert left(done, total, seconds) == text
+
+
+def test_what_is_gone_through_has_a_bar_on_a_terminal_only(terminal, clock, capsys):
+    assert list(watched(ticking(range(30), clock), 30, "drawing faces")) == list(range(30))
+    assert re.search(r"drawing faces .* 10/30 22 s left", shown(terminal))
+    terminal.isatty = lambda: False
+    terminal.truncate(0)
+    assert list(watched(range(30), 30, "drawing faces")) == list(range(30))
+    assert terminal.getvalue() == ""
+
+
+def ticking(items, clock):
+    for item in items:
+        clock.now += 1.0
+        yield item

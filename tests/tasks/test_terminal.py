@@ -1,0 +1,193 @@
+"""What is printed does nothing to a terminal, wherever its text comes from."""
+
+import ast
+import io
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from pipeline import command, tasks, terminal
+from pipeline.errors import DataError
+from tests.program import ROOT, run
+
+HOSTILE = "a\x1b]0;owned\x07\x9b2J\r\x08\x7f\u202eb"
+SHOWN = r"a\x1b]0;owned\x07\x9b2J\x0d\x08\x7f\u202eb"
+HARMFUL = {
+    *map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0)), *map(chr, range(0x202A, 0x202F)),
+    *map(chr, range(0x2066, 0x206A)),
+} - {"\t", "\n"}  # fmt: skip
+
+
+def assert_harmless(*texts):
+    for text in texts:
+        assert not HARMFUL & set(text), repr(text)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_nothing_harmful_is_left_and_all_else_is(text):
+    shown = terminal.printable(text)
+    assert_harmless(shown)
+    shown.encode()
+    assert terminal.printable(shown) == shown
+    if text.isascii() and text.isprintable():
+        assert shown == text
+    line = terminal.one_line(text)
+    assert_harmless(line)
+    assert not {"\n", "\t"} & set(line)
+
+
+def test_how_characters_are_shown():
+    assert terminal.printable(HOSTILE) == SHOWN
+    assert terminal.printable("ä 漢 \t\n🙂") == "ä 漢 \t\n🙂"
+    assert terminal.printable(os.fsdecode(b"x\xff\xc3")) == r"x\xff\xc3"
+    assert terminal.printable("\ud800\U000e0041") == r"\ud800\U000e0041"
+    assert terminal.one_line("a\nb\tc") == r"a\nb\tc"
+
+
+def sources():
+    for folder in ("pipeline", "datasets"):
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", [*sources()], ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_everything_is_printed_by_one_module(path):
+    if path.name == "terminal.py":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        assert called not in {
+            "print", "Console", "rich.print", "sys.stderr.write", "sys.stdout.write",
+            "traceback.print_exc", "traceback.print_exception", "logging.StreamHandler",
+        }, f"line {node.lineno}: {called}"  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_no_text_is_too_strange_for_an_encoding(encoding, monkeypatch):
+    for name, function in (("stdout", terminal.put), ("stderr", terminal.say)):
+        raw = io.BytesIO()
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, encoding))
+        function("é漢", os.fsdecode(b"\xff"), HOSTILE)
+        getattr(sys, name).flush()
+        assert raw.getvalue().decode(encoding).endswith(rf"\xff {SHOWN}" + "\n")
+
+
+def test_a_console_keeps_its_own_colours_and_none_of_its_texts():
+    from rich.table import Table
+
+    stream = io.StringIO()
+    table = Table("head")
+    table.add_row(HOSTILE, style="bold red")
+    terminal.console(stream, force_terminal=True, width=100, color_system="standard").print(table)
+    shown = stream.getvalue()
+    assert "\x1b[1;31m" in shown
+    assert_harmless(shown.replace("\x1b[", "["))
+    assert r"a\x1b]0;" in shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[f"sampler={HOSTILE}"], [f"seed={HOSTILE}"], [f"'{HOSTILE}'=1"], [f"+dataset.{HOSTILE}=1"],
+     [f"dataset.reader='{HOSTILE}'"], [f"dataset._target_='{HOSTILE}'"], [f"--{HOSTILE}"],
+     ["--trust", HOSTILE], ["--config-dir", HOSTILE], [f"resume='{HOSTILE}'"],
+     ["task=verify", f"runs=['{HOSTILE}',b]"],
+     [f"dataset.root='{HOSTILE}'", "dataset=image_folder"],
+     ["--cfg", "job", f"run_dir='{HOSTILE}'"], ["--cfg", "job", "-p", HOSTILE],
+     ["--info", "config", f"run_dir='{HOSTILE}'"], ["--help", f"run_dir='{HOSTILE}'"]],
+)  # fmt: skip
+def test_a_command_line_of_a_stranger(words, here, capsys):
+    outcome = run(capsys, *words)
+    assert outcome.out + outcome.err
+    assert_harmless(outcome.out, outcome.err)
+
+
+def test_files_of_a_stranger(here, capsys, monkeypatch):
+    root = here / "pictures"
+    for split in ("train", "val"):
+        for name in (HOSTILE.replace("/", ""), "good"):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(folder / "ok.png")
+            (folder / f"{HOSTILE}\n.jpg").write_bytes(b"no picture")
+    undecodable = os.fsencode(root / "train/good") + b"/\xff\xfe.jpg"
+    Path(os.fsdecode(undecodable)).write_bytes(b"no picture")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    data = [
+        "dataset=image_folder",
+        f"dataset.root={root}",
+        "loader=debug",
+        "trainer.progress=plain",
+    ]
+    for words, code in (["task=check"], 3), (["task=digest"], 3), (["task=replay"], 3):
+        capsys.readouterr()
+        assert command.main([*data, *words]) == code
+        assert_harmless(capsys.readouterr().err)
+    sys.stdout.flush()
+    shown = sys.stdout.buffer.getvalue().decode()
+    assert_harmless(shown)
+    assert r"\xff\xfe.jpg" in shown
+    assert rf"{SHOWN}\n.jpg" in shown.replace("\\\\", "\\")
+
+
+def test_tables_of_a_stranger(here, capsys):
+    (here / "t").mkdir()
+    rows = [f"{HOSTILE} {row},{'xy'[row % 2]}{HOSTILE}" for row in range(12)]
+    (here / "t/a.csv").write_text(
+        f"text,{HOSTILE}\n" + "\n".join(rows).replace("\r", ""), newline=""
+    )
+    words = ["dataset=delimited_text", "dataset.root=t/a.csv", "loader=debug"]
+    for more in ([], ["task=check"], ["task=replay"]):
+        outcome = run(capsys, *words, *more)
+        assert outcome.out + outcome.err
+        assert_harmless(outcome.out, outcome.err)
+
+
+def test_sweeps_and_errors_of_a_stranger(here, capsys, monkeypatch):
+    def fails(config):
+        logging.getLogger("pipeline.datasets.x").warning("read %s", HOSTILE)
+        logging.getLogger("elsewhere").warning("read %s", HOSTILE)
+        raise (DataError if config.seed == 1 else RuntimeError)(HOSTILE)
+
+    monkeypatch.setattr(tasks, "load", lambda name: fails)
+    words = ["seed=1,2", f"cache_dir='{HOSTILE}','b'", "hydra.sweep.dir=s"]
+    outcome = run(capsys, "-m", *words)
+    assert outcome.code
+    assert_harmless(outcome.out, outcome.err)
+    assert "owned" in outcome.out
+    assert outcome.err.count("read a") == 4
+    assert SHOWN in outcome.err
+    assert_harmless(run(capsys, "seed=1").err, run(capsys, "seed=2").err)
+
+
+def test_a_program_without_utf8_prints_names_that_cannot_be_decoded(here):
+    code = ("from pipeline.terminal import put, say; import os; "
+            r"x = os.fsdecode(b'\xff') + chr(0x6f22) + chr(27); put(x); say(x)")  # fmt: skip
+    env = {"PYTHONPATH": str(ROOT), "LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0",
+           "PYTHONCOERCECLOCALE": "0", "PATH": os.environ["PATH"]}  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, check=True)
+    assert done.stdout == done.stderr == rb"\xff\u6f22\x1b" + b"\n"
+
+
+def test_what_other_libraries_say_is_harmless(capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    with terminal.harmless_libraries():
+        logging.getLogger("elsewhere").warning("read %s", HOSTILE)
+        shown = warnings.formatwarning(HOSTILE, UserWarning, "x.py", 1)
+    assert capsys.readouterr().err == f"read {SHOWN}\n"
+    assert SHOWN in shown
+    assert SHOWN not in warnings.formatwarning(HOSTILE, UserWarning, "x.py", 1)

@@ -1,0 +1,77 @@
+"""`task=validate`: saved weights on a split."""
+
+import pytest
+from torch import nn
+from torchmetrics import MeanSquaredError
+from torchmetrics.classification import MulticlassAccuracy
+
+import pipeline
+from pipeline.errors import PenstockError
+from pipeline.runs import checkpoint
+from pipeline.tasks import validate
+from pipeline.tasks.validate import load_weights, monitored, print_table
+from pipeline.training.objective import Regression
+from tests.program import run
+
+QUICK = ["loader=debug", "trainer=quick", "trainer.max_steps=3", "tracker=none",
+         "trainer.pictures=false"]  # fmt: skip
+
+
+def test_it_measures_what_fit_measured(faces, capsys):
+    fitted = run(capsys, *faces, *QUICK, "run_dir=run")
+    assert fitted.code == 0, fitted.err
+    for given in ("run", "run/checkpoints", "run/checkpoints/best.safetensors"):
+        done = run(capsys, *faces, *QUICK, "task=validate", f"checkpoint={given}", "run_dir=other")
+        assert done.code == 0, done.err
+        row = next(line.split() for line in fitted.out.splitlines() if line.startswith("nme "))
+        assert f"{row[1]} " in next(
+            line for line in done.out.splitlines() if line.startswith("nme ")
+        )
+        assert "mean face" in done.out
+        assert done.out.endswith("checkpoint   run/checkpoints/best.safetensors\n")
+
+
+def test_it_returns_the_monitored_metric_and_writes_nothing(faces, capsys, tmp_path):
+    assert run(capsys, *faces, *QUICK, "run_dir=run").code == 0
+    before = set(tmp_path.rglob("*"))
+    overrides = [*faces, *QUICK, "task=validate", "checkpoint=run"]
+    value = validate.run(pipeline.compose(*overrides, "trainer.baseline=false"))
+    saved = checkpoint.load(checkpoint.find(tmp_path / "run"))["metrics"]
+    assert value == saved["nme"]
+    loss = validate.run(pipeline.compose(*overrides, "trainer.monitor=val/loss"))
+    assert loss == saved["loss"]
+    on_train = validate.run(pipeline.compose(*overrides, "split=train"))
+    assert on_train != value
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_wrong_checkpoints_are_refused(faces, capsys, tmp_path):
+    done = run(capsys, *faces, *QUICK, "task=validate", "checkpoint=nowhere")
+    assert done.code == 2
+    assert "nowhere: there is no checkpoint in it" in done.err
+    checkpoint.save(tmp_path / "other", {"model": nn.Linear(2, 3).state_dict()})
+    with pytest.raises(PenstockError, match=r"does not fit the model.*overrides of its run"):
+        load_weights(nn.Linear(3, 2), tmp_path / "other")
+    checkpoint.save(tmp_path / "none", {"x": 1})
+    with pytest.raises(PenstockError, match="does not fit the model"):
+        load_weights(nn.Linear(3, 2), tmp_path / "none")
+
+
+def objective(**metrics):
+    return Regression(nn.MSELoss(reduction="none"), metrics, ["x"], "y")
+
+
+def test_what_is_best_goes_by_the_first_metric_and_its_direction():
+    config = pipeline.compose("loader=debug")
+    first = objective(accuracy=MulticlassAccuracy(3), mse=MeanSquaredError())
+    assert monitored(config, first) == ("accuracy", "max")
+    assert monitored(config, objective(mse=MeanSquaredError())) == ("mse", "min")
+    assert monitored(config, objective()) == ("loss", "min")
+    named = pipeline.compose("loader=debug", "trainer.monitor=val/nme")
+    assert monitored(named, first) == ("nme", "min")
+
+
+def test_the_table_has_a_row_a_metric(capsys):
+    print_table({"val": {"loss": 0.25, "tiny": 1.5e-7}, "mean face": {"loss": 1.0}}, "loss")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["val", "mean", "face"], ["loss", "0.2500", "1.0000"], ["tiny", "1.5e-07"]]

@@ -1,0 +1,215 @@
+"""What an installation writes, and that `penstock` then does all that `python run.py` does."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from email import message_from_string
+
+import pytest
+
+import pipeline
+from pipeline import command, program
+from tests.program import ROOT, SHARED
+
+BUILD = "import sys, setuptools.build_meta as backend; getattr(backend, sys.argv[1])(sys.argv[2])"
+SMALL = ["dataset.count=40", "dataset.size=48", "batch.size=8"]
+
+
+def tracked(*patterns):
+    """Files of the checkout, also such as are not committed yet."""
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *patterns]
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [name for name in listed.split("\0") if name and os.path.lexists(ROOT / name)]
+
+
+def build(kind, source, out, native="0"):
+    """The file that `build_wheel` or `build_sdist` makes."""
+    out.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, kind, str(out)], cwd=source, capture_output=True, text=True,
+        env={**os.environ, "PENSTOCK_NATIVE": native}, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    (built,) = out.iterdir()
+    return built
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory):
+    """A checkout without what earlier builds left in it."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in tracked(
+        "pipeline", "datasets", "conf", "*.toml", "*.py", "*.in", "*.md", "LICENSE"
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(source, tmp_path_factory):
+    return build("build_wheel", source, tmp_path_factory.mktemp("built") / "wheel")
+
+
+@pytest.fixture(scope="session")
+def installed(wheel, tmp_path_factory):
+    """A folder with what the wheel writes into site-packages."""
+    folder = tmp_path_factory.mktemp("site packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def start(installed, folder, *words):
+    """`penstock *words` as an installation's script starts it, from a folder."""
+    script = folder.parent / "penstock"
+    script.write_text("import sys\nfrom pipeline.console import main\n"
+                      "if __name__ == '__main__':\n    sys.exit(main())\n")  # fmt: skip
+    return subprocess.run(
+        [sys.executable, str(script), *map(str, words)], cwd=folder, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(installed)}, timeout=300, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def empty(tmp_path):
+    folder = tmp_path / "an empty folder"
+    folder.mkdir()
+    return folder
+
+
+def test_a_wheel_writes_nothing_but_pipeline(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (notes,) = {name.split("/")[0] for name in names if name.split("/")[0] != "pipeline"}
+        facts = message_from_string(archive.read(f"{notes}/METADATA").decode())
+        commands = archive.read(f"{notes}/entry_points.txt").decode()
+    assert notes == f"penstock_loader-{pipeline.__version__}.dist-info"
+    assert facts["Name"] == "penstock-loader"
+    assert "penstock = pipeline.console:main" in commands
+    ours = {name for name in names if name.startswith("pipeline/")}
+    assert ours == shipped()
+
+
+def shipped():
+    """The names that a wheel's files have to have: code, configuration, templates, type hints."""
+    kinds = (".py", ".pyi", ".yaml", ".txt", ".csv", ".typed")
+    wanted = {name for name in tracked("pipeline", "datasets", "conf") if name.endswith(kinds)}
+    return {name if name.startswith("pipeline/") else f"pipeline/{name}" for name in wanted}
+
+
+def test_a_source_distribution_has_all_that_a_build_needs(source, tmp_path):
+    with tarfile.open(build("build_sdist", source, tmp_path / "sdist")) as archive:
+        names = {member.name.partition("/")[2] for member in archive.getmembers()}
+        assert not any(member.issym() or member.islnk() for member in archive.getmembers())
+    needed = {*shipped(), "setup.py", "pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md"}
+    needed |= {name for name in tracked("pipeline/native") if name.endswith((".c", ".h"))}
+    assert needed <= names
+    tops = {name.split("/")[0] for name in names}
+    assert not tops & {"datasets", "conf", "tests"}
+
+
+def test_an_installation_runs_from_an_empty_folder(installed, empty):
+    for name in ("conf", "datasets", "pipeline"):  # somebody's own, which nobody asks for
+        (empty / name).mkdir()
+        (empty / name / "__init__.py").write_text("raise SystemExit('not ours')\n")
+    root = f"dataset.root={empty.parent / 'drawn'}"
+    done = start(installed, empty, "task=digest", "steps=2", root, *SMALL, "loader.num_workers=1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("total ")
+
+
+def test_its_help_and_its_hints_say_penstock(installed, empty):
+    done = start(installed, empty, "--help")
+    assert done.returncode == 0, done.stderr
+    assert 'eval "$(penstock -sc install=bash)"' in done.stdout
+    assert "run.py" not in done.stdout
+    missing = start(installed, empty, "--config-path", "nowhere")
+    assert missing.returncode == 2
+    assert f"there is no folder {empty / 'nowhere'}\n" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [("/usr/bin/penstock", "penstock"), (r"C:\Scripts\penstock.exe", "penstock"),
+     ("run.py", "python run.py"), ("/my code/run.py", "python '/my code/run.py'"),
+     (None, "python run.py")],
+)  # fmt: skip
+def test_one_function_says_how_the_program_was_started(script, said, monkeypatch):
+    monkeypatch.setattr(program, "_script", script)
+    assert program.text("-m") == f"{said} -m"
+
+
+def test_what_a_launcher_starts_says_what_its_program_would(monkeypatch):
+    monkeypatch.setattr(program, "_script", "/usr/bin/penstock")
+    for name, value in command._for_jobs().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(program, "_script", None)
+    assert program.text("resume=auto") == "penstock resume=auto"
+
+
+def test_no_message_tells_to_install_another_program():
+    """`penstock` on the package index is somebody else's."""
+    for name in tracked("pipeline", "datasets", "conf", "docs", "*.md", "*.toml"):
+        path = ROOT / name
+        if path.is_file() and path.suffix in (".py", ".yaml", ".md", ".toml", ".txt"):
+            text = path.read_text(encoding="utf-8").replace("penstock-loader", "")
+            assert "install penstock" not in text, name
+            assert "penstock[" not in text, name
+
+
+@pytest.mark.stress
+def test_a_fresh_environment_trains_on_faces_and_on_a_new_project(source, tmp_path):
+    """Built by pip, with the native code, installed by pip; from folders with spaces."""
+    pip = [sys.executable, "-m", "pip"]
+    out = tmp_path / "wheels"
+    offline = ["--no-deps", "--no-index", "--quiet"]
+    subprocess.run(
+        [*pip, "wheel", *offline, "--no-build-isolation", "-w", out, "."], cwd=source, check=True
+    )
+    venv.create(tmp_path / "an environment")
+    bins = tmp_path / "an environment" / "bin"
+    (site,) = (tmp_path / "an environment" / "lib").glob("python*/site-packages")
+    others = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "shared.pth").write_text("\n".join(others) + "\n")  # torch and so on
+    subprocess.run([*pip, "--python", bins / "python", "install", *offline, "--ignore-installed",
+                    *out.iterdir()], check=True)  # fmt: skip
+    written = {path.name for path in site.iterdir()} - {"shared.pth"}
+    assert written == {"pipeline", f"penstock_loader-{pipeline.__version__}.dist-info"}
+
+    work = tmp_path / "a folder with spaces"
+    work.mkdir()
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    environment["PATH"] = f"{bins}{os.pathsep}{environment['PATH']}"
+
+    def penstock(*words, folder=work, program="penstock"):
+        done = subprocess.run(
+            [bins / program, *words], cwd=folder, env=environment, capture_output=True, text=True,
+            timeout=600, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, (words, done.stderr)
+        return done
+
+    quick = ["trainer.max_steps=2", "run_dir=outputs/first"]
+    penstock(*quick, *SMALL, "loader=fast", "sampler=random", f"dataset.root={tmp_path / 'drawn'}")
+    penstock("-m", "hydra/launcher=joblib", "seed=1,2", "task=digest", "steps=1", *SMALL,
+             f"dataset.root={tmp_path / 'drawn'}")  # fmt: skip
+    if (SHARED / "faces").is_dir():
+        faces = ["dataset=face_landmarks", f"dataset.root='{SHARED / 'faces'}'"]
+        assert "nme" in penstock(*faces, "trainer.max_steps=2").stdout
+    script = 'eval "$(penstock -sc install=bash)"; complete -p penstock'
+    done = subprocess.run(["bash", "-c", script], env=environment, cwd=work, capture_output=True,
+                          text=True, check=True)  # fmt: skip
+    assert "hydra_bash_completion" in done.stdout
+
+    penstock("init", "my birds")
+    project = work / "my birds"
+    done = penstock("dataset=my_birds", "trainer=quick", "distributed=ddp", "distributed.nproc=2",
+                    "run_dir=outputs/first", folder=project)  # fmt: skip
+    said = "trusting my_birds and reading conf/, as pyproject.toml says\n"
+    assert done.stderr.count(said) == 1
+    penstock("-m", "pytest", "-q", "-p", "no:cacheprovider", folder=project, program="python")

@@ -1,0 +1,103 @@
+import math
+
+import pytest
+import torch
+
+from pipeline.training.metrics import NormalizedMeanError
+
+
+def faces(count=3, landmarks=68):
+    torch.manual_seed(0)
+    target = torch.rand(count, landmarks, 2) * 50
+    if landmarks == 68:
+        target[:, 36] = torch.tensor([10.0, 20.0])
+        target[:, 45] = torch.tensor([40.0, 60.0])  # 50 pixels from each other
+    return target
+
+
+def result(predicted, target, **options):
+    metric = NormalizedMeanError(**options)
+    metric.update(predicted, target)
+    return metric.compute().item()
+
+
+def test_by_the_distance_of_the_eye_corners():
+    target = faces()
+    assert result(target + torch.tensor([3.0, 4.0]), target) == pytest.approx(5 / 50)
+    assert result(target, target) == 0
+
+
+def test_other_numbers_of_landmarks_go_by_the_box():
+    target = torch.tensor([[[0.0, 0.0], [30.0, 0.0], [30.0, 40.0]]])
+    assert result(target + torch.tensor([0.0, 5.0]), target) == pytest.approx(5 / 50)
+    target = faces()
+    box = (target.amax(1) - target.amin(1)).norm(dim=-1)
+    expected = (5 / box).mean().item()
+    assert result(target + torch.tensor([3.0, 4.0]), target, normalize="box") == pytest.approx(
+        expected
+    )
+
+
+def test_batches_do_not_matter():
+    target = faces(7)
+    predicted = target + torch.randn_like(target)
+    metric = NormalizedMeanError()
+    for rows in (slice(0, 1), slice(1, 5), slice(5, 7)):
+        metric.update(predicted[rows], target[rows])
+    assert metric.compute().item() == pytest.approx(result(predicted, target), rel=1e-14)
+
+
+def test_without_a_face_there_is_no_error():
+    target = faces(1)
+    target[0, 36] = target[0, 45]
+    assert math.isnan(result(target, target))
+
+
+def test_sums_are_float64_and_stay_so():
+    metric = NormalizedMeanError().to("cpu").half()
+    metric.update(faces(), faces())
+    assert metric.total.dtype == torch.float64
+    assert metric.compute().dtype == torch.float64
+
+
+def test_missing_landmarks_are_left_out():
+    target = faces()
+    predicted = target + torch.tensor([3.0, 4.0])
+    target[0, :30] = torch.nan
+    target[1, 50, 1] = torch.nan
+    assert result(predicted, target) == pytest.approx(5 / 50)
+    box = torch.tensor([[[0.0, 0.0], [30.0, 40.0], [torch.nan, 0.0]]])
+    assert result(torch.tensor([[[5.0, 0.0], [30.0, 45.0], [9.0, 9.0]]]), box) == pytest.approx(0.1)
+
+
+def test_faces_without_a_size_are_skipped_and_counted():
+    target = faces(3)
+    target[0, 36] = target[0, 45]
+    target[1, 36] = torch.nan
+    metric = NormalizedMeanError()
+    metric.update(target + torch.tensor([3.0, 4.0]), target)
+    assert metric.compute().item() == pytest.approx(5 / 50)
+    assert metric.skipped == 2
+
+
+def test_a_prediction_of_nan_is_an_error():
+    target = faces()
+    predicted = target.clone()
+    predicted[0, 0, 0] = torch.nan
+    assert math.isnan(result(predicted, target))
+
+
+def test_ranks_are_summed():
+    target, parts = faces(4), [NormalizedMeanError(), NormalizedMeanError()]
+    predicted = target + torch.randn_like(target)
+    parts[0].update(predicted[:1], target[:1])
+    parts[1].update(predicted[1:], target[1:])
+    parts[0].merge_state(parts[1])
+    assert parts[0].compute().item() == pytest.approx(result(predicted, target))
+
+
+def test_wrong_shapes_and_options_are_refused():
+    with pytest.raises(ValueError, match=r"two tensors \[B, L, 2\], got \[3, 68, 2\] and \[3, 136"):
+        NormalizedMeanError().update(faces(), faces().flatten(1))
+    with pytest.raises(ValueError, match="not one of auto, eyes, box"):
+        NormalizedMeanError(normalize="nose")

@@ -1,0 +1,117 @@
+import pytest
+import torch
+from torch import nn
+from torchvision import models as torchvision_models
+
+from pipeline.errors import ConfigError
+from pipeline.training.models import (
+    LandmarkNet,
+    SequenceNet,
+    SmallConvNet,
+    _centres,
+    torchvision_model,
+)
+
+
+def test_centres_are_positions_of_cells():
+    maps = torch.full((1, 2, 4, 8), -50.0)
+    maps[0, 0, 1, 6] = 50.0  # row 1 of 4, column 6 of 8
+    maps[0, 1] = 0.0  # flat: the middle
+    expected = torch.tensor([[[13 / 8 - 1, 3 / 4 - 1], [0.0, 0.0]]])
+    torch.testing.assert_close(_centres(maps), expected)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (64, 96), (50, 70)])
+def test_landmark_net_takes_any_size(size):
+    net = LandmarkNet(5, width=4)
+    assert net(torch.randn(2, 3, *size)).shape == (2, 10)
+
+
+def test_landmark_net_gives_float32_under_autocast():
+    net = LandmarkNet(5, width=4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert net(torch.randn(2, 3, 32, 32)).dtype == torch.float32
+
+
+def test_landmark_net_finds_a_dot():
+    torch.manual_seed(0)
+    images, targets = [], []
+    for _ in range(64):
+        x, y = torch.randint(4, 28, (2,)).tolist()
+        image = torch.zeros(3, 32, 32)
+        image[:, y - 2 : y + 3, x - 2 : x + 3] = 1
+        images.append(image)
+        targets.append([(x + 0.5) / 16 - 1, (y + 0.5) / 16 - 1])
+    image, target = torch.stack(images), torch.tensor(targets)
+    net = LandmarkNet(1, width=4)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(40):
+        loss = (net(image) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.1 * target.var().item()
+
+
+def test_small_conv_net():
+    net = SmallConvNet(7, width=4, dropout=0.5, channels=1).eval()
+    assert net(torch.randn(2, 1, 40, 20)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_sequence_net_ignores_padding_and_order(bidirectional):
+    torch.manual_seed(0)
+    net = SequenceNet(3, 2, hidden=4, layers=2, bidirectional=bidirectional, dropout=0.5).eval()
+    sequence = torch.randn(3, 6, 3)
+    lengths = torch.tensor([2, 6, 4])
+    expected = torch.cat([net(sequence[i : i + 1, :n], lengths[i : i + 1]) for i, n in
+                          enumerate(lengths.tolist())])  # fmt: skip
+    sequence[0, 2:] = torch.nan
+    torch.testing.assert_close(net(sequence, lengths), expected)
+    order = torch.tensor([2, 0, 1])
+    torch.testing.assert_close(net(sequence[order], lengths[order]), expected[order])
+
+
+def test_torchvision_models_by_name():
+    net = torchvision_model("mobilenet_v3_small", num_outputs=5)
+    assert net.eval()(torch.randn(1, 3, 64, 64)).shape == (1, 5)
+
+
+def test_auxiliary_outputs_are_left_out():
+    net = torchvision_model("googlenet", num_outputs=5).train()
+    assert net(torch.randn(2, 3, 32, 32)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1"])
+def test_weights_stay_but_for_the_last_layer(name, monkeypatch):
+    whole = torchvision_models.get_model(name, weights=None)
+    state = whole.state_dict()
+    weights = torchvision_models.get_model_weights(name)
+    monkeypatch.setattr(weights, "get_state_dict", lambda *_, **__: state)
+    net = torchvision_model(name, 4, "DEFAULT")
+    after = net.state_dict()
+    kept = [k for k in state if after[k].shape == state[k].shape and after[k].equal(state[k])]
+    changed = set(state) - set(kept)
+    assert {key.rpartition(".")[0] for key in changed} == (
+        {"fc"} if name == "resnet18" else {"classifier.1"}
+    )
+    assert net.eval()(torch.randn(1, 3, 64, 64)).shape == (1, 4)
+
+
+def test_every_classifier_ends_in_a_layer_that_can_be_replaced():
+    last = (nn.Linear, nn.Conv2d)
+    for name in ("alexnet", "densenet121", "efficientnet_b0", "vit_b_16", "swin_t", "convnext_tiny",
+                 "maxvit_t", "mnasnet0_5", "shufflenet_v2_x0_5", "vgg11"):  # fmt: skip
+        with torch.device("meta"):
+            net = torchvision_models.get_model(name)
+        head = [module for module in net.modules() if isinstance(module, last)][-1]
+        assert getattr(head, "out_features", None) == 1000, name
+
+
+def test_unknown_names_are_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"model.name: 'resnet8' is no .*did you mean resnet"):
+        torchvision_model("resnet8", 2)
+    with pytest.raises(ConfigError, match="no torchvision classifier"):
+        torchvision_model("fasterrcnn_resnet50_fpn", 2)
+    with pytest.raises(ConfigError, match=r"model.weights: resnet18 has no .*IMAGENET1K_V1"):
+        torchvision_model("resnet18", 2, "IMAGENET1K_V9")

@@ -1,0 +1,226 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchmetrics import MeanMetric, MeanSquaredError
+from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
+
+from pipeline.errors import ConfigError
+from pipeline.loading.batch import Batch
+from pipeline.order.plan import Request
+from pipeline.training.metrics import NormalizedMeanError
+from pipeline.training.objective import Classification, Constant, LandmarkRegression, Regression
+
+
+def batch(fields, valid=None):
+    """A batch whose rows from `valid` on are padding."""
+    count = len(next(iter(fields.values())))
+    rows = np.arange(count)
+    request = Request(0, 0, rows, rows, count if valid is None else valid)
+    return Batch(fields, request, rows)
+
+
+def landmarks(**options):
+    loss = nn.L1Loss(reduction="none")
+    metrics = {"nme": NormalizedMeanError()}
+    return LandmarkRegression(loss, metrics, ["image"], "landmarks", **options)
+
+
+def classification(inputs=("x",)):
+    metrics = {
+        "accuracy": MulticlassAccuracy(3, average="micro"),
+        "recall": MulticlassRecall(3, average="none"),
+    }
+    loss = nn.CrossEntropyLoss(reduction="none")
+    return Classification(loss, metrics, list(inputs), "label", 3, ["ant", "bee", "fly"])
+
+
+def faces(count=4, height=20, width=40):
+    torch.manual_seed(0)
+    points = torch.rand(count, 5, 2) * torch.tensor([width, height])
+    return batch({"image": torch.rand(count, 3, height, width), "landmarks": points})
+
+
+def test_landmarks_go_from_edge_to_edge():
+    objective, data = landmarks(), faces(1)
+    data["landmarks"] = torch.tensor([[[0.0, 0.0], [40.0, 20.0], [20.0, 5.0]]])
+    right = torch.tensor([-1.0, -1.0, 1.0, 1.0, 0.0, -0.5])
+    losses, outputs = objective(Constant(right), data)
+    assert losses.tolist() == [0.0]
+    torch.testing.assert_close(objective.predictions(outputs, data), data["landmarks"])
+
+
+def test_a_loss_is_the_mean_over_a_sample():
+    objective, data = landmarks(), faces(3)
+    losses, _ = objective(Constant(torch.zeros(10)), data)
+    size = torch.tensor([40.0, 20.0])
+    expected = (data["landmarks"] / size * 2 - 1).abs().flatten(1).mean(1)
+    torch.testing.assert_close(losses, expected)
+
+
+def test_the_constant_is_the_mean_face_in_every_image_size():
+    objective = landmarks()
+    small = faces(4)
+    large = batch({"image": torch.rand(2, 3, 80, 160), "landmarks": faces(2)["landmarks"] * 4})
+    constant = objective.constant([small, large])
+    points = torch.cat([small["landmarks"], faces(2)["landmarks"]])
+    expected = (points.mean(0) / torch.tensor([40.0, 20.0]) * 2 - 1).flatten()
+    torch.testing.assert_close(constant, expected)
+    assert constant.dtype == torch.float32
+
+
+def test_padding_counts_nowhere():
+    for objective, data in ((landmarks(), faces(4)), (classification(), classes())):
+        model = Constant(torch.rand(10 if objective.target == "landmarks" else 3))
+        padded = batch({k: torch.cat([v, v[:1].flip(-1)]) for k, v in data.items()}, valid=len(
+            next(iter(data.values()))))  # fmt: skip
+        plain_losses, outputs = objective(model, data)
+        objective.update(outputs, data)
+        plain = objective.compute()
+        objective.reset()
+        losses, outputs = objective(model, padded)
+        objective.update(outputs, padded)
+        assert torch.equal(losses, plain_losses)
+        assert len(outputs) == len(losses) + 1
+        assert objective.compute() == plain
+        assert torch.equal(objective.constant([padded]), objective.constant([data]))
+
+
+def classes():
+    torch.manual_seed(0)
+    return batch({"x": torch.randn(6, 2), "label": torch.tensor([0, 0, 0, 1, 1, 2])})
+
+
+def test_classification_names_the_classes():
+    objective, data = classification(), classes()
+    _, outputs = objective(Constant(torch.tensor([0.0, 1.0, 0.5])), data)
+    objective.update(outputs, data)
+    expected = {"accuracy": 2 / 6, "recall/ant": 0.0, "recall/bee": 1.0, "recall/fly": 0.0}
+    assert objective.compute() == pytest.approx(expected)
+
+
+def test_confused_classes_are_counted_without_padding():
+    objective, data = classification(), classes()
+    padded = batch({name: torch.cat([rows, rows]) for name, rows in data.items()}, valid=6)
+    for one in (data, padded):
+        objective.update(torch.eye(3)[[0, 1, 2, 1, 1, 0] * (len(one["label"]) // 6)], one)
+    objective.compute()
+    assert objective.confusion.tolist() == [[2, 2, 2], [0, 4, 0], [2, 0, 0]]
+    objective.reset()
+    objective.update(torch.eye(3)[[0] * 6], data)
+    objective.compute()
+    assert objective.confusion.tolist() == [[3, 0, 0], [2, 0, 0], [1, 0, 0]]
+
+
+def test_the_constant_of_classes_is_the_best_one():
+    objective, data = classification(), classes()
+    constant = objective.constant([data])
+    torch.testing.assert_close(constant.softmax(-1), torch.tensor([3 / 6, 2 / 6, 1 / 6]))
+    best = objective(Constant(constant), data)[0].mean()
+    for _ in range(20):
+        other = objective(Constant(constant + 0.1 * torch.randn(3)), data)[0].mean()
+        assert best <= other
+
+
+def test_a_class_that_never_occurs_has_a_finite_loss():
+    objective = classification()
+    constant = objective.constant([batch({"x": torch.rand(2, 1), "label": torch.tensor([0, 1])})])
+    unseen = batch({"x": torch.rand(1, 1), "label": torch.tensor([2])})
+    assert math.isfinite(objective(Constant(constant), unseen)[0].item())
+
+
+def test_several_inputs_come_in_order():
+    class Join(nn.Module):
+        def forward(self, a, b):
+            return torch.cat([a, b, b - a], dim=1)
+
+    data = batch({"b": torch.ones(1, 1), "a": torch.zeros(1, 1), "label": torch.tensor([0])})
+    _, outputs = classification(inputs=("a", "b"))(Join(), data)
+    assert outputs.tolist() == [[0.0, 1.0, 1.0]]
+
+
+def test_regression_refuses_what_would_broadcast():
+    objective = Regression(nn.MSELoss(reduction="none"), {"mse": MeanSquaredError()}, ["x"], "y")
+    data = batch({"x": torch.rand(4, 1), "y": torch.arange(4.0)})
+    losses, outputs = objective(Constant(torch.tensor([2.0])), data)
+    assert losses.tolist() == [4.0, 1.0, 0.0, 1.0]
+    objective.update(outputs, data)
+    assert objective.compute() == {"mse": 1.5}
+    assert objective.constant([data]).tolist() == [1.5]
+    with pytest.raises(ConfigError, match="gives 2 numbers a sample, but 'y' has 1"):
+        objective(Constant(torch.zeros(2)), data)
+
+
+def test_losses_are_float32_under_autocast():
+    objective, data = classification(), classes()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses, outputs = objective(nn.Linear(2, 3), data)
+    assert (losses.dtype, outputs.dtype) == (torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), lambda found, true: ((found - true) ** 2).mean()])
+def test_one_loss_for_a_batch_stands_for_each_of_its_samples(loss):
+    data = batch({"x": torch.rand(4, 1), "y": torch.arange(4.0)})
+    objective = Regression(loss, {}, ["x"], "y").to("cpu")
+    losses, _ = objective(Constant(torch.tensor([2.0])), data)
+    assert losses.tolist() == [1.5] * 4
+
+
+def test_a_loss_of_one_number_sees_no_padding():
+    model = nn.Linear(2, 3)
+    data = classes()
+    padded = batch({name: torch.cat([rows, rows[:2]]) for name, rows in data.items()}, valid=6)
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 5.0]))
+    objective = Classification(weighted, {}, ["x"], "label", 3)
+    plain, _ = objective(model, data)
+    losses, outputs = objective(model, padded)
+    assert len(outputs) == 8
+    assert torch.equal(losses, plain)
+    assert losses.tolist() == [losses[0].item()] * 6
+    expected = nn.functional.cross_entropy(model(data["x"]), data["label"], weighted.weight)
+    assert losses[0].item() == pytest.approx(expected.item())
+
+
+def test_a_share_of_padding_has_no_loss_and_moves_no_weight():
+    model = nn.Linear(2, 3)
+    objective = Classification(nn.CrossEntropyLoss(), {}, ["x"], "label", 3)
+    data = batch(dict(classes()), valid=0)
+    losses, _ = objective(model, data)
+    assert losses.shape == (0,)
+    losses.backward(torch.zeros(0))
+    assert model.weight.grad.abs().max() == 0
+
+
+def test_what_is_no_loss_or_metric_is_named():
+    with pytest.raises(ConfigError, match=r"objective.loss.reduction: sum .* set mean, or none"):
+        Regression(nn.MSELoss(reduction="sum"), {}, ["x"], "y")
+    with pytest.raises(ConfigError, match=r"objective.metrics.mae: makes a L1Loss, which is no"):
+        Regression(nn.MSELoss(), {"mae": nn.L1Loss()}, ["x"], "y")
+    soft = batch({"x": torch.rand(4, 2), "label": torch.rand(4, 3)})
+    objective = Classification(nn.BCEWithLogitsLoss(reduction="none"), {}, ["x"], "label", 3)
+    with pytest.raises(ConfigError, match=r"objective.loss: gives \[4, 3\] for 4 samples"):
+        objective(nn.Linear(2, 3), soft)
+
+
+def test_wrong_outputs_and_fields_are_named():
+    with pytest.raises(ConfigError, match="gives 4 numbers a sample, but 'landmarks' has 10"):
+        landmarks()(Constant(torch.zeros(4)), faces())
+    with pytest.raises(ConfigError, match=r"gives \[4\] a sample; 3 classes"):
+        classification()(Constant(torch.zeros(4)), classes())
+    with pytest.raises(ConfigError, match=r"asks for the field 'image'.*a batch has x, label"):
+        landmarks()(Constant(torch.zeros(4)), classes())
+    ragged = batch({"image": [torch.rand(3, 4, 4)], "landmarks": torch.rand(1, 2, 2)})
+    with pytest.raises(ConfigError, match=r"'image' of a batch is a list.*collate that stacks"):
+        landmarks()(Constant(torch.zeros(4)), ragged)
+
+
+def test_without_a_batch_there_is_no_constant():
+    with pytest.raises(ValueError, match="no batch"):
+        landmarks().constant([])
+
+
+def test_metrics_move_with_the_objective():
+    objective = Regression(nn.L1Loss(reduction="none"), {"m": MeanMetric()}, ["x"], "y")
+    assert objective.to("meta").metrics["m"].device.type == "meta"

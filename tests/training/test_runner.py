@@ -1,0 +1,365 @@
+"""The loop on small, real loaders: what it learns, when it stops, what it saves."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from torchmetrics import MeanSquaredError
+
+from pipeline.distributed.group import Group
+from pipeline.distributed.world import World
+from pipeline.errors import ConfigError, PenstockError
+from pipeline.loading.collate import Stack
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.loader import Loader
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Random, Sequential
+from pipeline.runs import checkpoint
+from pipeline.runs.checkpoint import Checkpoints
+from pipeline.training.objective import Regression
+from pipeline.training.runner import NonFiniteLossError, Observer, fit, train_epoch, validate
+from pipeline.training.train_step import TrainOptions, TrainStep
+
+
+class Line(Dataset):
+    """y = x . (1, 2, 3), and NaN at one row if asked for."""
+
+    def __init__(self, length=22, broken=None):
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(length, 3, generator=generator)
+        self.broken = broken
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        y = self.x[index] @ torch.tensor([1.0, 2.0, 3.0])
+        return {"x": self.x[index], "y": y * math.nan if index == self.broken else y}
+
+
+class Noise:
+    """An augmentation that draws from torch's global generator."""
+
+    def __call__(self, sample):
+        return {**sample, "x": sample["x"] + 0.1 * torch.randn(3)}
+
+
+def loader(dataset=None, size=4, tail="keep", shuffle=False, transform=None, **options):
+    dataset = dataset or Line()
+    order = Random(len(dataset), 0) if shuffle else Sequential(len(dataset))
+    fetch = Fetch(dataset, transform, Stack(), 0)
+    return Loader(Plan(order, size, tail), fetch, LoaderOptions(**options))
+
+
+def objective(reduction="none"):
+    loss = nn.MSELoss(reduction=reduction)
+    return Regression(loss, {"mse": MeanSquaredError()}, ["x"], "y")
+
+
+def network(dropout=0.0):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1))
+
+
+def run(train=None, model=None, lr=0.05, scheduler=None, val=None, observers=(), folder=None,
+        keep=1, seed=0, optimizer=torch.optim.SGD, reduction="none", **options):  # fmt: skip
+    """Fit a small network; returns it and the result."""
+    model = model or network()
+    made = optimizer(model.parameters(), lr=lr)
+    result = fit(
+        model, objective(reduction), made, loader() if train is None else train, val or loader(),
+        TrainOptions(**{"max_epochs": 2, **options}),
+        scheduler=scheduler(made) if scheduler else None,
+        checkpoints=Checkpoints(folder, keep) if folder else None,
+        observers=observers, seed=seed,
+    )  # fmt: skip
+    return model, result
+
+
+def weights(model):
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+class Seen(Observer):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.events, self.records = [], []
+
+    def on_epoch_start(self, epoch, steps, done):
+        self.events.append(("start", epoch, steps))
+
+    def on_batch(self, batch):
+        self.events.append(("batch", *batch.request.address))
+
+    def on_log(self, record):
+        self.events.append(("log", record["step"]))
+        self.records.append(record)
+
+    def on_epoch_end(self, record):
+        self.events.append(("end", record["epoch"]))
+        self.records.append(record)
+
+
+def test_it_learns():
+    _, result = run(max_epochs=30, lr=0.1)
+    losses = [record["val/loss"] for record in result.history]
+    assert losses[-1] < 0.1 * losses[0]
+    assert result.best["val/loss"] == min(losses)
+    assert result.reason == "max_epochs"
+    assert result.history[-1]["val/mse"] == pytest.approx(losses[-1])
+
+
+@pytest.mark.parametrize("options", [
+    {"num_workers": 2, "backend": "process"},
+    {"num_workers": 1, "backend": "process", "multiprocessing_context": "fork"},
+    {"num_workers": 2, "backend": "thread"},
+])  # fmt: skip
+def test_weights_do_not_depend_on_who_loads(options):
+    settings = {"shuffle": True, "transform": Noise()}
+    expected, _ = run(loader(**settings), network(dropout=0.5))
+    with loader(**settings, **options) as train:
+        model, _ = run(train, network(dropout=0.5))
+    assert torch.equal(weights(model), weights(expected))
+
+
+def test_weights_depend_on_the_seed_and_nothing_global():
+    def trained(seed, disturb):
+        torch.manual_seed(disturb)
+        return weights(run(model=copy.deepcopy(start), seed=seed)[0])
+
+    start = network(dropout=0.5)
+    assert torch.equal(trained(0, disturb=1), trained(0, disturb=2))
+    assert not torch.equal(trained(0, disturb=1), trained(1, disturb=1))
+
+
+@pytest.mark.parametrize(("size", "accumulate"), [(2, 11), (3, 8), (22, 1), (5, 100)])
+def test_accumulated_gradients_are_the_mean_over_all_samples(size, accumulate):
+    expected, _ = run(loader(size=22), lr=0.5, max_epochs=1)
+    model, _ = run(loader(size=size), lr=0.5, max_epochs=1, accumulate=accumulate)
+    torch.testing.assert_close(weights(model), weights(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("tail", "accumulate"), [("keep", 1), ("pad", 1), ("keep", 4), ("pad", 4)])
+def test_one_loss_for_a_batch_trains_as_a_loss_for_each_sample(tail, accumulate):
+    """Batches of 4 and one of 2, in steps of one batch and of 4 and 2."""
+    options = {"max_epochs": 3, "accumulate": accumulate}
+    expected, by_sample = run(loader(tail=tail), **options)
+    model, result = run(loader(tail=tail), reduction="mean", **options)
+    torch.testing.assert_close(weights(model), weights(expected), rtol=1e-5, atol=1e-6)
+    for one, other in zip(result.history, by_sample.history, strict=True):
+        assert one["train/loss"] == pytest.approx(other["train/loss"], rel=1e-4)
+        assert one["val/loss"] == pytest.approx(other["val/loss"], rel=1e-4)
+
+
+def test_groups_begin_anew_with_each_epoch():
+    train, seen = loader(size=4), Seen()  # 6 batches: groups of 4 and 2
+    run(train, observers=[seen], accumulate=4, log_every=1)
+    logs = [event for event in seen.events if event[0] in ("log", "end")]
+    assert logs == [("log", 1), ("end", 0), ("log", 3), ("end", 1)]
+
+
+def test_padding_does_not_change_what_is_learned():
+    expected, _ = run(loader(tail="keep"))
+    model, result = run(loader(tail="pad"))
+    torch.testing.assert_close(weights(model), weights(expected), rtol=1e-5, atol=1e-6)
+    _, plain = run(loader(tail="keep"))
+    assert result.history[0]["train/loss"] == pytest.approx(plain.history[0]["train/loss"])
+
+
+def test_the_norm_of_the_gradient_is_clipped():
+    before = weights(network())
+    model, _ = run(loader(size=22), lr=1.0, max_epochs=1, clip_norm=0.01)
+    assert (weights(model) - before).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("log_every", [1, 4, 100])
+def test_a_loss_that_is_not_finite_names_its_address(log_every, tmp_path):
+    data = Line(broken=17)
+    with loader(data, shuffle=True) as train:
+        wanted = next(b.request.address for b in train.epoch(0) if 17 in b.indices)
+        with pytest.raises(NonFiniteLossError, match="loss is nan at epoch 0, step") as caught:
+            run(train, folder=tmp_path, log_every=log_every)
+    assert (caught.value.epoch, caught.value.step) == wanted
+    assert list(tmp_path.iterdir()) == [], "weights that are NaN were saved"
+
+
+def test_max_steps_ends_in_the_middle_of_an_epoch():
+    seen = Seen()
+    _, result = run(observers=[seen], max_epochs=9, max_steps=8, log_every=3)
+    assert result.reason == "max_steps"
+    assert [event for event in seen.events if event[0] == "batch"][-1] == ("batch", 1, 1)
+    assert len(result.history) == 2
+    assert result.history[-1]["step"] == 8
+    assert "val/loss" in result.history[-1]
+
+
+def test_max_steps_counts_optimizer_steps():
+    seen = Seen()
+    run(observers=[seen], max_epochs=9, max_steps=2, accumulate=3)
+    assert len([event for event in seen.events if event[0] == "batch"]) == 6
+
+
+def test_patience_ends_a_run_that_gets_no_better():
+    _, result = run(lr=0.0, max_epochs=9, patience=2)
+    assert (result.reason, len(result.history)) == ("patience", 3)
+    assert result.best is result.history[0]
+
+
+def test_validation_every_few_epochs_and_at_the_end():
+    _, result = run(max_epochs=4, val_every=3)
+    assert ["val/loss" in record for record in result.history] == [False, False, True, True]
+
+
+def test_what_is_best_goes_by_metric_and_mode():
+    _, least = run(max_epochs=5, monitor="mse", mode="min")
+    _, most = run(max_epochs=5, monitor="mse", mode="max")
+    values = [record["val/mse"] for record in least.history]
+    assert least.best["val/mse"] == min(values)
+    assert most.best["val/mse"] == max(values)
+    with pytest.raises(PenstockError, match="monitor is 'nme', but validation gives loss, mse"):
+        run(monitor="nme")
+
+
+def test_nan_is_never_the_best(tmp_path):
+    _, result = run(val=loader(Line(broken=3)), folder=tmp_path)
+    assert result.best is None
+    assert math.isnan(result.history[-1]["val/loss"])
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000012.safetensors"]
+
+
+def test_observers_are_told_in_order():
+    seen = Seen()
+    run(loader(size=11), max_epochs=2, observers=[seen], log_every=2)
+    assert seen.events == [
+        ("start", 0, 2), ("batch", 0, 0), ("batch", 0, 1), ("log", 2), ("end", 0),
+        ("start", 1, 2), ("batch", 1, 0), ("batch", 1, 1), ("log", 4), ("end", 1),
+    ]  # fmt: skip
+    log, end = seen.records[:2]
+    assert log["train/loss"] == pytest.approx(end["train/loss"])
+    assert 0 <= end["wait_share"] <= 1
+    assert end["samples_per_second"] == pytest.approx(22 / end["seconds"], rel=0.2)
+
+
+def test_the_mean_loss_of_an_epoch_weighs_samples_alike():
+    _, whole = run(loader(size=22), lr=0.0, max_epochs=1)
+    _, parts = run(loader(size=4), lr=0.0, max_epochs=1, log_every=2)
+    assert parts.history[0]["train/loss"] == pytest.approx(whole.history[0]["train/loss"])
+    assert parts.history[0]["val/loss"] == pytest.approx(whole.history[0]["val/loss"])
+
+
+def test_checkpoints_hold_all_that_training_goes_on_from(tmp_path):
+    model, result = run(folder=tmp_path, max_epochs=3, keep=2, optimizer=torch.optim.Adam)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["best.safetensors", "step-00000012.safetensors", "step-00000018.safetensors"]
+    state = checkpoint.load(tmp_path / "step-00000018.safetensors")
+    assert (state["updates"], state["batches"]) == (18, 18)
+    assert (state["loader"]["epoch"], state["loader"]["step"]) == (3, 0)
+    assert state["metrics"]["mse"] == result.history[-1]["val/mse"]
+    assert state["optimizer"]["state"][0]["step"] == 18
+    fresh = network()
+    fresh.load_state_dict(state["model"])
+    assert torch.equal(weights(fresh), weights(model))
+
+
+def test_the_best_is_saved_between_two_saves(tmp_path):
+    values = iter([3.0, 1.0, 2.0, 2.5])
+
+    class Scripted(Regression):
+        def compute(self, group=None):
+            return {"mse": next(values)}
+
+    scripted = Scripted(nn.MSELoss(reduction="none"), {}, ["x"], "y")
+    optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
+    options = TrainOptions(max_epochs=4, save_every=3, monitor="mse")
+    kept = Checkpoints(tmp_path, keep_last=9)
+    fit(network(), scripted, optimizer, loader(), loader(), options, checkpoints=kept)
+    assert checkpoint.load(tmp_path / "best.safetensors")["metrics"]["mse"] == 1.0
+    assert len(list(tmp_path.glob("step-*"))) == 4  # two bests, every third, the last
+
+
+def test_schedulers_move_by_step_or_by_epoch():
+    def halve(optimizer):
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    _, by_epoch = run(lr=1e-3, scheduler=halve, schedule="epoch", max_epochs=3)
+    assert [r["lr"] for r in by_epoch.history] == pytest.approx([1e-3, 5e-4, 2.5e-4])
+    seen = Seen()
+    run(lr=1e-3, scheduler=halve, max_epochs=1, observers=[seen], log_every=1)
+    rates = [record["lr"] for record in seen.records]
+    assert rates[:3] == pytest.approx([5e-4, 2.5e-4, 1.25e-4])
+
+
+def test_a_plateau_is_followed_by_the_monitored_metric():
+    def plateau(optimizer):
+        return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, eps=0)
+
+    _, result = run(lr=1e-7, scheduler=plateau, max_epochs=5, monitor="mse")
+    assert result.history[0]["lr"] == 1e-7
+    assert result.history[-1]["lr"] < 1e-7
+
+
+def test_bfloat16_trains_float32_weights():
+    model, result = run(precision="bf16", max_epochs=20, lr=0.1)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert result.history[-1]["val/loss"] < 0.3 * result.history[0]["val/loss"]
+    other, _ = run(precision="fp32", max_epochs=20, lr=0.1)
+    assert not torch.equal(weights(model), weights(other))
+
+
+def test_layout_and_compilation_are_asked_for(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(self))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train_step = TrainStep(model, objective(), optimizer, None,
+                      TrainOptions(channels_last=True, compile=True), Group(), 0)  # fmt: skip
+    assert compiled == [model]
+    assert train_step.model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert optimizer.param_groups[0]["params"][0] is train_step.model[0].weight
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_on_a_gpu(precision):
+    world = World(device="cuda:0")
+    fetch = Fetch(Line(), None, Stack(), 0)
+    train = Loader(Plan(Sequential(22), 4, "pad"), fetch, world=world)
+    val = Loader(Plan(Sequential(22), 4), fetch, world=world)
+    _, result = run(train, network(dropout=0.1), lr=0.1, val=val, max_epochs=30, accumulate=2,
+                    precision=precision, clip_norm=1.0)  # fmt: skip
+    assert result.history[-1]["val/loss"] < 0.2 * result.history[0]["val/loss"]
+
+
+def test_validation_leaves_the_model_as_it_was():
+    model = network(dropout=0.5).train()
+    first = validate(model, objective(), loader())
+    assert model.training
+    assert validate(model.eval(), objective(), loader()) == first
+    assert not model.training
+    assert first["loss"] == pytest.approx(first["mse"])
+
+
+def test_validation_is_always_of_the_same_samples():
+    val = loader(shuffle=True, transform=Noise())
+    model = network()
+    assert validate(model, objective(), val) == validate(model, objective(), val)
+
+
+def test_an_epoch_without_a_batch_is_refused():
+    with pytest.raises(ConfigError, match=r"no sample to train on.*batch.tail=drop"):
+        run(loader(Line(3), tail="drop"))
+
+
+def test_train_epoch_alone():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train_step = TrainStep(model, objective(), optimizer, None, TrainOptions(), Group(), 0)
+    first = train_epoch(train_step, loader(), 0)
+    second = train_epoch(train_step, loader(), 1)
+    assert (first["step"], second["step"]) == (6, 12)
+    assert second["train/loss"] < first["train/loss"]

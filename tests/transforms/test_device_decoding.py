@@ -1,0 +1,141 @@
+"""Decoding whole batches: here on the CPU, by the same code that nvJPEG is reached through."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import pipeline
+from pipeline.build.parts import Parts
+from pipeline.datasets.image_folder import ImageFolder
+from pipeline.errors import DataError
+from pipeline.loading.batch import Batch
+from pipeline.order.plan import Request
+from pipeline.order.randomness import begin_sample
+from pipeline.order.sample_generators import KeyedRandom
+from pipeline.transforms.device_decoding import (
+    DecodeBatchRandomResizedCrop,
+    DecodeBatchResizeCenterCrop,
+)
+from pipeline.transforms.image_decoding import DecodeRandomResizedCrop, DecodeResizeCenterCrop
+from tests.broken_images import cut
+from tests.program import run
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
+]
+
+
+def picture(width, height, seed, mode="RGB"):
+    """Smooth colours, so that crops at wrong places show and rounding does not."""
+    y, x = np.mgrid[:height, :width]
+    waves = [np.sin(x / (9 + seed + 3 * c) + c) + np.cos(y / (11 + seed + 2 * c)) for c in range(3)]
+    pixels = (127 + 60 * np.stack(waves, -1)).clip(0, 255).astype(np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Pictures of every kind that a folder may hold, all of them readable."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        path = tmp_path / "a" / f"turned{orientation}.jpg"
+        picture(120 + orientation, 90, orientation).save(path, quality=95, exif=exif)
+    picture(80, 100, 1, "L").save(tmp_path / "b" / "grey.jpg", quality=95)
+    picture(80, 100, 2, "CMYK").save(tmp_path / "b" / "cmyk.jpg", quality=95)
+    picture(140, 100, 3).save(tmp_path / "b" / "picture.png")
+    picture(141, 101, 4).save(tmp_path / "b" / "progressive.jpg", quality=95, progressive=True)
+    return tmp_path
+
+
+def batch_of(root, device):
+    dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=True)
+    rows = np.arange(len(dataset))
+    request = Request(0, 0, rows, rows, len(rows))
+    files = [dataset[row]["image"] for row in rows.tolist()]
+    label = torch.zeros(len(rows), dtype=torch.int64, device=device)
+    return Batch({"image": files, "label": label}, request, rows), files
+
+
+def alone(step, file, key):
+    begin_sample(key)
+    try:
+        return step({"image": file})["image"]
+    finally:
+        begin_sample(None)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("whole", "single"),
+    [(DecodeBatchRandomResizedCrop(32), DecodeRandomResizedCrop(32, decoder="pure", reduce=False)),
+     (DecodeBatchResizeCenterCrop((24, 40)),
+      DecodeResizeCenterCrop((24, 40), decoder="pure", reduce=False)),
+     (DecodeBatchResizeCenterCrop(32, resize=48),
+      DecodeResizeCenterCrop(32, resize=48, decoder="pure", reduce=False))],
+    ids=["random", "centre", "resized centre"],
+)  # fmt: skip
+def test_pictures_are_those_of_the_decoders_on_samples(folder, device, whole, single):
+    batch, files = batch_of(folder, device)
+    random = KeyedRandom.of(0, 0, batch.positions, "decode")
+    found = whole(batch, random)["image"]
+    assert found.dtype == torch.uint8
+    assert found.device.type == device
+    for row, (file, key) in enumerate(zip(files, random.keys.tolist(), strict=True)):
+        expected = alone(single, file, key)
+        difference = (found[row].cpu().int() - expected.int()).abs().float()
+        assert difference.mean() <= 1, file.name
+        assert difference.max() <= 24, file.name
+
+
+def test_a_row_does_not_depend_on_the_others(folder):
+    batch, files = batch_of(folder, "cpu")
+    step = DecodeBatchRandomResizedCrop(16)
+    random = KeyedRandom.of(3, 1, batch.positions, "decode")
+    together = step(batch, random)["image"]
+    for row in (0, 5, 9):
+        rows = np.array([row])
+        one = Batch({"image": [files[row]]}, Request(0, 0, rows, rows, 1), np.array([0]))
+        assert torch.equal(step(one, KeyedRandom(random.keys[rows]))["image"][0], together[row])
+
+
+def test_a_batch_without_files_is_refused():
+    rows = np.arange(2)
+    batch = Batch({"image": torch.zeros(2, 3, 8, 8)}, Request(0, 0, rows, rows, 2), rows)
+    with pytest.raises(DataError, match="holds any: take a dataset of images"):
+        DecodeBatchRandomResizedCrop(8)(batch, KeyedRandom.of(0, 0, rows, "decode"))
+
+
+def overrides(root, *more):
+    return ["dataset=image_folder", f"dataset.root={root}", "dataset.val_fraction=0.0",
+            "transform=images_nvjpeg", "transform.train_batch.decode.size=16", "batch.size=5",
+            "trainer.device=cpu", *more]  # fmt: skip
+
+
+def test_the_digest_does_not_depend_on_who_works(folder, capsys):
+    expected = run(capsys, "task=digest", *overrides(folder, "loader=debug"))
+    assert expected.code == 0, expected.err
+    for loader in (["loader=threads", "loader.num_workers=2"],
+                   ["loader=default", "loader.num_workers=2"],
+                   ["transform.batch_on=device", "loader=debug"]):  # fmt: skip
+        assert run(capsys, "task=digest", *overrides(folder, *loader)).out == expected.out
+
+
+def test_the_loader_takes_threads_and_the_fingerprint_names_the_decoder(folder):
+    config = pipeline.compose(*overrides(folder, "loader=fast", "loader.num_workers=2"))
+    parts = Parts(config)
+    with parts.loader("train") as loader:
+        assert loader.options.backend == "thread"
+    assert parts.fingerprint("train")["decoder"] == "torchvision on cpu"
+
+
+def test_a_damaged_file_is_named(folder, capsys):
+    cut(folder / "a" / "turned1.jpg")
+    found = run(capsys, "task=digest", *overrides(folder, "loader=threads"))
+    assert found.code == 3
+    assert "turned1.jpg' is truncated or damaged" in found.err
+    assert "Traceback" not in found.err

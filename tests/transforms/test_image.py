@@ -1,0 +1,90 @@
+"""Transforms: landmarks keep their meaning and stay on the picture."""
+
+import pytest
+import torch
+from torchvision import tv_tensors
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.transforms.image import Compose, FaceCrop, LandmarkFlip, Normalize
+
+
+def face(height=40, width=60):
+    """A picture whose pixel at each landmark is the landmark's number + 1."""
+    numbers = torch.arange(68)
+    points = torch.stack([10 + numbers % 17 * 2, 5 + numbers // 17 * 6], dim=1)
+    image = torch.zeros(3, height, width, dtype=torch.uint8)
+    image[:, points[:, 1], points[:, 0]] = (numbers + 1).to(torch.uint8)
+    keypoints = tv_tensors.KeyPoints(points.float(), canvas_size=(height, width))
+    return {"image": tv_tensors.Image(image), "landmarks": keypoints, "label": 1}
+
+
+def pixels_at(sample):
+    points = sample["landmarks"].as_subclass(torch.Tensor).round().long()
+    return sample["image"].as_subclass(torch.Tensor)[0, points[:, 1], points[:, 0]].tolist()
+
+
+def test_a_flipped_left_eye_is_the_right_eye():
+    flipped = LandmarkFlip(p=1.0)(face())
+    seen = [number - 1 for number in pixels_at(flipped)]
+    assert [seen[i] for i in (36, 45, 39, 42)] == [45, 36, 42, 39]  # corners of the eyes
+    assert [seen[i] for i in (0, 16, 8, 17, 26)] == [16, 0, 8, 26, 17]  # jaw, chin, brows
+    assert [seen[i] for i in (48, 54, 60, 64, 33, 51)] == [54, 48, 64, 60, 33, 51]
+    assert sorted(seen) == list(range(68))
+    twice = LandmarkFlip(p=1.0)(flipped)
+    assert torch.equal(twice["landmarks"], face()["landmarks"])
+    assert torch.equal(twice["image"], face()["image"])
+
+
+def test_flips_happen_with_the_probability_asked_for():
+    torch.manual_seed(0)
+    flip = LandmarkFlip(p=0.3)
+    count = sum(flip(face())["landmarks"][0, 0] != 10 for _ in range(500))
+    assert 110 < count < 190
+    assert LandmarkFlip(pairs=[[0, 1]]).pairs == [(0, 1)]
+    with pytest.raises(ConfigError, match="'dlib' is not 'ibug68'"):
+        LandmarkFlip(pairs="dlib")
+
+
+def test_a_face_crop_holds_every_landmark_at_its_pixel():
+    cropped = FaceCrop(scale=1.2)(face())
+    points = cropped["landmarks"]
+    height, width = cropped["image"].shape[-2:]
+    assert height == width == points.canvas_size[0]
+    assert points.min() >= 0
+    assert points.max() < width
+    assert pixels_at(cropped) == list(range(1, 69))
+
+
+def test_a_jittered_face_crop_varies_and_may_reach_beyond_the_picture():
+    torch.manual_seed(0)
+    crops = [FaceCrop(scale=2.0, jitter=0.2)(face()) for _ in range(8)]
+    assert len({tuple(crop["image"].shape) for crop in crops}) > 3
+    assert all(crop["image"].shape[-1] == crop["landmarks"].canvas_size[1] for crop in crops)
+    with pytest.raises(DataError, match="needs landmarks"):
+        FaceCrop()({"image": face()["image"]})
+
+
+def test_normalize_and_back():
+    image = tv_tensors.Image(torch.randint(0, 256, (3, 5, 7), dtype=torch.uint8))
+    for statistics in ("imagenet", {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7]}):
+        normalize = Normalize(statistics)
+        out = normalize({"image": image, "label": 3})
+        assert out["label"] == 3
+        assert isinstance(out["image"], tv_tensors.Image)
+        mean, std = torch.tensor(normalize.mean), torch.tensor(normalize.std)
+        expected = (image.as_subclass(torch.Tensor) / 255 - mean[:, None, None]) / std[
+            :, None, None
+        ]
+        torch.testing.assert_close(out["image"].as_subclass(torch.Tensor), expected)
+        back = normalize.inverse(out["image"].as_subclass(torch.Tensor))
+        assert torch.equal(back, image.as_subclass(torch.Tensor))
+    with pytest.raises(ConfigError, match="'imagnet' is not"):
+        Normalize("imagnet")
+
+
+def test_compose_applies_steps_in_order_and_leaves_none_out():
+    steps = {"add": lambda x: x + 1, "gone": None, "double": lambda x: x * 2}
+    assert Compose(steps)(1) == 4
+    with pytest.raises(TypeError) as caught:
+        Compose(steps)("a")
+    assert caught.value.__notes__ == ["in the transform 'add'"]

@@ -1,0 +1,622 @@
+"""Transforms that decode: the same crops by both decoders, every odd kind of file, batches."""
+
+import io
+import math
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+
+import pipeline
+from pipeline.build.parts import Parts
+from pipeline.datasets.image_folder import ImageFolder
+from pipeline.datasets.reading.image import encoded_image, read_image
+from pipeline.errors import ConfigError, DataError
+from pipeline.loading import output_buffers
+from pipeline.loading.collate import Stack
+from pipeline.loading.encoded import EncodedImage
+from pipeline.loading.loader import Loader, LoaderOptions
+from pipeline.order.randomness import begin_sample, hash64, uniform, uniform_at
+from pipeline.transforms import native_images
+from pipeline.transforms.batch import BatchCompose
+from pipeline.transforms.batch_colors import Normalize
+from pipeline.transforms.crops import CenterCrop, Crop, RandomResizedCrop
+from pipeline.transforms.image import Compose
+from pipeline.transforms.image_decoding import (
+    Decode,
+    DecodeRandomResizedCrop,
+    DecodeResize,
+    DecodeResizeCenterCrop,
+)
+from pipeline.transforms.jpeg_header import jpeg_header
+from tests import program
+
+BUILT = native_images.jpeg() is not None
+DECODERS = ["pure", pytest.param("native", marks=pytest.mark.skipif(not BUILT, reason="not built"))]
+both = pytest.mark.skipif(not BUILT, reason="the native decoder was not built")
+INSECTS = Path(__file__).parents[2].parent / "shared" / "data" / "hymenoptera"
+
+PINNED = [(186, 28, 454, 277, True), (137, 74, 385, 272, True), (83, 4, 396, 345, False)]
+
+
+def picture(width=200, height=150, seed=0, mode="RGB"):
+    small = np.random.default_rng(seed).integers(
+        0, 256, (height // 10 + 2, width // 10 + 2, 3), dtype=np.uint8
+    )
+    image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+    return image.convert(mode)
+
+
+def saved(path, mode="RGB", size=(200, 150), **options):
+    picture(*size, mode=mode).save(path, **options)
+    return path
+
+
+class At(Decode):
+    """Always the same crop."""
+
+    def __init__(self, crop, size=(64, 48), decoder="auto", reduce=True):
+        chosen = lambda key, width, height: crop  # noqa: E731
+        chosen.draws = False
+        super().__init__(size, chosen, decoder, reduce)
+
+
+def decoded(step, path, key=7):
+    begin_sample(key)
+    try:
+        return step({"image": encoded_image(str(path)), "label": 1})["image"]
+    finally:
+        begin_sample(None)
+
+
+def exif(orientation):
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags
+
+
+# File, mode, options; whether the quick way can take it.
+ODD = {
+    "plain.jpg": ("RGB", {}, True),
+    "progressive.jpg": ("RGB", {"progressive": True}, True),
+    "grey.jpg": ("L", {}, True),
+    "restarts.jpg": ("RGB", {"restart_marker_blocks": 2}, True),
+    "full_colour.jpg": ("RGB", {"subsampling": "4:4:4"}, True),
+    "turned.jpg": ("RGB", {"exif": exif(6)}, True),
+    "mirrored.jpg": ("RGB", {"exif": exif(5)}, True),
+    "upside_down.jpg": ("RGB", {"exif": exif(3)}, True),
+    "dot.jpg": ("RGB", {"size": (1, 1)}, True),
+    "line.jpg": ("RGB", {"size": (1, 90)}, True),
+    "bar.jpg": ("RGB", {"size": (90, 1)}, True),
+    "cmyk.jpg": ("CMYK", {}, False),
+    "a.png": ("RGB", {}, False),
+    "palette.png": ("P", {}, False),
+    "alpha.png": ("RGBA", {}, False),
+    "a.webp": ("RGB", {"quality": 90}, False),
+    "misnamed.jpg": ("RGB", {"format": "png"}, False),
+}
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("name", ODD)
+def test_every_kind_of_file_gives_what_the_reader_gives(tmp_path, decoder, name):
+    mode, options, quick = ODD[name]
+    path = saved(tmp_path / name, mode, **options)
+    assert (jpeg_header(path.read_bytes()) is not None) == quick
+    whole = read_image(str(path))
+    height, width = whole.shape[1:]
+    step = RandomResizedCrop((0.1, 1.0), (3 / 4, 4 / 3), 0.5)
+    for key in range(6):
+        crop = step(key, width, height)
+        left, top, right, bottom = map(int, crop[:4])
+        part = whole[None, :, top:bottom, left:right].as_subclass(torch.Tensor)
+        expected = torch.nn.functional.interpolate(part, (40, 30), mode="bilinear", antialias=True)[
+            0
+        ]
+        expected = expected.flip(2) if crop.flip else expected
+        found = decoded(
+            DecodeRandomResizedCrop([40, 30], (0.1, 1.0), flip=0.5, decoder=decoder, reduce=False),
+            path, key,
+        )  # fmt: skip
+        assert isinstance(found, tv_tensors.Image)
+        assert found.dtype == torch.uint8
+        assert (found.int() - expected.int()).abs().max() <= 2
+        assert (found.int() - expected.int()).abs().float().mean() <= 0.6
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_large_turned_file_is_reduced_by_the_dct(tmp_path, decoder, orientation):
+    path = saved(tmp_path / "a.jpg", size=(640, 480), exif=exif(orientation))
+    height, width = read_image(str(path)).shape[1:]
+    for inside in (True, False):
+        crop = Crop(8, 16, width - 24, height - 4, flip=True, inside=inside)
+        fast = decoded(At(crop, (100, 100), decoder), path)
+        exact = decoded(At(crop, (100, 100), decoder, reduce=False), path)
+        difference = (fast.int() - exact.int()).abs().float()
+        assert 0 < difference.mean() <= 3
+        assert not torch.equal(fast, exact)
+
+
+@both
+def test_both_decoders_take_the_same_crops(tmp_path):
+    """Pixels differ by rounding only, for every step, with and without the DCT's scaling."""
+    paths = [
+        saved(tmp_path / f"{w}.jpg", size=(w, h)) for w, h in ((500, 375), (90, 210), (900, 700))
+    ]
+    for path in paths:
+        for reduce in (True, False):
+            for make in (
+                lambda d, r: DecodeRandomResizedCrop(64, decoder=d, reduce=r),
+                lambda d, r: DecodeResizeCenterCrop(64, resize=80, decoder=d, reduce=r),
+                lambda d, r: DecodeResizeCenterCrop([32, 64], decoder=d, reduce=r),
+                lambda d, r: DecodeResize([50, 70], decoder=d, reduce=r),
+            ):
+                for key in range(4):
+                    one, other = (decoded(make(d, reduce), path, key) for d in ("native", "pure"))
+                    difference = (one.int() - other.int()).abs().float()
+                    assert difference.mean() <= (1.5 if reduce else 0.6)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_validation_is_resizing_and_cutting_out_the_middle(tmp_path, decoder):
+    from torchvision.transforms.v2 import functional as F
+
+    path = saved(tmp_path / "a.jpg", size=(260, 200))
+    expected = F.center_crop(F.resize(read_image(str(path)), [100], antialias=True), [80, 80])
+    found = decoded(DecodeResizeCenterCrop(80, resize=100, decoder=decoder, reduce=False), path)
+    assert (found.int() - expected.int()).abs().float().mean() <= 0.6
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_quality_on_photographs(decoder):
+    paths = sorted(INSECTS.rglob("*.jpg"))[:8]
+    if not paths:
+        pytest.skip("the shared data is not here")
+    for path in paths:
+        with Image.open(path) as opened:
+            whole = opened.convert("RGB")
+        crop = Crop(4, 6, whole.width - 9, whole.height - 2)
+        for side, reduce, most in ((200, False, 1.0), (100, True, 3.0)):
+            box = tuple(map(int, crop[:4]))
+            expected = whole.crop(box).resize((side, side), Image.Resampling.BILINEAR)
+            found = decoded(At(crop, (side, side), decoder, reduce), path).permute(1, 2, 0)
+            assert np.abs(found.numpy().astype(int) - np.asarray(expected)).mean() <= most
+
+
+def cut(content):
+    return content[: len(content) // 2]
+
+
+def without_end(content):
+    return content[:-2]
+
+
+def beheaded(content):
+    return content[:300]
+
+
+def text(content):
+    return b"<!DOCTYPE html><html></html>"
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("damage", [cut, without_end, beheaded, text])
+def test_a_damaged_file_is_refused_in_the_readers_words(tmp_path, decoder, damage):
+    path = saved(tmp_path / "a.jpg")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError) as whole:
+        read_image(str(path))
+    with pytest.raises(DataError, match=r"a\.jpg' is .*Replace it") as part:
+        decoded(DecodeRandomResizedCrop(32, decoder=decoder), path)
+    assert str(part.value) == str(whole.value)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_damage_that_leaves_a_file_decodable(tmp_path, decoder):
+    """JPEG has no checksums: what the reader makes of it is what comes out, on both ways."""
+    path = saved(tmp_path / "a.jpg", size=(300, 300), quality=95)
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 40] = bytes(40)
+    path.write_bytes(content)
+    crop = Crop(0, 0, 300, 300)
+    expected = torch.nn.functional.interpolate(
+        read_image(str(path))[None].as_subclass(torch.Tensor), (50, 50), mode="bilinear",
+        antialias=True,
+    )[0]  # fmt: skip
+    found = decoded(At(crop, (50, 50), decoder, reduce=False), path)
+    assert (found.int() - expected.int()).abs().float().mean() <= 0.6
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_what_lies_below_the_crop_is_not_decoded(tmp_path, decoder):
+    whole = saved(tmp_path / "whole.jpg", size=(640, 480), quality=95)
+    content = whole.read_bytes()
+    middle = len(content) // 2
+    damaged = tmp_path / "damaged.jpg"
+    damaged.write_bytes(content[:middle] + b"\xff\xd8" + content[middle:])  # a second beginning
+    with pytest.raises(DataError):
+        read_image(str(damaged))
+    above, below = (
+        At(Crop(16, top, 400, top + 160), decoder=decoder, size=(40, 96)) for top in (16, 300)
+    )
+    assert decoded(above, damaged).equal(decoded(above, whole))
+    with pytest.raises(DataError, match=r"damaged\.jpg"):
+        decoded(below, damaged)
+
+
+@pytest.mark.parametrize("reduce", [True, False])
+@pytest.mark.parametrize("inside", [True, False])
+def test_all_rows_that_count_are_decoded(tmp_path, inside, reduce):
+    """Large steps, so that what is resized reaches far; beside the crop it counts if not inside."""
+    path = saved(tmp_path / "a.jpg", size=(640, 640), quality=95)
+    with Image.open(path) as image:
+        whole = image.convert("RGB")
+    for bottom in (300, 304, 320, 335):
+        box = (0, bottom - 256, 256, bottom)
+        source = whole.crop(box) if inside else whole
+        region = None if inside else box
+        expected = source.resize((8, 8), Image.Resampling.BILINEAR, box=region)
+        found = decoded(At(Crop(*box, inside=inside), (8, 8), "pure", reduce), path)
+        difference = found.permute(1, 2, 0).numpy().astype(int) - np.asarray(expected)
+        assert np.abs(difference).max() <= (6 if reduce else 1), bottom
+
+
+def test_a_header_that_promises_too_much_is_refused(tmp_path):
+    path = saved(tmp_path / "a.jpg")
+    content = bytearray(path.read_bytes())
+    frame = content.find(b"\xff\xc0")
+    content[frame + 5 : frame + 9] = b"\xff\xff\xff\xff"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.jpg' claims 65535 x 65535 pixels"):
+        decoded(DecodeRandomResizedCrop(32), path)
+
+
+def test_headers_that_say_nothing():
+    file = io.BytesIO()
+    picture().save(file, "JPEG", exif=exif(8))
+    content = file.getvalue()
+    assert jpeg_header(content) == (150, 200, 8)
+    frame = content.find(b"\xff\xc0")
+    for place, value in (
+        (1, 0xC9),
+        (4, 12),
+        (4, 16),
+        (9, 4),
+    ):  # arithmetic, 12 and 16 bits, 4 colours
+        odd = bytearray(content)
+        odd[frame + place] = value
+        assert jpeg_header(bytes(odd)) is None
+    padded = content[:2] + b"\xff\xff\xff" + content[2:]
+    assert jpeg_header(padded) == (150, 200, 8)
+    for end in range(0, len(content), 7):
+        assert jpeg_header(content[:end]) is None
+
+
+def test_orientations_that_make_no_sense():
+    file = io.BytesIO()
+    picture().save(file, "JPEG", exif=exif(6))
+    content = file.getvalue()
+    tag = content.find(b"\x01\x12" if b"MM\0*" in content[:40] else b"\x12\x01")
+    for value in (0, 9, 255):
+        odd = bytearray(content)
+        odd[tag + 8 : tag + 10] = bytes([value, value])
+        assert jpeg_header(bytes(odd)) == (200, 150, 1)
+
+
+def test_crops_follow_from_key_and_size():
+    step = RandomResizedCrop((0.08, 1.0), (3 / 4, 4 / 3), 0.5)
+    crops = [step(hash64(key), 500, 375) for key in range(4000)]
+    assert crops == [step(hash64(key), 500, 375) for key in range(4000)]
+    sides = np.array([crop[:4] for crop in crops])
+    across, down = sides[:, 2] - sides[:, 0], sides[:, 3] - sides[:, 1]
+    assert sides.min() >= 0
+    assert sides[:, 2].max() == 500
+    assert sides[:, 3].max() == 375
+    share, ratio = across * down / (500 * 375), across / down
+    assert 0.075 < share.min() < 0.1
+    assert share.max() > 0.95
+    assert 0.73 < ratio.min() < 0.78
+    assert 1.28 < ratio.max() < 1.37
+    assert 0.45 < np.mean([crop.flip for crop in crops]) < 0.55
+    # Where the crop lies is even over where it could lie.
+    room = across < 500
+    assert abs(np.mean(sides[room, 0] / (500 - across[room])) - 0.5) < 0.02
+
+
+def test_crops_are_pinned():
+    """An update of Penstock does not change which part of a picture a key means."""
+    step = RandomResizedCrop((0.08, 1.0), (3 / 4, 4 / 3), 0.5)
+    assert [tuple(step(hash64(key), 500, 375)[:5]) for key in range(3)] == PINNED
+
+
+def test_one_number_is_one_of_many():
+    key = hash64(3)
+    assert [uniform_at(key, n) for n in range(50)] == uniform(key, np.arange(50)).tolist()
+
+
+def test_pictures_too_narrow_for_any_allowed_shape():
+    step = RandomResizedCrop((0.9, 1.0), (3 / 4, 4 / 3), 0.0)
+    for width, height in ((1000, 3), (3, 1000), (1, 1)):
+        left, top, right, bottom = step(1, width, height)[:4]
+        assert 0 <= left < right <= width
+        assert 0 <= top < bottom <= height
+    assert CenterCrop((10, 10), None)(0, 40, 20)[:4] == (10, 0, 30, 20)
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [(lambda: DecodeRandomResizedCrop(0), "size"),
+     (lambda: DecodeRandomResizedCrop([3, 4, 5]), "size"),
+     (lambda: DecodeRandomResizedCrop(8, scale=[0.5, 2]), "scale"),
+     (lambda: DecodeRandomResizedCrop(8, ratio=[2, 1]), "ratio"),
+     (lambda: DecodeRandomResizedCrop(8, flip=2), "flip"),
+     (lambda: DecodeRandomResizedCrop(8, decoder="fast"), "decoder"),
+     (lambda: DecodeResizeCenterCrop(80, resize=60), "resize")],
+)  # fmt: skip
+def test_arguments_that_make_no_sense(make, key):
+    with pytest.raises(ConfigError, match=rf"^{key}"):
+        make()
+
+
+def test_without_the_native_decoder(monkeypatch):
+    monkeypatch.setattr(native_images, "jpeg", lambda: None)
+    assert DecodeRandomResizedCrop(8).decoder == "pure"
+    with pytest.raises(ConfigError, match=r"'native' was not built: .*libjpeg-dev.*decoder=pure"):
+        DecodeRandomResizedCrop(8, decoder="native")
+
+
+@pytest.mark.parametrize("way", ["headers", "PENSTOCK_NATIVE"])
+def test_the_build_leaves_out_what_it_cannot_build(tmp_path, way):
+    root = Path(__file__).parents[2]
+    shutil.copytree(root / "pipeline" / "native", tmp_path / "pipeline" / "native",
+                    ignore=shutil.ignore_patterns("*.so", "__pycache__"))  # fmt: skip
+    for name in ("setup.py", "pyproject.toml", "README.md", "pipeline/__init__.py"):
+        shutil.copy(root / name, tmp_path / name)
+    (tmp_path / "jpeglib.h").write_text('#error "not here"\n')
+    given = {"CFLAGS": f"-I{tmp_path}"} if way == "headers" else {"PENSTOCK_NATIVE": "0"}
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tmp_path, check=False,
+        env=os.environ | given, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("penstock: ")]
+    assert "libjpeg-dev" in said
+    built = {path.name.partition(".")[0] for path in tmp_path.rglob("*.so")}
+    if way == "headers":
+        assert "built without pipeline.native.jpeg (" in said
+        assert built == {"pixels"}  # which needs none
+    else:
+        assert "built without pipeline.native (" in said
+        assert built == set()
+
+
+def test_landmarks_do_not_move_along(tmp_path):
+    sample = {"image": encoded_image(str(saved(tmp_path / "a.jpg"))),
+              "points": tv_tensors.KeyPoints([[1, 1]], canvas_size=(150, 200))}  # fmt: skip
+    with pytest.raises(DataError, match="moves no KeyPoints along"):
+        DecodeRandomResizedCrop(8)(sample)
+
+
+def test_pictures_that_are_decoded_already(tmp_path):
+    path = saved(tmp_path / "a.jpg")
+    step = DecodeRandomResizedCrop(40, decoder="pure", reduce=False)
+    begin_sample(5)
+    found = step({"image": read_image(str(path))})["image"]
+    begin_sample(None)
+    assert torch.equal(found, decoded(step, path, 5))
+
+
+def folder(root, count=12, broken=()):
+    for number in range(count):
+        path = root / ("cat" if number % 2 else "dog") / f"{number:02}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(120 + number, 90, seed=number).save(path)
+        if number in broken:
+            path.write_bytes(cut(path.read_bytes()))
+    return root
+
+
+def compose(root, *overrides):
+    fast = ["transform=images_fast", "transform.train.decode.size=32"]
+    return pipeline.compose(
+        "dataset=image_folder", f"dataset.root={root}", "dataset.val_fraction=0.0",
+        *([] if "transform=images" in overrides else fast), "batch.size=5", "loader=debug",
+        "trainer.device=cpu", *overrides,
+    )  # fmt: skip
+
+
+def batches(config):
+    with Parts(config).loader("train") as loader:
+        return [(batch["image"].clone(), batch.indices) for batch in loader.epoch(0)]
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_the_same_batches_by_any_backend(tmp_path, decoder):
+    root = folder(tmp_path)
+    chosen = f"transform.train.decode.decoder={decoder}"
+    expected = batches(compose(root, chosen))
+    assert expected[0][0].shape == (5, 3, 32, 32)
+    assert expected[0][0].dtype == torch.float32
+    for overrides in (
+        ["loader=threads", "loader.num_workers=2"],
+        ["loader=default", "loader.num_workers=2"],
+        ["loader=fast", "loader.num_workers=2"],
+    ):
+        found = batches(compose(root, chosen, *overrides))
+        for (one, rows), (other, same) in zip(expected, found, strict=True):
+            assert torch.equal(one, other)
+            assert rows.tolist() == same.tolist()
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_normalising_while_decoding_changes_no_bit(tmp_path, decoder):
+    root = folder(tmp_path)
+    parts = Parts(compose(root, f"transform.train.decode.decoder={decoder}"))
+    early = parts.fetch("train")
+    request = parts.plan("train").request(0, 0, 0, 1)
+    assert early.batch_transform is None or not early.batch_transform.steps
+    bytes_first = parts.fetch("train", whole=True)
+    bytes_first.transform = parts.transform("train")
+    bytes_first.batch_transform = BatchCompose({"normalize": Normalize("imagenet")}, 0)
+    one, other = early(request)["image"], bytes_first(request)["image"]
+    assert torch.equal(one, other)
+
+
+def test_a_batch_is_written_in_place(tmp_path):
+    root = folder(tmp_path)
+    parts = Parts(compose(root))
+    fetch = parts.fetch("train")
+    seen = []
+
+    class Spy(Stack):
+        def __call__(self, samples):
+            batch = super().__call__(samples)
+            seen.append(batch["image"].data_ptr() == samples[0]["image"].data_ptr())
+            return batch
+
+    fetch.collate = Spy()
+    fetch(parts.plan("train").request(0, 0, 0, 1))
+    assert seen == [True]
+
+
+def test_memory_is_used_again_only_when_nobody_holds_it():
+    def one():
+        with output_buffers.batch(3):
+            rows = [output_buffers.allocate_row((4, 5), np.float32).tensor for _ in range(3)]
+            return output_buffers.contiguous_view(rows)
+
+    first = one()
+    place = first.data_ptr()
+    kept = first[1]
+    del first
+    assert one().data_ptr() != place  # `kept` is a part of it
+    del kept
+    assert place in {batch.data_ptr() for batch in [one(), one(), one()]}
+
+
+class SaysShared(Stack):
+    """Says of a batch whether it lies in shared memory before it is sent anywhere."""
+
+    def __call__(self, samples):
+        batch = super().__call__(samples)
+        return batch | {"shared": batch["image"].is_shared()}
+
+
+def test_workers_write_into_shared_memory(tmp_path):
+    parts = Parts(compose(folder(tmp_path)))
+    fetch = parts.fetch("train")
+    fetch.collate = SaysShared()
+    for backend, shared in (("process", True), ("main", False)):
+        with Loader(parts.plan("train"), fetch, LoaderOptions(backend, 1)) as loader:
+            batch = next(iter(loader))
+        assert batch["shared"] is shared
+        assert batch["image"].shape == (5, 3, 32, 32)
+
+
+def test_rows_that_are_not_in_order_are_stacked_as_usual():
+    with output_buffers.batch(3):
+        rows = [
+            output_buffers.allocate_row((2,), np.float32).tensor.fill_(number)
+            for number in range(3)
+        ]
+        assert output_buffers.contiguous_view(rows).tolist() == [[0, 0], [1, 1], [2, 2]]
+        assert output_buffers.contiguous_view(rows[1:]).tolist() == [[1, 1], [2, 2]]
+        assert output_buffers.contiguous_view(rows[::-1]) is None
+        assert output_buffers.contiguous_view([rows[0], rows[2]]) is None
+        assert output_buffers.contiguous_view([rows[0], rows[1].clone()]) is None
+        assert output_buffers.contiguous_view([row[:1] for row in rows]) is None
+        beyond = output_buffers.allocate_row((2,), np.float32).tensor
+        assert output_buffers.contiguous_view([rows[2], beyond]) is None
+    assert output_buffers.contiguous_view(rows) is None  # the batch is over
+
+
+def test_slots_of_threads_are_their_own():
+    found = {}
+
+    def work(name):
+        with output_buffers.batch(2):
+            found[name] = [output_buffers.allocate_row((8,), np.uint8).tensor for _ in range(2)]
+
+    with output_buffers.batch(2):
+        work_here = output_buffers.allocate_row((8,), np.uint8).tensor
+        threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    places = {t.data_ptr() for t in [work_here, *found["a"], *found["b"]]}
+    assert len(places) == 5
+
+
+def test_a_bad_file_names_itself_in_the_run(tmp_path, capsys):
+    root = folder(tmp_path, broken=(3,))
+    done = program.run(
+        capsys, "task=digest", "dataset=image_folder", f"dataset.root={root}",
+        "dataset.val_fraction=0.0", "transform=images_fast", "transform.train.decode.size=32",
+        "loader=fast", "loader.num_workers=2", "batch.size=4",
+    )  # fmt: skip
+    assert done.code == 3
+    assert "03.jpg' is truncated or damaged" in done.err
+
+
+def test_fast_says_what_it_chose(tmp_path, caplog):
+    root = folder(tmp_path)
+    with caplog.at_level("INFO"), Parts(
+        compose(root, "loader=fast", "loader.num_workers=2", "transform.train.decode.decoder=pure")
+    ).loader("train") as loader:  # fmt: skip
+        assert loader.options.backend == "thread"
+    assert "loader: 2 threads, JPEG decoder in pure Python" in caplog.text
+    with Parts(
+        compose(root, "transform=images", "loader=fast", "loader.num_workers=2")
+    ).loader("train") as loader:  # fmt: skip
+        assert loader.options.backend == "process"
+
+
+@both
+def test_the_decoder_is_in_the_fingerprint(tmp_path):
+    root = folder(tmp_path)
+    prints = [
+        Parts(compose(root, f"transform.train.decode.decoder={name}")).fingerprint("train")
+        for name in ("native", "pure")
+    ]
+    assert [one["decoder"] for one in prints] == ["native", "pure"]
+    assert "decoder" not in Parts(compose(root, "transform=images")).fingerprint("train")
+
+
+def test_no_generator_is_seeded_or_drawn_from(tmp_path):
+    fetch = Parts(compose(folder(tmp_path))).fetch("train")
+    request = Parts(compose(tmp_path)).plan("train").request(0, 0, 0, 1)
+    before = torch.default_generator.get_state()
+    fetch(request)
+    assert torch.equal(before, torch.default_generator.get_state())
+
+
+def test_statistics_of_files_that_are_not_decoded_yet(tmp_path):
+    from pipeline.transforms.statistics import statistics_of
+
+    root = folder(tmp_path / "data")
+    eager, lazy = (
+        statistics_of(ImageFolder(str(root), val_fraction=0.0, lazy=on), tmp_path / str(on))
+        for on in (False, True)
+    )
+    assert eager == lazy
+    assert all(math.isfinite(one) for one in lazy["mean"])
+
+
+def test_encoded_pictures_travel_to_workers(tmp_path):
+    image = encoded_image(str(saved(tmp_path / "a.jpg")))
+    again = pickle.loads(pickle.dumps(image))
+    assert isinstance(again, EncodedImage)
+    assert torch.equal(again.decode(), read_image(str(tmp_path / "a.jpg")))
+    assert Compose({"decode": DecodeResize(8)}).keyed
