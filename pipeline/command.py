@@ -196,14 +196,13 @@ def _run(config: Config) -> float | None:
     for notice in (*notices.find(config), *endpoints.notices(config.plain())):
         _announce(notice)
     count = _ranks_to_start(config)
-    if count:
+    task = None if count else tasks.load(config.task)
+    _collect_garbage()
+    if task is None:
         command = launch.this_program(_arguments(config), program.script())
         with preemption.others():  # torch's launcher, which hands them on
             value: float | None = launch.run(command, count, config.distributed.max_restarts)
         return value
-    task = tasks.load(config.task)
-    gc.freeze()  # what was imported stays; to look through it costs 0.4 s, and in each worker again
-    gc.enable()
     try:
         value = task(config)
     except Stop as stop:
@@ -213,6 +212,17 @@ def _run(config: Config) -> float | None:
     if world.launched_rank()[0] == 0:
         launch.leave_result(value)
     return value
+
+
+def _collect_garbage() -> None:
+    """Turn the garbage collector on again, which a program's start turns off for the imports.
+
+    What was imported stays for good: to look through it takes 0.4 s, and again in each worker. Only
+    the first job of a process freezes it; garbage of one job must not last through those after it.
+    """
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def _ranks_to_start(config: Config) -> int:

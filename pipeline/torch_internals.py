@@ -8,7 +8,7 @@
     DRAWING                         functions behind `torch.distributions` that draw
     scale                           many tensors times a number, in one call
 
-Seen with torch 2.11 to 2.15. With a torch that lacks one of them, importing this file says which.
+Tested with torch 2.15. With a torch that lacks one of them, importing this file says which.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ try:
     _scale: Any = torch._foreach_mul_
 except (ImportError, AttributeError) as error:
     raise ImportError(
-        f"torch {torch.__version__} is other inside than the versions that Penstock knows, 2.11 to "
-        f"2.15: {error}. Install one of those, or a newer Penstock"
+        f"torch {torch.__version__} is other inside than 2.15, with which Penstock was tested: "
+        f"{error}. Install that version, or a newer Penstock"
     ) from error
 
 __all__ = [

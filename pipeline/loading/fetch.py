@@ -1,7 +1,8 @@
 """Request to batch: the one function that every backend runs.
 
 1. Seed the generators from the sample's key (seed, epoch, position), as long as dataset and
-   transform draw from them (order/seeding.py), and those that they hold (own_generators.py).
+   transform draw from them (order/seeding.py), and those that they hold
+   (order/private_generators.py).
 2. Read the row, transform it, hash it when asked to.
 3. Collate the share, and transform it as a batch where it is to be done here.
 4. Time each stage. A bad sample ends the run, or is replaced or left out (sample_reader.py).

@@ -3,7 +3,7 @@
 A transform takes a sample (dict of fields) and gives one. Those that draw do so from torch's global
 generator, as torchvision's own do; fetch seeds it from the sample's key.
 
-    Compose         a keyed map of transforms, applied in the order of the map (composing.py)
+    Compose         a keyed map of transforms, applied in the order of the map (loading/compose.py)
     Normalize       uint8 images to floats by ImageNet's or the training split's statistics
     LandmarkFlip    mirrors image and landmarks and swaps the left ones with the right ones
     FaceCrop        a square around the landmarks

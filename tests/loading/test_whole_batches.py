@@ -263,7 +263,7 @@ def test_an_error_under_any_hand_is_raised():
         intra_batch.split_rows(work, 40)
 
 
-def test_threads_lend_hands_for_the_first_batch_of_an_epoch(root, monkeypatch):
+def test_more_threads_work_on_the_first_batch_of_an_epoch(root, monkeypatch):
     lent, share = [], intra_batch.split_rows
 
     def spy(work, rows):

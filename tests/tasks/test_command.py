@@ -1,5 +1,6 @@
 """The program as a person runs it: exit codes, messages, and what is left behind."""
 
+import gc
 import logging
 import os
 import shlex
@@ -12,6 +13,7 @@ import pytest
 
 from pipeline import command, tasks
 from pipeline.errors import ConfigError, DataError, PenstockError
+from tests.program import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -258,3 +260,15 @@ def test_a_reader_that_has_had_enough(faces):
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert len(done.stdout.splitlines()) == 1
     assert "Error" not in done.stderr
+
+
+def test_a_job_after_the_first_keeps_no_garbage_of_those_before(faces, capsys):
+    frozen = gc.get_freeze_count()
+    assert run(capsys, "task=digest", "steps=1", "loader=debug", *faces).code == 0
+    assert gc.get_freeze_count() <= frozen
+    gc.disable()  # as a program does for its imports
+    try:
+        assert run(capsys, "task=digest", "steps=1", "loader=debug", *faces).code == 0
+        assert gc.isenabled()
+    finally:
+        gc.enable()
