@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -34,6 +33,7 @@ import pipeline
 from pipeline import program, tasks, terminal
 from pipeline.config import (
     endpoints,
+    hydra_internals,
     hydra_loader,
     hydra_output,
     own_options,
@@ -94,7 +94,7 @@ def _main(
     options: list[str], overrides: list[str], entry: Callable[[], Any], typed: Sequence[str]
 ) -> int:
     with terminal.held_back():
-        args = get_args_parser().parse_args([*options, *overrides])
+        args = hydra_internals.get_args_parser().parse_args([*options, *overrides])
     if args.experimental_rerun is not None:
         reason = "reads a pickle, which can run anything; give the overrides instead"
         raise ConfigError(Problem("--experimental-rerun", reason))
@@ -104,9 +104,8 @@ def _main(
     # What was checked is what runs, wherever hydra would think the folder lies.
     composer, single = _checked(args)
     options = [*options, "--config-path", composer.path]
-    looks = hydra_output.shown() if _only_looks(args) else hydra_output.saved()
-    kept = composer.kept if single or _only_looks(args) else None
-    loads = hydra_loader.checked(single, hydra_output.JobLoader, kept)
+    looks = hydra_output.shown(args.package) if _only_looks(args) else hydra_output.saved()
+    loads = hydra_loader.checked(single, composer.kept if single or _only_looks(args) else None)
     try:
         with _argv([*options, *overrides]), looks, loads:
             if single:

@@ -12,26 +12,30 @@ that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra import version
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobRuntime, setup_globals
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline import program
-from pipeline.config import environment, hydra_section, step_order, unknown_keys, whole_nodes
+from pipeline.config import (
+    environment,
+    hydra_internals,
+    hydra_section,
+    step_order,
+    unknown_keys,
+    whole_nodes,
+)
 from pipeline.config.disclosure import Plain
 from pipeline.config.hydra_loader import JOB_NAME, ConfigLoader, Kept, not_set
 from pipeline.config.messages import show
@@ -103,14 +107,15 @@ class Composer:
         # As hydra has it, --config-path is relative to the folder of run.py, if that was started.
         base = program.base_of_paths()
         self.path = _folder(config_path, "--config-path", base) if config_path else str(CONF)
-        search_path = create_config_search_path(self.path)
+        search_path = hydra_internals.search_path(self.path)
         if config_dir is not None:
             found = f"file://{_folder(config_dir, '--config-dir', Path())}"
             search_path.prepend("command-line", found, SearchPathQuery(provider="schema"))
         self.name = config_name or "config"
         self.loader = ConfigLoader(search_path)
         self.kept: Kept | None = None
-        self._hydra = Hydra(task_name=JOB_NAME, config_loader=self.loader)
+        setup_globals()  # ${now:...} and ${hydra:...}
+        JobRuntime.instance().set("name", JOB_NAME)
         self._parser = OverridesParser.create(config_loader=self.loader)
 
     def parse(self, lines: Iterable[str]) -> tuple[list[Override], list[Problem]]:
@@ -139,7 +144,7 @@ class Composer:
         first = [one for one in first if one.key_or_group not in wrong]
         lines = [str(one.input_line) for one in first]
         try:
-            config = self._hydra.compose_config(self.name, lines, mode)
+            config = self.loader.load_configuration(self.name, lines, mode)
         except ConfigError as error:
             composed.problems += error.problems
             return composed
@@ -161,7 +166,7 @@ class Composer:
         """Let hydra compose everything in one go; False where it finds something wrong."""
         lines = [str(one.input_line) for one in overrides]
         try:
-            config = self._hydra.compose_config(self.name, lines, mode)
+            config = self.loader.load_configuration(self.name, lines, mode)
         except Exception:  # of whatever kind; it is looked at more closely then
             return False
         _finish(composed, config, lines)
@@ -200,7 +205,7 @@ class Composer:
     def _apply(self, override: Override, config: DictConfig) -> list[Problem]:
         """Apply one override to a composed configuration, as hydra's own loader does here."""
         try:
-            whole_nodes.apply([override], config)
+            whole_nodes.apply(override, config)
         except Exception as error:  # OmegaConf has a few that are none of its own
             key, value = override.key_or_group, _written(override)
             if override.package is not None:
@@ -290,7 +295,7 @@ def _written(override: Override) -> str:
 
 
 def _finish(composed: Composed, config: DictConfig, lines: list[str]) -> None:
-    composed.lines, composed.node = lines, config._get_node("hydra")
+    composed.lines, composed.node = lines, hydra_internals.raw_node(config, "hydra")
     _resolve(config, composed)
     composed.complete = True
 
@@ -298,38 +303,12 @@ def _finish(composed: Composed, config: DictConfig, lines: list[str]) -> None:
 def _resolve(config: DictConfig, composed: Composed) -> None:
     """Resolve every interpolation once, into plain dicts; those of hydra's own stay text."""
     composed.hydra = hydra_section.raw(composed.node)
-    with _hydra_config(config), environment.traced() as composed.config.origins:
+    with hydra_internals.hydra_config(config), environment.traced() as composed.config.origins:
         for name in config:
             value = _value(config, name, str(name), composed.unset) if name != "hydra" else _UNSET
             if value is not _UNSET:
                 composed.config[str(name)] = value
     _settle(composed.config, composed.problems)
-
-
-@contextmanager
-def _hydra_config(config: DictConfig) -> Iterator[None]:
-    """Let ${hydra:...} resolve, with placeholders for what only a running job knows.
-
-    Afterwards the section is what it was before.
-    """
-    runtime, job = config.hydra.runtime, config.hydra.job
-    places = ((runtime, "output_dir", "."), (job, "num", 0), (job, "id", "0"))
-    before = [(node, name, node._get_node(name)._value()) for node, name, _ in places]
-    _fill(config, places)
-    kept, locked = HydraConfig.instance().cfg, config.hydra._metadata.flags.get("readonly")
-    HydraConfig.instance().set_config(config)  # which makes the section read-only
-    try:
-        yield
-    finally:
-        HydraConfig.instance().cfg = kept
-        OmegaConf.set_readonly(config.hydra, locked)
-        _fill(config, before)
-
-
-def _fill(config: DictConfig, places: Iterable[tuple[DictConfig, str, Any]]) -> None:
-    with read_write(config), open_dict(config):
-        for node, name, value in places:
-            node[name] = value
 
 
 def plain(config: DictConfig) -> Plain:
@@ -362,12 +341,12 @@ def _value(node: DictConfig | ListConfig, name: Any, key: str, problems: list[Pr
             found = node[name]
         value = _plain(found, key, problems)
         if read:
-            environment.note(key, node._get_node(name)._value(), read, value)  # type: ignore[union-attr]
+            environment.note(key, hydra_internals.raw_value(node, name), read, value)
         return value
     except MissingMandatoryValue:
         problems.append(Problem(key, f"has no value yet; give it with {key}=..."))
     except InterpolationKeyError:
-        text = node._get_node(name)._value()  # type: ignore[union-attr]
+        text = hydra_internals.raw_value(node, name)
         problems.append(Problem(key, f"{text} leads nowhere; give it a value of its own"))
     except OmegaConfBaseException as error:
         problems.append(Problem(key, str(error).splitlines()[0]))

@@ -24,7 +24,8 @@ from functools import lru_cache
 from typing import Any
 
 from hydra.conf import HydraConf
-from hydra.core.config_store import ConfigNode, ConfigStore
+from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
@@ -214,12 +215,11 @@ def _plugin(node: Any, key: str, kind: type, typed: Sequence[str]) -> Iterator[P
             key, f"got {node!r}, expected a {kind.__name__.lower()} of an installed plugin"
         )
         return
-    found = Plugins.instance().class_name_to_class.get(str(node.get("_target_")))
-    if not _is_a(found, kind):
-        names = [name for name, one in Plugins.instance().class_name_to_class.items()
-                 if issubclass(one, kind)]  # fmt: skip
-        yield Problem(f"{key}._target_", f"{node.get('_target_')} is not a {kind.__name__.lower()} "
-                      f"of an installed plugin; there are {', '.join(sorted(names))}")  # fmt: skip
+    installed = {f"{one.__module__}.{one.__name__}" for one in Plugins.instance().discover(kind)}
+    if str(node.get("_target_")) not in installed:
+        reason = f"is not a {kind.__name__.lower()} of an installed plugin; there are "
+        reason += ", ".join(sorted(installed))
+        yield Problem(f"{key}._target_", f"{node.get('_target_')} {reason}")
         return
     yield from _arguments(node, key, typed)
 
@@ -271,25 +271,23 @@ def _params(params: Any, key: str) -> Iterator[Problem]:
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, list[dict[str, Any]]]:
     """The nodes that installed plugins have registered as launchers and sweepers, by `_target_`."""
-    groups = ConfigStore.instance().repo.get("hydra", {})
     found: dict[str, list[dict[str, Any]]] = {}
-    for node in _stored([groups.get("launcher", {}), groups.get("sweeper", {})]):
+    for node in (*_stored("hydra/launcher"), *_stored("hydra/sweeper")):
         if isinstance(node.get("_target_"), str):
             found.setdefault(node["_target_"], []).append(node)
     return found
 
 
-def _stored(value: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(value, ConfigNode):
-        held = OmegaConf.to_container(value.node, resolve=False)
-        if isinstance(held, dict):
-            yield {str(name): entry for name, entry in held.items()}
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _stored(entry)
-    elif isinstance(value, list):
-        for entry in value:
-            yield from _stored(entry)
+def _stored(group: str) -> Iterator[dict[str, Any]]:
+    store = ConfigStore.instance()
+    for name in store.list(group):
+        path = f"{group}/{name}"
+        if store.get_type(path) is ObjectType.GROUP:
+            yield from _stored(path)
+            continue
+        node = OmegaConf.to_container(store.load(path).node, resolve=False)
+        if isinstance(node, dict):
+            yield {str(key): value for key, value in node.items()}
 
 
 _ROOMS: dict[str, tuple[tuple[str, ...], type]] = {

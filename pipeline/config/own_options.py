@@ -17,11 +17,17 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
-from hydra._internal.utils import get_args_parser
-
 import pipeline
 from pipeline import terminal
-from pipeline.config import allow_list, allowances, endpoints, familiar_names, preflight, project
+from pipeline.config import (
+    allow_list,
+    allowances,
+    endpoints,
+    familiar_names,
+    hydra_internals,
+    preflight,
+    project,
+)
 from pipeline.distributed import launch
 from pipeline.errors import Problem
 from pipeline.terminal import put
@@ -53,7 +59,7 @@ def taken(
         put(_versions())
         raise SystemExit(0)
     with terminal.held_back():
-        args, unknown = get_args_parser().parse_known_intermixed_args(rest)
+        args, unknown = hydra_internals.get_args_parser().parse_known_intermixed_args(rest)
     preflight.raise_if([_no_option(word, rest) for word in unknown if word.startswith("-")])
     typed = bool(named[allow_list.VARIABLE]) and args.config_dir is not None
     ours = project.current() if launch.is_of_ours() else project.find(Path.cwd(), not typed)

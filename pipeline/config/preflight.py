@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config import announcement, endpoints, environment, hydra_section, nodes, parsing
 from pipeline.config.composition import Composed, Composer, with_run_dir
 from pipeline.config.disclosure import Plain
+from pipeline.config.hydra_internals import BASIC_SWEEPER
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, Problem
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 MOST_JOBS = 200  # of a sweep are looked at beforehand; every job is looked at when it starts
-BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 def examine(
