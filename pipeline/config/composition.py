@@ -32,6 +32,7 @@ from pipeline.config import (
     environment,
     hydra_internals,
     hydra_section,
+    reference,
     step_order,
     unknown_keys,
     whole_nodes,
@@ -42,8 +43,7 @@ from pipeline.config.messages import show
 from pipeline.distributed import preemption
 from pipeline.errors import ConfigError, Problem
 
-# In a checkout, `pipeline/conf` is a link to the folder beside it.
-CONF = (Path(__file__).resolve().parent.parent / "conf").resolve()
+CONF = reference.CONF
 VERSION_BASE = "1.3"
 _HYDRAS_FOLDER = "hydra.run.dir"
 
