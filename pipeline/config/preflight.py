@@ -1,18 +1,18 @@
-"""Everything that is wrong with a run, found before anything is built, written or downloaded.
+"""All that is wrong with a run, found before anything is built, written or downloaded.
 
     argv -> composition -> schema, names of targets      without torch
          -> arguments of targets -> contradictions       with torch and the targets' modules
 
 One ConfigError has all problems. Where the first line finds some, the second is left out unless
-torch is imported already: a typo is answered in 1 s instead of 3 s. A sweep is checked job by job
-before its first job. Cost: about 0.12 s a configuration beside imports.
+torch is imported already: a typo is answered in 1 s instead of 3 s. Cost: about 0.12 s a
+configuration beside imports.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import (
@@ -163,15 +163,19 @@ def _sweep(
         over = [str(one.input_line) for one in swept if one.is_sweep_override()]
         announce(announcement.of_sweep(over, list(map(len, axes.values()))))
     jobs = list(_jobs(composer, axes))
-    seen: dict[Problem, list[str]] = {}
+    seen: dict[Problem, list[Sequence[str]]] = {}
     for job in jobs:
         chosen, _ = composer.parse(job)
         for problem in dict.fromkeys(_job(composer.compose([*hydras, *chosen]))[1]):
-            seen.setdefault(problem, []).append(_combination(job, axes))
-    return problems + [
-        problem if len(where) == len(jobs) else _of_job(problem, where[0])
-        for problem, where in seen.items()
-    ]
+            seen.setdefault(problem, []).append(job)
+    for problem, where in seen.items():
+        if len(where) < len(jobs):
+            varied = (line for line, one in zip(where[0], axes.values(), strict=True)
+                      if len(one) > 1)  # fmt: skip
+            text = f"{problem.message} (in the job {' '.join(varied)})"
+            problem = Problem(problem.key, text)
+        problems.append(problem)
+    return problems
 
 
 def _jobs(composer: Composer, axes: Mapping[str, Sequence[str]]) -> Iterator[Sequence[str]]:
@@ -194,7 +198,7 @@ def _jobs(composer: Composer, axes: Mapping[str, Sequence[str]]) -> Iterator[Seq
 def raise_if(problems: Sequence[Problem]) -> None:
     """Raise ConfigError if there are problems."""
     if problems:
-        raise ConfigError(_distinct(problems))
+        raise ConfigError(dict.fromkeys(problems))
 
 
 def values(override: Override) -> list[str]:
@@ -203,16 +207,6 @@ def values(override: Override) -> list[str]:
         return [str(override.input_line)]
     key = override.get_key_element()
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
-
-
-def _combination(job: Sequence[str], axes: Mapping[str, Sequence[str]]) -> str:
-    return " ".join(
-        line for line, values in zip(job, axes.values(), strict=True) if len(values) > 1
-    )
-
-
-def _of_job(problem: Problem, combination: str) -> Problem:
-    return Problem(problem.key, f"{problem.message} (in the job {combination})")
 
 
 def _job(
@@ -224,20 +218,15 @@ def _job(
         return None, problems
     said = {problem.key for problem in problems}
     config, more = examine(composed.config, begin, bool(problems))
-    return config, problems + [problem for problem in more if not _said(problem.key, said)]
-
-
-def _said(key: str, keys: Collection[str]) -> bool:
-    """Whether something was said already of a key, or of one below it."""
-    return key in keys or any(one.startswith(key + ".") for one in keys if key)
-
-
-def _distinct(problems: Sequence[Problem]) -> list[Problem]:
-    return list(dict.fromkeys(problems))
+    # A key is not reported twice, nor a section for a key below it.
+    return config, problems + [
+        problem for problem in more
+        if problem.key not in said and not any(key.startswith(f"{problem.key}.") for key in said)
+    ]  # fmt: skip
 
 
 def _hydra_problems(composed: Composed, importing: bool = True) -> list[Problem]:
-    """What hydra's own section may not hold; hydra acts on it before any code of ours runs."""
+    """Problems of hydra's own section, on which hydra acts before any code of ours runs."""
     if composed.node is None:
         return []
     return hydra_section.problems(composed.node, composed.lines, importing)
