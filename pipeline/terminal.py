@@ -94,7 +94,7 @@ def bar() -> Progress:
     """A progress bar on stderr, with a field `numbers`; the caller refreshes it.
 
     It has no thread of its own: worker processes are forked from this one, and a lock that a thread
-    has would stay locked in them.
+    holds would stay locked in them.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
