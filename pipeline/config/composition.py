@@ -104,7 +104,7 @@ class Composer:
         # As hydra has it, --config-path is relative to the folder of run.py, if that was started.
         base = program.base_of_paths()
         self.path = _folder(config_path, "--config-path", base) if config_path else str(CONF)
-        search_path = hydra_internals.search_path(self.path)
+        search_path = hydra_internals.create_config_search_path(self.path)
         if config_dir is not None:
             found = f"file://{_folder(config_dir, '--config-dir', Path())}"
             search_path.prepend("command-line", found, SearchPathQuery(provider="schema"))
@@ -339,9 +339,9 @@ def _plain(value: Any, key: str, problems: list[Problem]) -> Any:
 
 def _items(
     node: DictConfig, key: str, problems: list[Problem], but: str = ""
-) -> Iterator[tuple[str, Any]]:
+) -> Iterator[tuple[Any, Any]]:
     for name in node:
-        if str(name) != but:
-            item = _value(node, name, f"{key}.{name}".lstrip("."), problems)
+        if name != but:
+            item = _value(node, name, f"{key}.{name!s}".lstrip("."), problems)
             if item is not _UNSET:
                 yield name, item

@@ -35,11 +35,6 @@ _origins: ContextVar[dict[str, Origin] | None] = ContextVar("origins", default=N
 _read: dict[str, str] = {}  # what was read by this process -> its name
 
 
-def allowed() -> list[str]:
-    """Variables that may leave this machine, as the command line named them."""
-    return [name for name in os.environ.get(VARIABLE, "").split(",") if name]
-
-
 def check_allowed(names: list[str]) -> list[Problem]:
     """What is wrong with the names that --allow-env was given."""
     return [Problem("--allow-env", f"{name!r} is no name of a variable, such as DATA_ROOT")
@@ -101,7 +96,7 @@ def _env(*arguments: Any) -> Any:
 
 
 def unresolved(text: str) -> str:
-    """A message with what this process read from the environment put back to its name."""
+    """`text` with values that this process read from the environment replaced by their names."""
     for value in sorted(_read, key=len, reverse=True):
         text = text.replace(value, f"${{oc.env:{_read[value]}}}")
     return text
@@ -114,7 +109,7 @@ def unread() -> AbstractContextManager[None]:
 
 def check(config: Plain) -> list[Problem]:
     """Refuse variables whose values would leave this machine, unless they were named."""
-    free = set(allowed())
+    free = os.environ.get(VARIABLE, "").split(",")
     problems = []
     for key, origin in config.origins.items():
         names = [name for name in origin.names if name not in free]
@@ -154,12 +149,11 @@ def _part_of(config: Mapping[str, Any], key: str) -> Any:
 
 
 def _texts(node: Any) -> Iterator[str]:
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            yield str(name)
-            yield from _texts(value)
+    """Every text at any depth, names of keys included."""
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, Mapping):
+        yield from _texts([*map(str, node), *node.values()])
     elif isinstance(node, (list, tuple)):
         for value in node:
             yield from _texts(value)
-    elif isinstance(node, str):
-        yield node

@@ -7,12 +7,11 @@ this file says which.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import hydra
 import omegaconf
-from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException
@@ -26,7 +25,7 @@ try:
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra._internal.utils import create_config_search_path, get_args_parser
 
-    _REPLACED = (_entry.ConfigLoaderImpl, _entry.Hydra.get_mode, _entry.Hydra.get_help,
+    _REPLACED = (vars(_entry)["ConfigLoaderImpl"], _entry.Hydra.get_mode, _entry.Hydra.get_help,
                  _entry.Hydra.get_sanitized_cfg, ConfigLoaderImpl._load_configuration_impl,
                  ConfigLoaderImpl._compose_config_from_defaults_list,
                  ConfigLoaderImpl._process_config_searchpath)  # fmt: skip
@@ -34,7 +33,7 @@ try:
     _get_node = DictConfig._get_node, ListConfig._get_node
     _states = DictConfig._is_none, DictConfig._is_missing, DictConfig._is_interpolation
     _value = DictConfig._value
-except (ImportError, AttributeError) as error:
+except (ImportError, AttributeError, KeyError) as error:
     raise ImportError(
         f"hydra {hydra.__version__} or omegaconf {omegaconf.__version__} is other inside than 1.3.8"
         f" and 2.3.1, with which Penstock was tested: {error}. Install these versions, or a newer "
@@ -42,8 +41,9 @@ except (ImportError, AttributeError) as error:
     ) from error
 
 __all__ = [
-    "BASIC_SWEEPER", "ConfigLoader", "apply_override", "get_args_parser", "hydra_config",
-    "is_mapping", "loaded_by", "raw_node", "raw_value", "replaced", "search_path", "shown_by",
+    "BASIC_SWEEPER", "ConfigLoader", "apply_override", "create_config_search_path",
+    "get_args_parser", "hydra_config",
+    "is_mapping", "loaded_by", "raw_node", "raw_value", "replaced", "shown_by",
 ]  # fmt: skip
 
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
@@ -113,11 +113,6 @@ def apply_override(override: Override, config: DictConfig) -> None:
     _apply([override], config)
 
 
-def search_path(folder: str) -> ConfigSearchPath:
-    """hydra's search path for a primary configuration in `folder`."""
-    return create_config_search_path(folder)
-
-
 @contextmanager
 def loaded_by(make: Callable[..., ConfigLoader], single: bool) -> Iterator[None]:
     """Let `hydra.main` load configurations with `make(config_search_path=...)`.
@@ -125,11 +120,8 @@ def loaded_by(make: Callable[..., ConfigLoader], single: bool) -> Iterator[None]
     Args:
         single: spare hydra a composition (0.1 s) from which it would learn that this is one run.
     """
-    with ExitStack() as stack:
-        stack.enter_context(replaced(_entry, ConfigLoaderImpl=make))
-        if single:
-            mode = lambda *args, **options: RunMode.RUN  # noqa: E731
-            stack.enter_context(replaced(_entry.Hydra, get_mode=mode))
+    modes = {"get_mode": lambda *args, **options: RunMode.RUN} if single else {}
+    with replaced(_entry, ConfigLoaderImpl=make), replaced(_entry.Hydra, **modes):
         yield
 
 
@@ -164,22 +156,22 @@ def hydra_config(config: DictConfig) -> Iterator[None]:
     runtime, job = config.hydra.runtime, config.hydra.job
     places = ((runtime, "output_dir", "."), (job, "num", 0), (job, "id", "0"))
     before = [(node, name, raw_value(node, name)) for node, name, _ in places]
-    _fill(config, places)
     state, locked = HydraConfig.instance(), OmegaConf.is_readonly(config.hydra)
     kept = state.cfg
+
+    def fill(values: Iterable[tuple[DictConfig, str, Any]]) -> None:
+        with read_write(config), open_dict(config):
+            for node, name, value in values:
+                node[name] = value
+
+    fill(places)
     state.set_config(config)  # which makes the section read-only
     try:
         yield
     finally:
         state.cfg = kept
         OmegaConf.set_readonly(config.hydra, locked)
-        _fill(config, before)
-
-
-def _fill(config: DictConfig, places: Iterable[tuple[DictConfig, str, Any]]) -> None:
-    with read_write(config), open_dict(config):
-        for node, name, value in places:
-            node[name] = value
+        fill(before)
 
 
 def raw_node(config: DictConfig | ListConfig, name: Any) -> Any:

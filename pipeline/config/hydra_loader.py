@@ -1,8 +1,8 @@
-"""hydra's composition with a check at its end: what was looked at is what hydra acts on.
+"""hydra's config loader with a check at its end: what was checked is what hydra acts on.
 
-Every configuration that hydra uses comes out of its config loader: for a run, a sweep, each job of
-a sweep (in whatever process a launcher starts it), `--help`, `--cfg`, `--info` and tab completion.
-So the section `hydra:` is checked in the loader, even if the command line was checked before.
+Every configuration that hydra uses comes from its loader: for a run, a sweep, each job of a sweep
+(in whatever process a launcher starts it), `--help`, `--cfg`, `--info` and tab completion. So the
+section `hydra:` is checked here, even if the command line was checked before.
 
 The configuration that a single run, or a look at one, was checked with is handed out again
 (`Kept`): composing it twice would cost 0.1 s, and `${now:...}` would have moved on.
@@ -111,7 +111,11 @@ class CheckedConfigLoader(ConfigLoader):
             self._refuse([not_set(error)])
         found = hydra_section.problems(hydra_internals.raw_node(config, "hydra"), given)
         if run_mode is RunMode.MULTIRUN and not found:
-            found = _record_problems(config)
+            folder = OmegaConf.select(config, "hydra.sweep.dir", throw_on_resolution_failure=False)
+            record = Path(str(folder)) / "multirun.yaml"
+            if folder and record.is_symlink():
+                reason = f"{record} is a link; hydra would write to its target. Give another folder"
+                found = [Problem("hydra.sweep.dir", reason)]
         if found:
             self._refuse(found)
         return config
@@ -131,14 +135,6 @@ class CheckedConfigLoader(ConfigLoader):
 def not_set(error: KeyError) -> Problem:
     """What is said of a variable of `hydra.job.env_copy` that isn't there."""
     return Problem("hydra.job.env_copy", f"{error.args[0]} is not set in the environment")
-
-
-def _record_problems(config: DictConfig) -> list[Problem]:
-    """hydra writes a sweep's record through a link, to whatever that leads to."""
-    folder = OmegaConf.select(config, "hydra.sweep.dir", throw_on_resolution_failure=False)
-    record = Path(str(folder)) / "multirun.yaml"
-    reason = f"{record} is a link; hydra would write to what it leads to. Give another folder"
-    return [Problem("hydra.sweep.dir", reason)] if folder and record.is_symlink() else []
 
 
 def checked(single: bool, kept: Kept | None = None) -> AbstractContextManager[None]:

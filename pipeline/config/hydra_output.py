@@ -62,7 +62,7 @@ def saved() -> AbstractContextManager[None]:
 
 def save_without_secrets() -> None:
     """The same for all that this process, which a launcher has started, still saves."""
-    OmegaConf.to_yaml = _TO_YAML  # type: ignore[assignment, method-assign]
+    OmegaConf.to_yaml = _TO_YAML  # type: ignore[method-assign]
 
 
 def overrides() -> list[str]:

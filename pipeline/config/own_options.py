@@ -56,13 +56,15 @@ def taken(
     named = {variable: allowances.names(given) for variable, given in vars(own).items()}
     preflight.raise_if(allowances.check(named))
     if "--version" in rest:
-        said = [f"Penstock {pipeline.__version__}"]  # in every report of a problem; imports nothing
+        versions = [
+            f"Penstock {pipeline.__version__}"
+        ]  # in every report of a problem; imports nothing
         for name in ("torch", "torchvision", "hydra-core"):
             try:
-                said.append(f"{name} {metadata.version(name)}")
+                versions.append(f"{name} {metadata.version(name)}")
             except metadata.PackageNotFoundError:
-                said.append(f"{name} (not installed)")
-        put(", ".join([*said, f"Python {platform.python_version()}"]))
+                versions.append(f"{name} (not installed)")
+        put(", ".join([*versions, f"Python {platform.python_version()}"]))
         raise SystemExit(0)
     with terminal.held_back():
         args, unknown = hydra_internals.get_args_parser().parse_known_intermixed_args(rest)

@@ -177,7 +177,7 @@ def _not_in_yaml(path: Path, group: str, supplied: Iterable[str]) -> list[YamlKe
     given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     node = given.get(group, given)
     target = str(node.get("_target_", "")) if isinstance(node, dict) else ""
-    if not target.startswith("pipeline."):
+    if not isinstance(node, dict) or not target.startswith("pipeline."):
         return []
     known = signatures.arguments(allow_list.resolve(target, group))
     return [
