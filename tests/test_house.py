@@ -28,7 +28,7 @@ KNOW_HYDRA = {
     "run.py", "pipeline/command.py", "pipeline/tasks/fit.py", "pipeline/tasks/sweep.py",
     *(f"pipeline/config/{name}.py" for name in (
         "composition", "environment", "hydra_internals", "hydra_loader", "hydra_output",
-        "hydra_section", "instantiate", "unknown_keys", "whole_nodes",
+        "hydra_section", "instantiate", "preflight", "unknown_keys", "whole_nodes",
     )),
 }  # fmt: skip
 CODE = ("pipeline/*.py", "datasets/*.py", "run.py")

@@ -72,11 +72,6 @@ class Composed:
     unset: list[Problem] = field(default_factory=list)
     complete: bool = False
 
-    @property
-    def multirun(self) -> bool:
-        """Whether the configuration itself asks for a sweep (hydra.mode)."""
-        return bool(self.hydra.get("mode") == RunMode.MULTIRUN)
-
 
 class Composer:
     """hydra's composition for one search path.
@@ -88,7 +83,7 @@ class Composer:
 
     Attributes:
         path: the folder of the primary configuration.
-        kept: the last configuration that nothing was wrong with for hydra, as hydra would have it.
+        kept: the last configuration that hydra composed without a problem.
 
     Raises:
         ConfigError: a folder is missing, or a search path would import an untrusted package.

@@ -16,6 +16,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,37 +50,27 @@ class Endpoint:
     anonymous: bool
 
     @property
-    def server(self) -> tuple[str, str, str] | None:
-        """Scheme, host and port; None if the value is not one plain server."""
+    def server(self) -> tuple[str, str, str]:
+        """Scheme, host and port; empty where the value is not one plain server."""
         match = _SERVER.fullmatch(self.given)
-        return None if match is None else (match[1] or "", match[2].lower(), match[3] or "")
-
-    @property
-    def is_loopback(self) -> bool:
-        if self.server is None:
-            return False
-        host = self.server[1].strip("[]")
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        return ("", "", "") if match is None else (match[1] or "", match[2].lower(), match[3] or "")
 
     @property
     def is_providers(self) -> bool:
-        if self.server is None or not _PROVIDERS.fullmatch(self.server[1]):
-            return False
-        return self.server[0] == "https" and self.server[2] in ("", "443")
+        scheme, host, port = self.server
+        return bool(_PROVIDERS.fullmatch(host)) and scheme == "https" and port in ("", "443")
 
     @property
     def is_allowed(self) -> bool:
         """Whether the command line names it, or nothing can be lost to it."""
-        if self.anonymous or self.is_loopback or self.is_providers:
-            return True
-        if self.server is None:
-            return False
         _, host, port = self.server
+        if self.anonymous or self.is_providers or host == "localhost":
+            return True
+        with suppress(ValueError):
+            if ipaddress.ip_address(host.strip("[]")).is_loopback:
+                return True
         names = [name.strip().lower() for name in os.environ.get(VARIABLE, "").split(",")]
-        return host in names or bool(port and f"{host}:{port}" in names)
+        return bool(host) and (host in names or bool(port and f"{host}:{port}" in names))
 
 
 def check_allowed(names: list[str]) -> list[Problem]:
@@ -94,7 +85,7 @@ def check(config: Mapping[str, Any]) -> list[Problem]:
     for one in found(config):
         if one.is_allowed:
             continue
-        name = ":".join(filter(None, one.server[1:])) if one.server else ""
+        name = ":".join(filter(None, one.server[1:]))
         way = f", --allow-endpoint {name}" if name else ""
         problems.append(Problem(one.key, f"sends requests, signed with credentials of whoever runs "
                                 f"this, to {one.given!r}, which is not the provider's. If that "

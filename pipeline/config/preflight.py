@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hydra.types import RunMode
+
 from pipeline.config import (
     allow_list,
     announcement,
@@ -122,7 +124,7 @@ def run(
     overrides, problems = composer.parse(lines)
     fixed = [one for one in overrides if not one.is_sweep_override()]
     base = composer.compose(fixed, multirun)
-    if multirun or base.multirun:
+    if multirun or base.hydra.get("mode") == RunMode.MULTIRUN:
         raise_if(problems + _sweep(composer, overrides, base, announce))
         return None
     problems += [
