@@ -67,14 +67,22 @@ def test_a_wait_for_data_is_broken_off(backend, steps, number, tmp_path, undistu
     check(runs, pids, undisturbed, "epoch ", number)
 
 
-@pytest.mark.parametrize("backend", ["main", "process", "thread"])
+@pytest.mark.parametrize(
+    "backend", ["main", "process", pytest.param("thread", marks=pytest.mark.stress)]
+)
 def test_so_is_one_in_validation(backend, tmp_path, undisturbed):
     runs = Runs(tmp_path / "runs", backend, more=NO_BASELINE)
     runs.stall("val", 13)
     check(runs, runs.begin(), undisturbed, "epoch 0, step 16")
 
 
-@pytest.mark.parametrize(("backend", "to"), [("process", None), ("thread", [1])])
+@pytest.mark.parametrize(
+    ("backend", "to"),
+    [
+        pytest.param("process", None, marks=pytest.mark.stress),
+        ("thread", [1]),
+    ],
+)
 def test_ranks_that_wait_agree_although_one_alone_was_asked(backend, to, tmp_path, undisturbed):
     runs = Runs(tmp_path / "runs", backend, 2, NO_BASELINE)
     pids = runs.begin()
