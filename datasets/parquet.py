@@ -25,9 +25,7 @@ from torch.utils.data import Dataset
 
 from pipeline.datasets.arrow.columns import Fields
 from pipeline.datasets.arrow.metadata import read_metadata
-from pipeline.datasets.arrow.table import ArrowTable, TableOptions
-from pipeline.datasets.reading.data_file import DataFile
-from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.arrow.table import ArrowTable
 from pipeline.datasets.reading.image import Reader
 from pipeline.datasets.reading.split import Split
 from pipeline.files.limits import Limits
@@ -37,14 +35,8 @@ if TYPE_CHECKING:
 
     from pipeline.datasets.files import Files
 
-_ADVICE = (
-    "rows are read in an order in which nearly every one costs a whole row group. Use "
-    "dataset=parquet_stream, a larger dataset.cache_mb, smaller row groups, or uncompressed Arrow "
-    "files"
-)
 
-
-class Parquet(Fingerprinted, Dataset[dict[str, Any]]):
+class Parquet(ArrowTable, Dataset[dict[str, Any]]):
     """One sample: a row, with the fields that its columns are made into.
 
     `arrow.columns` lists what a column can become.
@@ -58,7 +50,7 @@ class Parquet(Fingerprinted, Dataset[dict[str, Any]]):
             null takes all columns that a field can be made of.
         split_column: the column that says "train" or "val" ("validation" is as good).
         classes: names of the classes of the first label field; null takes those that the files
-            name, or else what occurs in the files of training.
+            name, or else the labels in the files of training.
         metadata_columns: columns of `metadata`; null takes all there are.
         val_fraction: share of the rows that validate; 0 and 1 leave all to one split.
         split_seed: another seed, another split.
@@ -75,6 +67,11 @@ class Parquet(Fingerprinted, Dataset[dict[str, Any]]):
     """
 
     draws = False  # reading a sample takes no random numbers
+    advice = (
+        "rows are read in an order in which nearly every one costs a whole row group. Use "
+        "dataset=parquet_stream, a larger dataset.cache_mb, smaller row groups, or uncompressed "
+        "Arrow files"
+    )
 
     def __init__(
         self,
@@ -91,27 +88,23 @@ class Parquet(Fingerprinted, Dataset[dict[str, Any]]):
         files: Files | None = None,
         limits: Limits | None = None,
     ) -> None:
-        options = TableOptions(
-            fields, split_column, classes, metadata_columns, val_fraction, split_seed, reader,
-            cache_mb, limits or Limits(),
+        super().__init__(
+            root, split, fields, split_column, classes, val_fraction, split_seed, reader, cache_mb,
+            files, limits,
         )  # fmt: skip
-        self.table = ArrowTable(root, split, options, files, _ADVICE)
-        self.classes = next(iter(self.table.classes.values()), [])
-
-    def __len__(self) -> int:
-        return len(self.table)
+        self._metadata_columns = metadata_columns
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        groups, rows = self.table.locate([index])
-        return self.table.samples(int(groups[0]), rows.tolist())[0]
+        groups, rows = self.locate([index])
+        return self.samples(int(groups[0]), rows.tolist())[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Samples of a whole batch; each row group is visited once."""
-        groups, rows = self.table.locate(indices)
+        groups, rows = self.locate(indices)
         samples: list[dict[str, Any]] = [{}] * len(groups)
         for group in np.unique(groups).tolist():
             places = np.flatnonzero(groups == group)
-            found = self.table.samples(group, rows[places].tolist())
+            found = self.samples(group, rows[places].tolist())
             for place, sample in zip(places.tolist(), found, strict=True):
                 samples[place] = sample
         return samples
@@ -122,16 +115,4 @@ class Parquet(Fingerprinted, Dataset[dict[str, Any]]):
 
         Reads these columns of all row groups; no image.
         """
-        return read_metadata(self.table)
-
-    @property
-    def facts(self) -> dict[str, int]:
-        """What a model must know: num_classes, num_outputs, num_features, as far as they are."""
-        return self.table.facts
-
-    def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """The files, the fields made of them, and this split's rows."""
-        return self.table.fingerprint_parts(sized)
-
-    def data_files(self) -> list[DataFile]:
-        return self.table.data_files()
+        return read_metadata(self, self._metadata_columns)

@@ -1,8 +1,8 @@
-"""Decoded row groups of one process: the last used ones, up to a number of bytes.
+"""Cache of decoded row groups in one process: the last used ones, up to a number of bytes.
 
-A row group that is larger than the limit is held alone, until the next one is read. Threads share
-what is held; when two of them miss the same row group at once, both read it. Nothing that is held
-travels to another process.
+A row group that is larger than the limit is kept alone, until the next one is read. Threads share
+the cache; when two of them miss the same row group at once, both read it. No entry travels to
+another process.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_LOADS = 200  # are looked at together:
-_WORTH = 4  # if fewer rows are used of each
-_AGAIN = 0.5  # and this share of them is of row groups that were here before, it is said
+# The advice is given if of the last _LOADS loads, more than this share were of row groups that had
+# been loaded before, and fewer rows than this were used of each.
+_LOADS, _AGAIN, _ROWS = 200, 0.5, 4
 
 
 class RowGroups(Generic[T]):
-    """Number of a row group -> what `load` makes of it.
+    """The result of `load` by the number of a row group.
 
     Args:
         load: number -> (value, bytes of memory that it takes).
-        limit: bytes that are held at most.
-        advice: said once, when row groups are loaded again and again for a few rows each.
+        limit: bytes that are kept at most.
+        advice: logged once, when row groups are loaded again and again for a few rows each.
     """
 
     def __init__(self, load: Callable[[int], tuple[T, int]], limit: int, advice: str = "") -> None:
@@ -59,7 +59,11 @@ class RowGroups(Generic[T]):
                 return self._held[group][0]
         value, size = self._load(group)
         with self._lock:
-            self._hold(group, value, size)
+            self._size += size - self._held.get(group, (value, 0))[1]
+            self._held[group] = (value, size)
+            while self._size > self._limit and len(self._held) > 1:
+                _, (_, freed) = self._held.popitem(last=False)
+                self._size -= freed
             self._count(group)
         return value
 
@@ -69,23 +73,12 @@ class RowGroups(Generic[T]):
         self._seen.add(group)
         if self._loads < _LOADS:
             return
-        if self._used < _WORTH * _LOADS and self._again > _AGAIN * _LOADS and self._advice:
+        if self._used < _ROWS * _LOADS and self._again > _AGAIN * _LOADS and self._advice:
             worker = get_worker_info()
             if worker is None or worker.id == 0:  # the others see the same
                 _log.warning("%s", self._advice)
             self._advice = ""
         self._used = self._loads = self._again = 0
 
-    def _hold(self, group: int, value: T, size: int) -> None:
-        self._size += size - self._held.get(group, (value, 0))[1]
-        self._held[group] = (value, size)
-        while self._size > self._limit and len(self._held) > 1:
-            _, (_, freed) = self._held.popitem(last=False)
-            self._size -= freed
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_load": self._load, "_limit": self._limit, "_advice": self._advice}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin()
+    def __reduce__(self) -> tuple[type[RowGroups[T]], tuple[Any, ...]]:
+        return type(self), (self._load, self._limit, self._advice)
