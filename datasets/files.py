@@ -1,14 +1,13 @@
-"""Files wherever they lie: paths of this machine, and addresses whose files are fetched once.
+"""Files at paths of this machine, and at addresses, from which they are fetched once.
 
 `remote.store` has the schemes. A file of this machine is read where it is. Any other is kept in a
-cache of bounded size that all workers, ranks and runs of a machine share (`remote.file_cache`),
-and gets there only whole: of the right size, and with the right checksum where the store gives one
-(`remote.download`). What may work a moment later is tried again (`remote.retry`).
+cache of bounded size that all workers, ranks and runs of a machine share (`remote.file_cache`), and
+gets there only whole: of the right size, and with the right checksum where the store gives one
+(`remote.download`). Transient errors are retried (`remote.retry`).
 
-A cached file belongs to one version of what lies at its address. The version is asked for once,
-when a folder is listed or a file is first needed, and travels with the `Files` to all workers
-(`remote.catalog`). So reading from the cache asks the store nothing, and a run never sees two
-versions.
+A cached file is of one version. The store is asked for it once, when a folder is listed or a file
+is first needed, and it travels with the `Files` to all workers (`remote.catalog`). So reading from
+the cache asks the store nothing, and a run never sees two versions.
 
 Cost: nothing for paths of this machine; 25 us for a file in the cache.
 """
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from pipeline.datasets.reading.walk import walk
 from pipeline.datasets.remote.catalog import Catalog
 from pipeline.datasets.remote.download import Download
-from pipeline.datasets.remote.listing import Found
+from pipeline.datasets.remote.listing import FileInfo
 from pipeline.datasets.remote.retry import RetryPolicy
 from pipeline.datasets.remote.store import check_options, is_remote, local_path
 from pipeline.errors import ConfigError, DataError, Problem
@@ -49,14 +48,14 @@ class Files:
     """Access to files at paths and addresses. Can be pickled, forked and used by many threads.
 
     Args:
-        cache_dir: folder of the cache; several runs may use the same. Only made when it is needed.
+        cache_dir: folder of the cache, made when it is needed; several runs may use the same.
         cache_size: of the cache, as "20GB", "500 MB", "4GiB" or a number of bytes.
         retries: further attempts when a store doesn't answer or is busy.
         first_wait: seconds before the first of them; each next wait is twice as long.
         timeout: seconds after which a silent connection counts as broken.
         options: for the store's fsspec file system: `endpoint_url`, `anon`, `profile` ... No
             credentials: these are found by the store's own means.
-        limits: `files` is what a listing may have.
+        limits: `files` of a listing.
 
     Raises:
         ConfigError: a value is out of range, or an option looks like a credential.
@@ -85,14 +84,13 @@ class Files:
         self._download = Download(self.catalog, retry)
 
     def local(self, address: str) -> Path:
-        """A path on this machine with the content of `address`.
+        """A path on this machine with the content of `address`; a local path is not checked.
 
         Open it soon: a cached file can be evicted, though rarely before all others. `read` and
-        `open` know what to do then; a file that is open stays readable.
+        `open` fetch it again then; a file that is open stays readable.
 
         Raises:
-            DataError: it is missing in its store, may not be read, or the store didn't answer. A
-                path of this machine is given back as it is, whether it is there or not.
+            DataError: it is missing in its store, may not be read, or the store didn't answer.
         """
         if not is_remote(address):
             return Path(local_path(address)).expanduser()
@@ -102,7 +100,11 @@ class Files:
             if cached is not None:
                 return cached
         with _own_draws():
-            return self._fetched(address)
+            found = self.catalog.look(address)
+            entry = _entry(self._place, address, found)
+            return self._cache.get(
+                entry, found.size, lambda part: self._download(address, found, part)
+            )
 
     def read(self, address: str, function: Callable[[str], T]) -> T:
         """`function(path)` for a path on this machine with the content of `address`.
@@ -132,7 +134,7 @@ class Files:
                 f"{address!r} cannot be read: {error.strerror or error}. Check dataset.root."
             ) from error
 
-    def list(self, address: str) -> list[Found]:
+    def list(self, address: str) -> list[FileInfo]:
         """Names (relative) and sizes of all files below a folder, sorted; hidden ones left out.
 
         For folders of very many files: `catalog.listing`, which is flat.
@@ -143,17 +145,12 @@ class Files:
         if not is_remote(address):
             folder = Path(local_path(address)).expanduser()
             if not folder.is_dir():
-                raise DataError(f"{address!r} is no folder. Check dataset.root.")
+                raise DataError(f"{address!r} is not a folder. Check dataset.root.")
             names = walk(folder, self._limits)
-            return [Found(name, size_of(folder / name), "") for name in names]
+            return [FileInfo(name, size_of(folder / name), "") for name in names]
         listing = self.catalog.listing(address)
         found = (listing.at(row) for row in range(len(listing)))
         return [one for one in found if not is_hidden(one.name)]
-
-    def _fetched(self, address: str) -> Path:
-        found = self.catalog.look(address)
-        entry = _entry(self._place, address, found)
-        return self._cache.get(entry, found.size, lambda part: self._download(address, found, part))
 
     @cached_property
     def _cache(self) -> FileCache:
@@ -185,8 +182,8 @@ def parse_size(size: str | int) -> int:
     return amount
 
 
-def _entry(place: str, address: str, found: Found) -> str:
-    """What a file of one version is called in the cache: a hash, and its own name for people."""
+def _entry(place: str, address: str, found: FileInfo) -> str:
+    """The name in the cache of a file of one version: a hash, and its own name for people."""
     text = "\0".join([place, address, found.version, str(found.size)])
     key = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
     name = re.sub(r"[^A-Za-z0-9._-]", "_", address.partition("?")[0].rpartition("/")[2])
@@ -195,10 +192,10 @@ def _entry(place: str, address: str, found: Found) -> str:
 
 @contextmanager
 def _own_draws() -> Iterator[None]:
-    """Put `random` back if a store's library has drawn from it.
+    """Restore `random` if a store's library has drawn from it, as they do for their waits.
 
-    They do for their waits, and a sample's transforms must not depend on whether its file was
-    fetched. Threads share the generator with everybody: there is nothing that may be put back.
+    A sample's transforms must not depend on whether its file was fetched. Other threads than the
+    main one share the generator, so they can't restore it.
     """
     before = random.getstate()
     try:

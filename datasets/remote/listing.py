@@ -17,12 +17,12 @@ Bytes = npt.NDArray[np.bytes_]
 
 
 def bytes_of(names: Iterable[str]) -> Bytes:
-    """Names as they stand in a listing."""
+    """Names as in a listing."""
     return np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
 
 
-class Found(NamedTuple):
-    """What a store says of a file.
+class FileInfo(NamedTuple):
+    """A file in a store.
 
     Attributes:
         name: relative to the folder that was listed, with forward slashes.
@@ -42,7 +42,7 @@ class Listing:
     Attributes:
         names: bytes[N], relative to the folder, with forward slashes.
         sizes: int64[N]; -1 where it is not known.
-        versions: bytes[N], what the store calls this content.
+        versions: bytes[N], as `FileInfo.version`.
     """
 
     names: Bytes
@@ -50,7 +50,7 @@ class Listing:
     versions: Bytes
 
     @classmethod
-    def of(cls, found: Iterable[Found]) -> Listing:
+    def of(cls, found: Iterable[FileInfo]) -> Listing:
         """The listing of `found`, in whatever order."""
         rows = [(os.fsencode(one.name), one.size, one.version.encode()) for one in found]
         if not rows:
@@ -63,7 +63,7 @@ class Listing:
 
     @classmethod
     def joined(cls, parts: Iterable[tuple[str, Listing]]) -> Listing:
-        """Several listings, each with what its names are to begin with."""
+        """Several listings, each with a prefix of its names."""
         given = [(os.fsencode(prefix), part) for prefix, part in parts if len(part)]
         if not given:
             return cls.of([])
@@ -77,7 +77,7 @@ class Listing:
         return len(self.names)
 
     def rows(self, names: Bytes) -> IntArray:
-        """Where each of `names` stands, int64[n]; -1 for one that is not there."""
+        """The row of each of `names`, int64[n]; -1 for a missing one."""
         if not len(self):
             return np.full(len(names), -1)
         # With types of two widths, numpy would copy all names to one width for each search.
@@ -87,23 +87,23 @@ class Listing:
         return np.where(there, rows, -1)
 
     def sizes_of(self, names: Bytes) -> IntArray:
-        """Their sizes, int64[n]; 0 where it is not known, -1 for one that is not there."""
+        """Sizes of files, int64[n]; 0 for an unknown size, -1 for a missing file."""
         rows = self.rows(names)
         return np.where(rows < 0, -1, np.maximum(self.sizes[rows], 0)) if len(self) else rows
 
-    def find(self, name: str) -> Found | None:
+    def find(self, name: str) -> FileInfo | None:
         """One file, if it is there; about 10 us."""
         row = int(self.rows(bytes_of([name]))[0])
         return None if row < 0 else self.at(row)
 
-    def at(self, row: int) -> Found:
+    def at(self, row: int) -> FileInfo:
         """The file in a row."""
         size = int(self.sizes[row])
         name, version = os.fsdecode(self.names[row]), self.versions[row].decode()
-        return Found(name, None if size < 0 else size, version)
+        return FileInfo(name, None if size < 0 else size, version)
 
     def folders(self, rows: slice, start: int) -> list[str]:
-        """The folders that stand in the names of some rows from the byte `start` on, sorted."""
+        """The folders that the names of some rows begin with after `start` bytes, sorted."""
         found: list[str] = []
         row = rows.start
         while row < rows.stop:

@@ -230,7 +230,7 @@ def test_a_page_may_link_to_anything_but_only_what_is_below_it_is_listed(files):
 
 
 def test_it_says_how_far_it_is(files, monkeypatch, caplog):
-    monkeypatch.setattr(crawl, "_FIRST_WORD", 0.0)
+    monkeypatch.setattr(crawl, "_FIRST_LOG", 0.0)
     caplog.set_level(logging.INFO, "pipeline")
     with serving(numbered) as (endpoint, _), contextlib.suppress(DataError):
         files(endpoint, files=300).catalog.listing("s3://data/d")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from pipeline.datasets.files import Files, parse_size
 from pipeline.datasets.remote import catalog, download, retry
 from pipeline.datasets.remote.file_cache import FileCache
-from pipeline.datasets.remote.listing import Found, Listing, bytes_of
+from pipeline.datasets.remote.listing import FileInfo, Listing, bytes_of
 from pipeline.datasets.remote.retry import RetryPolicy
 from pipeline.datasets.remote.store import Store
 from pipeline.errors import ConfigError, DataError
@@ -96,11 +96,11 @@ def test_paths_of_this_machine_are_read_where_they_are(tmp_path, monkeypatch):
     for address in (str(tmp_path / "a/x"), "a/x", f"file://{tmp_path}/a/x"):
         assert content(files, address) == b"here"
         assert files.local(address).samefile(tmp_path / "a/x")
-    assert files.list("a") == [Found("x", 4, "")]
+    assert files.list("a") == [FileInfo("x", 4, "")]
     assert not (tmp_path / "cache").exists()
     with pytest.raises(DataError, match="cannot be read: No such file"):
         files.open("a/none")
-    with pytest.raises(DataError, match="'none' is no folder"):
+    with pytest.raises(DataError, match="'none' is not a folder"):
         files.list("none")
 
 
@@ -612,11 +612,11 @@ def test_draws_of_a_library_are_put_back(tmp_path, memory, monkeypatch):
 
 @given(st.lists(st.text("ab/.c", min_size=1, max_size=6), unique=True), st.text("ab/", max_size=9))
 def test_a_listing_finds_what_is_in_it(given, asked):
-    listing = Listing.of(Found(name, len(name), f"v{name}") for name in given)
+    listing = Listing.of(FileInfo(name, len(name), f"v{name}") for name in given)
     assert listing.names.tolist() == sorted(name.encode() for name in given)
     for name in [*given, asked, asked + "/x"]:
         found = listing.find(name)
-        assert found == (Found(name, len(name), f"v{name}") if name in given else None)
+        assert found == (FileInfo(name, len(name), f"v{name}") if name in given else None)
     below = [name.decode() for name in listing.names[listing.below(asked)].tolist()]
     assert below == sorted(name for name in given if not asked or name.startswith(asked + "/"))
     start = len(asked) + 1 if asked else 0
@@ -625,7 +625,7 @@ def test_a_listing_finds_what_is_in_it(given, asked):
 
 
 def test_sizes_of_a_listing():
-    listing = Listing.of([Found("b", 5, ""), Found("a", None, "")])
+    listing = Listing.of([FileInfo("b", 5, ""), FileInfo("a", None, "")])
     assert listing.sizes_of(bytes_of(["b", "none", "a"])).tolist() == [5, -1, 0]
     assert Listing.of([]).sizes_of(bytes_of(["b"])).tolist() == [-1]
     joined = Listing.joined([("", listing), ("x/", listing), ("y/", Listing.of([]))])
@@ -646,7 +646,7 @@ def test_folders_are_listed_side_by_side(tmp_path, memory, monkeypatch, folders)
 
 def test_a_lookup_is_quick():
     listing = Listing.of(
-        Found(f"{n % 100}/{n:07d}.jpg", n, f"md5:{n:032x}") for n in range(100_000)
+        FileInfo(f"{n % 100}/{n:07d}.jpg", n, f"md5:{n:032x}") for n in range(100_000)
     )
     began = time.process_time()  # of the CPU: others may have it meanwhile
     for number in range(1000):
