@@ -7,8 +7,7 @@ that cannot be read raises `CellError`; its neighbours stay readable.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +50,7 @@ def read_cells(
     elif field.kind == "label":
         cells = _labels(array, classes)
     elif field.kind == "text":
-        cells = _within(array, _texts(array), limits)
+        cells = _within(array, lambda row: str(array[row].as_py()), limits)
     else:
         content = cells = _within(array, _contents(array), limits)
         if field.kind == "image":
@@ -90,7 +89,7 @@ def _within(array: pa.Array, cells: Cells, limits: Limits) -> Cells:
     return cell
 
 
-def plain_numbers(array: pa.Array) -> Array:
+def _plain_numbers(array: pa.Array) -> Array:
     """The values of a column of numbers, 0 for nulls; not copied if there are none."""
     if array.null_count:
         array = array.fill_null(False if str(array.type) == "bool" else 0)
@@ -99,7 +98,7 @@ def plain_numbers(array: pa.Array) -> Array:
 
 
 def _numbers(array: pa.Array) -> Cells:
-    values = plain_numbers(array)
+    values = _plain_numbers(array)
     if values.dtype.kind != "f":
         return lambda row: int(values[row])
 
@@ -119,16 +118,6 @@ def _labels(array: pa.Array, classes: Sequence[str]) -> Cells:
             known = ", ".join(classes[:8]) + (" ..." if len(classes) > 8 else "")
             raise CellError(f"{array[row].as_py()!r} is none of the {len(classes)} classes {known}")
         return int(codes[row])
-
-    return cell
-
-
-def _texts(array: pa.Array) -> Cells:
-    def cell(row: int) -> str:
-        try:
-            return str(array[row].as_py())
-        except UnicodeDecodeError as error:
-            raise CellError(f"it is not UTF-8: {error}") from error
 
     return cell
 
@@ -158,8 +147,15 @@ def _tensors(array: pa.Array, limits: Limits) -> Cells:
     order: list[int] | None = None
     if isinstance(array.type, pa.FixedShapeTensorType):
         shape, order, array = list(array.type.shape), array.type.permutation, array.storage
-    levels, values = _levels(array)
-    numbers, holes = plain_numbers(values), _holes(values)
+    levels = []  # the outermost first
+    while is_list(array.type):
+        if pa.types.is_fixed_size_list(array.type):
+            levels.append(_Level(int(array.type.list_size), int(array.offset), _holes(array)))
+        else:
+            starts = array.offsets.to_numpy().astype(np.int64)
+            levels.append(_Level(None, starts, _holes(array)))
+        array = array.values
+    numbers, holes = _plain_numbers(array), _holes(array)
 
     def cell(row: int) -> torch.Tensor:
         start, stop, lengths = row, row + 1, []
@@ -176,8 +172,7 @@ def _tensors(array: pa.Array, limits: Limits) -> Cells:
     return cell
 
 
-@dataclass(frozen=True)
-class _Level:
+class _Level(NamedTuple):
     """One level of nested lists.
 
     Attributes:
@@ -203,21 +198,6 @@ class _Level:
             other = int(sizes[sizes != size][0])
             raise CellError(f"its lists have lengths {size} and {other}; a tensor has one")
         return int(self.starts[start]), int(self.starts[stop]), size
-
-
-def _levels(array: pa.Array) -> tuple[list[_Level], pa.Array]:
-    """The levels of nested lists, the outermost first, and the innermost values."""
-    import pyarrow as pa
-
-    levels = []
-    while is_list(array.type):
-        if pa.types.is_fixed_size_list(array.type):
-            levels.append(_Level(int(array.type.list_size), int(array.offset), _holes(array)))
-        else:
-            starts = array.offsets.to_numpy().astype(np.int64)
-            levels.append(_Level(None, starts, _holes(array)))
-        array = array.values
-    return levels, array
 
 
 def _holes(array: pa.Array) -> Array | None:

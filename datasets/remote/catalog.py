@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from pipeline.datasets.remote.crawl import Crawl
-from pipeline.datasets.remote.listing import FileInfo, Listing, bytes_of
+from pipeline.datasets.remote.listing import Crawl, FileInfo, Listing, bytes_of
 from pipeline.datasets.remote.retry import RetryPolicy, is_transient
 from pipeline.datasets.remote.store import Store, join, name_in, parse_address
 from pipeline.errors import DataError

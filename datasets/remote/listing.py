@@ -1,8 +1,16 @@
-"""The files below a folder as flat arrays: about 100 bytes a file, none of them Python objects."""
+"""The files below a folder as flat arrays: about 100 bytes a file, none of them Python objects.
+
+Stores and web servers give a listing page by page, perhaps without an end. It fails when it has
+more files than `limits.files`, goes deeper than any sound folder, has had many folders or pages in
+a row without one file, or when a store gives the same page again.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,10 +18,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.errors import DataError
+from pipeline.files.limits import Limits
+
 if TYPE_CHECKING:
     from pipeline.order.randomness import IntArray
 
 Bytes = npt.NDArray[np.bytes_]
+
+_log = logging.getLogger(__name__)
+
+_BARREN = 10_000  # pages and folders in a row without a file
+_FIRST_LOG, _NEXT_LOG = 5.0, 15.0  # seconds
 
 
 def bytes_of(names: Iterable[str]) -> Bytes:
@@ -126,3 +142,59 @@ class Listing:
         ends = np.array([prefix + b"/", prefix + b"0"], self.names.dtype)  # "0" comes after "/"
         first, last = np.searchsorted(self.names, ends)
         return slice(int(first), int(last))
+
+
+class Crawl:
+    """The progress of listing all that is below an address, logged every few seconds.
+
+    Used by several threads.
+
+    Args:
+        address: for messages.
+        limits: `files` is what it may have.
+    """
+
+    def __init__(self, address: str, limits: Limits) -> None:
+        self._address = address
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._files: dict[str, int] = {}
+        self._total = self._barren = 0
+        self._began = time.monotonic()
+        self._next_log = self._began + _FIRST_LOG
+
+    def start(self, folder: str) -> None:
+        """Start a folder, perhaps again: files of it that were counted are forgotten."""
+        with self._lock:
+            self._total -= self._files.pop(folder, 0)
+
+    def page(self, folder: str, files: int) -> None:
+        """Count the files of one more page of a folder.
+
+        Raises:
+            DataError: there are too many, or none for too many pages.
+        """
+        with self._lock:
+            self._files[folder] = self._files.get(folder, 0) + files
+            self._total += files
+            self._barren = 0 if files else self._barren + 1
+            total, barren = self._total, self._barren
+            now = time.monotonic()
+            due = now > self._next_log
+            if due:
+                self._next_log = now + _NEXT_LOG
+        if total > self._limits.files:
+            refusal = self._limits.refusal("files", f"{total} files, and perhaps does not end")
+            raise DataError(f"{self._address!r} lists {refusal}")
+        if barren > _BARREN:
+            raise self.endless(f"{barren} folders or pages in a row hold no file")
+        if due:
+            seconds = now - self._began
+            _log.info("listing %s: %d files so far, %.0f s", self._address, total, seconds)
+
+    def endless(self, reason: str) -> DataError:
+        """The error of a listing that does not end."""
+        return DataError(
+            f"{self._address!r} cannot be listed: {reason}, so it may never end. Check the "
+            "address, or give one further down."
+        )

@@ -28,8 +28,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from pipeline.datasets.remote import web
-from pipeline.datasets.remote.crawl import Crawl
-from pipeline.datasets.remote.listing import FileInfo, Listing
+from pipeline.datasets.remote.listing import Crawl, FileInfo, Listing
 from pipeline.errors import ConfigError, DataError, Problem
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://", re.ASCII)

@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.datasets import files as files_module
 from pipeline.datasets.files import Files, parse_size
-from pipeline.datasets.remote import catalog, download, retry
+from pipeline.datasets.remote import catalog, retry
 from pipeline.datasets.remote.file_cache import FileCache
 from pipeline.datasets.remote.listing import FileInfo, Listing, bytes_of
 from pipeline.datasets.remote.retry import RetryPolicy
@@ -531,7 +532,7 @@ def test_a_server_that_tells_no_size(tmp_path, web):
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_large_files_come_in_pieces(tmp_path, web, monkeypatch, ranges):
-    monkeypatch.setattr(download, "PIECE", 10_000)
+    monkeypatch.setattr(files_module, "PIECE", 10_000)
     web.contents["/x"] = os.urandom(45_000)
     web.ranges = ranges
     web.faults["/x"] = ["cut"] if not ranges else [503, None, "cut", None, 503]
