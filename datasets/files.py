@@ -1,17 +1,13 @@
 """Files at paths of this machine, and at addresses, from which they are fetched once.
 
-`remote.store` has the schemes. A file of this machine is read where it is. Any other is kept in a
-cache of bounded size that all workers, ranks and runs of a machine share (`remote.file_cache`).
-Transient errors are retried (`remote.retry`).
+Remote files are kept in a cache that all workers, ranks and runs of a machine share. A file gets
+there only whole: its size has to be right, and its MD5 where the store gives one. S3 does for files
+uploaded in one part and without a key of one's own, Google Cloud for nearly all, web servers
+seldom. Otherwise the store is asked after the download whether the file is still the one that was
+listed. Large files come in pieces of 32 MiB, each of which is retried by itself.
 
-A file gets into the cache only whole: its size has to be right, and its MD5 where the store gives
-one. S3 does for files uploaded in one part and without a key of one's own, Google Cloud for nearly
-all, web servers seldom. Otherwise the store is asked after the download whether the file is still
-the one that was listed. Large files come in pieces of 32 MiB, each of which is retried by itself.
-
-A cached file is of one version. The store is asked for it once, when a folder is listed or a file
-is first needed, and it travels with the `Files` to all workers (`remote.catalog`). So reading from
-the cache asks the store nothing, and a run never sees two versions.
+The store is asked for a file's version once, when a folder is listed or the file is first needed;
+it travels with the `Files` to all workers. So a run never sees two versions of a file.
 
 Cost: nothing for paths of this machine; 25 us for a file in the cache; beside a download, 1.5 s a
 GB for the checksum, or a request for a file without one.

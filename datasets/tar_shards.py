@@ -109,7 +109,7 @@ class TarShards(Fingerprinted, IterableDataset[Record]):
     def __len__(self) -> int:
         if self._index is None:
             raise TypeError("only indexed archives know their length")
-        return len(self._index.places)
+        return len(self._index[1])
 
     def __iter__(self) -> Iterator[Record]:
         for shard in self.shards():
@@ -121,13 +121,14 @@ class TarShards(Fingerprinted, IterableDataset[Record]):
 
     def shard_lengths(self) -> list[int] | None:
         """Samples of this split in each archive, if they are indexed."""
-        return None if self._index is None else np.diff(self._index.bounds).tolist()
+        return None if self._index is None else np.diff(self._index[0]).tolist()
 
     def read_shard(self, shard: int, start: int = 0) -> Iterator[Record]:
         """Samples of one archive, from its `start`th of this split on."""
         if self._index is not None:
-            first, last = self._index.bounds[shard : shard + 2].tolist()
-            for number, begin, stop in self._index.places[first + start : last].tolist():
+            bounds, places = self._index
+            first, last = bounds[shard : shard + 2].tolist()
+            for number, begin, stop in places[first + start : last].tolist():
                 yield shard, number, begin, stop
             return
         for place, record in enumerate(self._records(shard)):
@@ -185,12 +186,16 @@ class TarShards(Fingerprinted, IterableDataset[Record]):
         key, parts = read_parts(where, content)
         return f"{where} ({key!r})", parts
 
-    def _indexed(self) -> _Index:
+    def _indexed(self) -> tuple[IntArray, IntArray]:
+        """The first sample of each shard and their number, int64[shards + 1]; where samples lie.
+
+        A row of int64[samples, 3] is a sample's number in its shard, start and stop.
+        """
         found = []
         for shard in self.shards():
             places = [record[1:] for record in self._records(shard)]
             found.append(np.array(places, dtype=np.int64).reshape(-1, 3))
-        return _Index(np.cumsum([0, *map(len, found)]), np.concatenate(found))
+        return np.cumsum([0, *map(len, found)]), np.concatenate(found)
 
     @property
     def facts(self) -> dict[str, int]:
@@ -232,16 +237,3 @@ class _Share:
         digest = hashlib.blake2b(key, digest_size=8, key=str(self.seed).encode()).digest()
         validates = int.from_bytes(digest, "little") < self.val_fraction * 2**64
         return validates == (self.split == "val")
-
-
-@dataclass(frozen=True)
-class _Index:
-    """Where all samples of a split lie.
-
-    Attributes:
-        bounds: int64[shards + 1], the first sample of each shard, and their number.
-        places: int64[samples, 3], number in the shard, start and stop.
-    """
-
-    bounds: IntArray
-    places: IntArray

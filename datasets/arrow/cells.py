@@ -173,18 +173,11 @@ def _tensors(array: pa.Array, limits: Limits) -> Cells:
 
 
 class _Level(NamedTuple):
-    """One level of nested lists.
+    """One level of nested lists."""
 
-    Attributes:
-        size: of every list; None if they differ.
-        starts: where the first list begins, if they have one size; else int64[n + 1], where each
-            does.
-        holes: bool[n], which lists are null; None if none is.
-    """
-
-    size: int | None
-    starts: int | IntArray
-    holes: Array | None
+    size: int | None  # of every list; None if they differ
+    starts: int | IntArray  # of the first list if they have one size; else of each, int64[n + 1]
+    holes: Array | None  # bool[n], which lists are null; None if none is
 
     def inside(self, start: int, stop: int) -> tuple[int, int, int]:
         """Where the values of lists start .. stop-1 lie one level below, and how many each has."""

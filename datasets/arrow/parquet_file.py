@@ -1,9 +1,8 @@
 """One open Parquet file, whose row groups are decoded when they are read.
 
-The footer says how many rows and bytes a column has, but nothing holds it to that: a page of a few
-bytes may claim 2^31 values, or repeat one long text of its dictionary a million times. So the
-headers of the pages are read before Arrow reads a row group: about 30 us each, and pages have about
-1 MB. They say what the pages become:
+The rows and bytes in the footer prove nothing: a page of a few bytes may claim 2^31 values, or
+repeat one long text of its dictionary a million times. So the headers of the pages, about 30 us for
+each MB, are read before Arrow reads a row group. They say what the pages become:
 
     values of fixed width    values x width
     texts and bytes          as many bytes as their pages, unless a dictionary or common prefixes
@@ -46,33 +45,20 @@ _PAGE = {1: 32, 2: 32, 3: 32, 5: _ABOUT, 7: _ABOUT, 8: _ABOUT}
 
 
 class Chunk(NamedTuple):
-    """A column of one row group.
+    """A column of one row group."""
 
-    Attributes:
-        values: how many there are, nulls included.
-        size: bytes of its pages in the file.
-        data: where the first page of data begins.
-        dictionary: where that of the dictionary begins; 0 without one.
-    """
-
-    values: int
-    size: int
-    data: int
-    dictionary: int
+    values: int  # nulls included
+    size: int  # bytes of its pages in the file
+    data: int  # where the first page of data begins
+    dictionary: int  # where that of the dictionary begins; 0 without one
 
 
 class DecodedSize(NamedTuple):
-    """Bytes that a column chunk becomes.
+    """Bytes that a column chunk becomes."""
 
-    Attributes:
-        least: what its pages and its values of fixed width take in any case.
-        most: in memory, at most.
-        cell: of its largest cell, at most; 0 if its values have a fixed width.
-    """
-
-    least: int
-    most: int
-    cell: int
+    least: int  # its pages and its values of fixed width
+    most: int  # in memory, at most
+    cell: int  # its largest cell, at most; 0 if values have a fixed width
 
 
 class ParquetFile:

@@ -13,12 +13,9 @@
 An entry can be evicted while it is being read: an open file stays readable until it is closed. Use
 is noted by an entry's modification time, to 1 s.
 
-Folders are made for their user alone (mode 0700), and what is in them has to be regular files of
-this user's: what a link leads to is neither read nor written (pipeline/files/own_files.py).
-
-Cost: 5 us for an entry that is there; for one that is not, beside the download, the time to write
-it to the disk (4 ms), and 4 us for every entry in the cache each time that some are evicted.
-Locks need Linux or macOS, and a file system that knows flock.
+Folders and files in it have to be this user's own (pipeline/files/own_files.py). Locks need Linux
+or macOS, and a file system that knows flock. Cost: 5 us for an entry that is there; for a new one,
+4 ms to write it to the disk; 4 us for every entry in the cache each time that some are evicted.
 """
 
 from __future__ import annotations
@@ -121,18 +118,22 @@ class FileCache:
 
     def give_back(self, amount: int) -> None:
         """Release `amount` reserved bytes."""
-        with self._ledger() as ledger:
-            ledger.write(max(0, ledger.taken - amount))
+        with _locked(self.folder / "taken") as ledger:
+            taken, counted = _read_ledger(ledger)
+            _write_ledger(ledger, max(0, taken - amount), counted)
 
     def _taken(self, part: PartialFile, more: int) -> bool:
-        with self._ledger() as ledger:
-            if ledger.doubtful or ledger.taken + more > self.limit:
-                ledger.write(self._make_room(more), counted=time.time())
-            if ledger.taken + more > self.limit:
-                return False
-            part.grow(more)  # under the lock: whoever counts next sees it
-            ledger.write(ledger.taken + more)
-            return True
+        with _locked(self.folder / "taken") as ledger:
+            taken, counted = _read_ledger(ledger)
+            now = time.time()
+            if not 0 <= now - counted < _RECOUNT or taken + more > self.limit:
+                taken, counted = self._make_room(more), now
+            fits = taken + more <= self.limit
+            if fits:
+                part.grow(more)  # under the lock: whoever counts next sees it
+                taken += more
+            _write_ledger(ledger, taken, counted)
+            return fits
 
     def _make_room(self, more: int) -> int:
         """Evict what was used longest ago until `more` bytes fit; the bytes that remain."""
@@ -188,11 +189,6 @@ class FileCache:
                 yield None if self.find(entry, size) else part
             finally:
                 part.discard()
-
-    @contextmanager
-    def _ledger(self) -> Iterator[_Ledger]:
-        with _locked(self.folder / "taken") as descriptor:
-            yield _Ledger(descriptor)
 
     def _own(self, *names: str) -> Path:
         """A folder of the cache, made for this user alone; refused where it is not their own."""
@@ -253,27 +249,20 @@ class PartialFile:
             self._cache.give_back(self.reserved)
 
 
-class _Ledger:
-    """The bytes taken, as noted in the locked file `taken`.
+def _read_ledger(descriptor: int) -> tuple[int, float]:
+    """Bytes of files and reservations, and when they were last counted.
 
-    Attributes:
-        taken: bytes of files and reservations. Killed processes leave it too high.
-        doubtful: whether it has to be counted anew, because it never was or too long ago.
+    Killed processes leave the bytes too high, so they have to be counted anew now and then.
     """
+    try:
+        taken, counted = os.pread(descriptor, 64, 0).split()
+        return max(int(taken), 0), float(counted)
+    except ValueError:
+        return 0, 0.0
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        try:
-            taken, counted = os.pread(descriptor, 64, 0).split()
-            self.taken, self._counted = max(int(taken), 0), float(counted)
-        except ValueError:
-            self.taken, self._counted = 0, 0.0
-        self.doubtful = not 0 <= time.time() - self._counted < _RECOUNT
 
-    def write(self, taken: int, counted: float | None = None) -> None:
-        self.taken = taken
-        self._counted = self._counted if counted is None else counted
-        os.pwrite(self._descriptor, f"{taken:020d} {self._counted:020.1f}\n".encode(), 0)
+def _write_ledger(descriptor: int, taken: int, counted: float) -> None:
+    os.pwrite(descriptor, f"{taken:020d} {counted:020.1f}\n".encode(), 0)
 
 
 @contextmanager

@@ -38,32 +38,20 @@ def bytes_of(names: Iterable[str]) -> Bytes:
 
 
 class FileInfo(NamedTuple):
-    """A file in a store.
+    """A file in a store."""
 
-    Attributes:
-        name: relative to the folder that was listed, with forward slashes.
-        size: bytes; None when the store doesn't say.
-        version: changes with the content; "md5:..." is a checksum of it. Empty if unknown.
-    """
-
-    name: str
-    size: int | None
-    version: str
+    name: str  # relative to the folder that was listed, with forward slashes
+    size: int | None  # bytes; None when the store doesn't say
+    version: str  # changes with the content; "md5:..." is a checksum of it. Empty if unknown
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Files, sorted by name.
+    """Files, sorted by name; columns as in `FileInfo`."""
 
-    Attributes:
-        names: bytes[N], relative to the folder, with forward slashes.
-        sizes: int64[N]; -1 where it is not known.
-        versions: bytes[N], as `FileInfo.version`.
-    """
-
-    names: Bytes
-    sizes: IntArray
-    versions: Bytes
+    names: Bytes  # [N]
+    sizes: IntArray  # int64[N]; -1 where it is not known
+    versions: Bytes  # [N]
 
     @classmethod
     def of(cls, found: Iterable[FileInfo]) -> Listing:

@@ -87,19 +87,12 @@ def name_in(folder: str, address: str) -> str | None:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How the stores of a scheme are accessed.
+    """How the stores of a scheme are accessed."""
 
-    Attributes:
-        system: the file system's class and the module that it is in.
-        module: what has to be installed.
-        defaults: seconds to wait for a silent connection -> options of the file system.
-        lists: whether a listing tells sizes and versions.
-    """
-
-    system: tuple[str, str]
-    module: str
-    defaults: Callable[[float], dict[str, Any]]
-    lists: bool = True
+    system: tuple[str, str]  # module and class of the file system
+    module: str  # that has to be installed
+    defaults: Callable[[float], dict[str, Any]]  # timeout -> options of the file system
+    lists: bool = True  # whether a listing has sizes and versions
 
 
 def _s3(timeout: float) -> dict[str, Any]:

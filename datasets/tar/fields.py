@@ -37,15 +37,10 @@ _NAMES = {**dict.fromkeys(IMAGES, "image"), "cls": "label", "txt": "text"}
 
 
 class TarField(NamedTuple):
-    """A field of the samples.
-
-    Attributes:
-        name: of the field.
-        endings: of its part; any of them will do.
-    """
+    """A field of the samples."""
 
     name: str
-    endings: tuple[str, ...]
+    endings: tuple[str, ...]  # of its part; any of them will do
 
 
 def choose_fields(

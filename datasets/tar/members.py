@@ -29,22 +29,14 @@ _USTAR = b"ustar\0"
 
 
 class Member(NamedTuple):
-    """One regular file in an archive.
+    """One regular file in an archive; places in bytes."""
 
-    Attributes:
-        number: among all members that were read, from 0.
-        name: with folders, as it is written.
-        start: where its first header begins, in bytes.
-        data, size: where its content begins, and how long it is.
-        end: where the next member begins.
-    """
-
-    number: int
-    name: bytes
-    start: int
-    data: int
-    size: int
-    end: int
+    number: int  # among all members that were read, from 0
+    name: bytes  # with folders, as it is written
+    start: int  # of its first header
+    data: int  # of its content
+    size: int  # of its content
+    end: int  # where the next member begins
 
 
 def read_members(source: TarBytes, start: int = 0, stop: int | None = None) -> Iterator[Member]:

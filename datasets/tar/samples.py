@@ -18,17 +18,11 @@ from pipeline.errors import DataError
 
 
 class TarSample(NamedTuple):
-    """Where a sample lies.
+    """Where a sample lies."""
 
-    Attributes:
-        number: among the samples of its archive, from 0.
-        key: its name.
-        start, stop: bytes of the archive, headers and all.
-    """
-
-    number: int
-    key: bytes
-    start: int
+    number: int  # among the samples of its archive, from 0
+    key: bytes  # its name
+    start: int  # bytes of the archive, headers and all
     stop: int
 
 
