@@ -183,7 +183,7 @@ class Files:
                 f"({now.version or 'unknown'}). Start again, and let nobody write there meanwhile."
             )
         if not whole:
-            raise Damaged(f"{part.written} of {wanted.size} bytes came")
+            raise Damaged(f"received {part.written} of {wanted.size} bytes")
         if summed and not again:
             raise Damaged("its checksum does not match")
         # The same content came twice, so it is the checksum that is wrong: S3 gives what only looks
@@ -235,7 +235,7 @@ def parse_size(size: str | int) -> int:
 
 
 def _entry(place: str, address: str, found: FileInfo) -> str:
-    """The name in the cache of a file of one version: a hash, and its own name for people."""
+    """The name in the cache of one version of a file: a hash, and its own name."""
     text = "\0".join([place, address, found.version, str(found.size)])
     key = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
     name = re.sub(r"[^A-Za-z0-9._-]", "_", address.partition("?")[0].rpartition("/")[2])
@@ -260,5 +260,5 @@ def _own_draws() -> Iterator[None]:
 def _piece(store: Store, address: str, start: int, end: int) -> bytes:
     content = store.read(address, start, end)
     if len(content) < end - start:
-        raise Damaged(f"{len(content)} of {end - start} bytes came")
+        raise Damaged(f"received {len(content)} of {end - start} bytes")
     return content

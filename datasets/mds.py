@@ -56,7 +56,7 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
     """One sample: its columns, by name.
 
     Images become Image (uint8 [3, H, W]), arrays tensors, floats float32; whole numbers, text and
-    bytes stay what they are.
+    bytes are left as they are.
 
     Args:
         root: folder of the shards and their index, or of "train" and "val" with those in them; here
@@ -227,7 +227,7 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
         return {"num_classes": count, "num_outputs": count} if count else {}
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """The fields, the rows of this split, and what the indexes say of the shards."""
+        """The fields, the rows of this split, and the descriptions of the shards."""
         parts: list[Part] = ["mds", self.reader, *self.classes]
         parts += [f"{field} {column}" for field, column in self.columns_of.items()]
         parts += [json.dumps(info, sort_keys=True) for _, info in self._shards]

@@ -44,7 +44,7 @@ class Packed(Dataset[dict[str, Any]]):
 
     Attributes:
         classes: names of the classes, if the dataset had any.
-        facts: what a model must know.
+        facts: numbers for models, such as num_classes.
         fingerprint: the dataset's own if its samples were packed as they are, so that addresses
             keep their meaning; another one if they were made smaller.
 

@@ -57,7 +57,7 @@ class TarShards(Fingerprinted, IterableDataset[Record]):
             field. Null in all makes a field of every file of the first sample, with jpg, png ... as
             `image`, cls as `label` and txt as `text`.
         classes: names of the classes of `label`, in the order of their numbers.
-        val_fraction: share of the samples that validate, as it comes out; 0 and 1 leave all to one.
+        val_fraction: share of the samples that validate, about; 0 and 1 leave all to one split.
         split_seed: another seed, another split.
         reader: of images: "torchvision", "pillow" or "skimage".
         index: read the headers of all plain archives of this machine first.

@@ -8,9 +8,9 @@
     image     bytes, or {bytes, path} as Hugging Face writes   Image, uint8 [3, H, W]
     bytes     the same                                         bytes
 
-Of the kinds that a column can be, the first in this table is its own, with two exceptions: bytes
-are an image, and a field `label` is a label. A schema that Hugging Face's `datasets` wrote says
-which columns are labels, and names their classes.
+The default is the first kind in this table that a column can be, with two exceptions: bytes are an
+image, and a field `label` is a label. A schema by Hugging Face's `datasets` says which columns are
+labels, and names their classes.
 
 Cost: 1 to 5 us a cell, beside decoding an image; a row group is prepared in about 50 us a column.
 """

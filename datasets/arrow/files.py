@@ -1,11 +1,10 @@
 """Files of Parquet and Arrow as one table, cut into row groups.
 
-    .parquet            row groups; what is read of them is decoded
+    .parquet            row groups, which are decoded when they are read
     .arrow, .feather    record batches; uncompressed ones are mapped, which costs no memory
 
-A row of the whole table is found by prefix sums in flat arrays: 16 bytes a row group are held, and
-nothing a row. Cost: the footer of every file is read once, about 0.2 ms each; files at remote
-addresses are fetched for that.
+Cost: the footer of every file is read once, about 0.2 ms each; remote files are fetched for that.
+16 bytes a row group are kept, and nothing a row.
 """
 
 from __future__ import annotations
@@ -37,20 +36,17 @@ SUFFIXES = (".parquet", ".arrow", ".feather")
 
 
 class ArrowFile(Protocol):
-    """One open file.
-
-    Attributes:
-        schema: of the file.
-        lengths: rows of each row group.
-        check_length: raises DataError if arrays that were read can no longer be touched; 2 us. None
-            if they always can. It does not keep the file open.
-    """
+    """One open file."""
 
     schema: pa.Schema
-    lengths: list[int]
+    lengths: list[int]  # rows of each row group
 
     @property
-    def check_length(self) -> Callable[[], None] | None: ...
+    def check_length(self) -> Callable[[], None] | None:
+        """Raises DataError if arrays that were read can no longer be touched; 2 us.
+
+        None if they always can. It does not keep the file open.
+        """
 
     def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
         """Columns of a row group, and how many bytes of memory they take.
@@ -180,8 +176,8 @@ def open_file(path: str, name: str, limits: Limits) -> ArrowFile:
     """Open a file by its suffix.
 
     Raises:
-        DataError: it is missing, cut off, no regular file, not what its suffix says, or claims more
-            than `limits`.
+        DataError: it is missing, cut off, not a regular file, of another format than its suffix,
+            or claims more than `limits`.
     """
     from pipeline.datasets.arrow.ipc_file import IpcFile
     from pipeline.datasets.arrow.parquet_file import ParquetFile
@@ -236,10 +232,7 @@ def first_line(error: Exception) -> str:
 
 
 def damage_errors() -> tuple[type[Exception], ...]:
-    """Errors that pyarrow, numpy and torch raise over a damaged file.
-
-    MemoryError is not one of them: what a file may claim is checked before.
-    """
+    """Errors of pyarrow, numpy and torch over a damaged file; not MemoryError, see `limits`."""
     from pyarrow import lib
 
     return (

@@ -41,7 +41,7 @@ class IpcFile:
     Args:
         path: of this machine; a regular file.
         name: for messages.
-        limits: what it may claim.
+        limits: of its claims.
     """
 
     def __init__(self, path: str, name: str, limits: Limits) -> None:
@@ -148,7 +148,7 @@ def _check_length(path: Path, name: str, before: os.stat_result) -> None:
 
 
 def _uncompressed_bytes(message: pa.Message) -> int | None:
-    """What the buffers of a message say they become; None if they are not compressed."""
+    """The bytes that the buffers of a message claim to become; None if not compressed."""
     metadata = message.metadata.to_pybytes()
     try:
         root = _root(metadata)

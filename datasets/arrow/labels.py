@@ -22,8 +22,8 @@ def find_classes(
 ) -> dict[str, list[str]]:
     """Names of the classes of each label field.
 
-    They are those `given` (for the first label), those that the schema names, or what is in the
-    columns: texts in alphabetical order, "0" up to the largest number.
+    They are those `given` (for the first label), those in the schema, or the values of the columns:
+    texts in alphabetical order, "0" up to the largest number.
 
     Cost: nothing where they are known; else the label columns are read once.
 
@@ -70,7 +70,7 @@ def _in_files(files: ArrowFiles, column: str, limits: Limits) -> list[str]:
 
 
 def plain_labels(array: pa.Array) -> pa.Array:
-    """Labels as strings or integers, whatever they are stored as."""
+    """Labels as strings or integers."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(array.type):

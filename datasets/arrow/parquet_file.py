@@ -8,26 +8,35 @@ each MB, are read before Arrow reads a row group. They say what the pages become
     texts and bytes          as many bytes as their pages, unless a dictionary or common prefixes
                              (DELTA_BYTE_ARRAY) repeat them: then values x the longest there can be
 
-What exceeds `limits.expansion` in any case is refused; what may exceed it by repetition is read a
-part of the rows at a time, and counted.
+Columns that exceed `limits.expansion` in any case are refused; those that may exceed it by
+repetition are read some rows at a time, and counted.
 
-Format: https://github.com/apache/parquet-format, parquet.thrift.
+Formats: https://github.com/apache/parquet-format, parquet.thrift, and
+https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.datasets.arrow.files import check_table
-from pipeline.datasets.arrow.thrift import read_struct
 from pipeline.datasets.reading.expansion import allowed, check_expansion
 from pipeline.files.limits import Limits
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+# Number of a field -> its bits, for an integer; its wanted fields, for a struct; a list of these,
+# for a list of structs.
+_Wanted = Mapping[int, Any]
+_DEPTH = 16  # of structs and lists; Parquet has eight
+# Types of Thrift: true, false (both in the field's own byte), a byte, a double; bits of integers.
+_FIXED = {1: 0, 2: 0, 3: 1, 7: 8}
+_INTEGERS = {4: 16, 5: 32, 6: 64}
+_BYTES, _LISTS, _STRUCT = 8, (9, 10), 12
 
 _END = 8  # bytes behind the footer: its length, and b"PAR1"
 # Fields by their numbers in parquet.thrift: FileMetaData > RowGroup > ColumnChunk > ColumnMetaData.
@@ -67,7 +76,7 @@ class ParquetFile:
     Args:
         path: of this machine; a regular file.
         name: for messages.
-        limits: what it may claim.
+        limits: of its claims.
     """
 
     def __init__(self, path: str, name: str, limits: Limits) -> None:
@@ -96,7 +105,7 @@ class ParquetFile:
         return table, table.nbytes
 
     def _decoded_sizes(self, group: int, columns: Sequence[str]) -> tuple[list[DecodedSize], int]:
-        """What columns of a row group become, and their bytes in the file."""
+        """Decoded sizes of columns of a row group, and their bytes in the file."""
         schema = self._file.metadata.schema
         sizes, packed = [], 0
         for name in columns:
@@ -136,7 +145,7 @@ class ParquetFile:
         if not 0 < length <= end:
             raise ValueError("its footer is damaged")
         try:
-            footer, _ = read_struct(self._source.read_at(length, end - length), 0, _FOOTER)
+            footer, _ = _read_struct(self._source.read_at(length, end - length), 0, _FOOTER)
         except IndexError as error:
             raise ValueError("its footer is cut off") from error
         groups = []
@@ -159,7 +168,7 @@ class ParquetFile:
 
 
 def _decoded_size(source: pa.NativeFile, chunk: Chunk, column: pq.ColumnSchema) -> DecodedSize:
-    """What the pages of a column chunk claim to become.
+    """The size that the pages of a column chunk claim to become.
 
     Raises:
         ValueError: the chunk lies outside of the file, or a header cannot be read.
@@ -207,8 +216,90 @@ def _page_header(source: pa.NativeFile, place: int, stop: int) -> tuple[dict[int
     for longest in (_HEADER, _LONGEST_HEADER):
         content = source.read_at(min(longest, stop - place), place)
         try:
-            return read_struct(content, 0, _PAGE)
+            return _read_struct(content, 0, _PAGE)
         except IndexError:
             if len(content) < longest:
                 break
     raise ValueError(f"the header of the page at byte {place} is damaged or cut off")
+
+
+def _read_struct(
+    content: bytes, at: int, wanted: _Wanted, depth: int = 0
+) -> tuple[dict[int, Any], int]:
+    """The wanted fields of the struct at `at` in Thrift's compact protocol, and where it ends.
+
+    A field of another type than the wanted one is left out. Numbers are cut to their width as Arrow
+    does: a walk that differed from Arrow's own would miss what it reads. About 0.7 us a field.
+
+    Raises:
+        IndexError: `content` ends before the struct does.
+        ValueError: it is not a struct.
+    """
+    fields: dict[int, Any] = {}
+    number = 0
+    while content[at]:
+        kind, step = content[at] & 15, content[at] >> 4
+        at += 1
+        if step:
+            number += step
+        else:
+            number, at = _integer(content, at, 16)
+        value, at = _value(content, at, kind, wanted.get(number), depth)
+        if value is not None:
+            fields[number] = value
+    return fields, at + 1
+
+
+def _value(content: bytes, at: int, kind: int, wanted: Any, depth: int) -> tuple[Any, int]:
+    """A value, None unless it is of the wanted type, and where it ends."""
+    if kind in _INTEGERS:
+        value, at = _integer(content, at, _INTEGERS[kind])
+        return value if wanted == _INTEGERS[kind] else None, at
+    if kind in _FIXED:
+        return None, at + _FIXED[kind]
+    if kind == _BYTES:
+        length, at = _varint(content, at)
+        if at + length > len(content):
+            raise IndexError
+        return None, at + length
+    if depth >= _DEPTH:
+        raise ValueError("its structs are nested too deeply")
+    if kind == _STRUCT:
+        inner = wanted if isinstance(wanted, Mapping) else None
+        found, at = _read_struct(content, at, inner or {}, depth + 1)
+        return None if inner is None else found, at
+    if kind in _LISTS:
+        return _read_list(content, at, wanted[0] if isinstance(wanted, list) else None, depth + 1)
+    raise ValueError(f"it has a field of type {kind}")
+
+
+def _read_list(content: bytes, at: int, wanted: Any, depth: int) -> tuple[list[Any] | None, int]:
+    count, kind = content[at] >> 4, content[at] & 15
+    at += 1
+    if count == 15:
+        count, at = _varint(content, at)
+    if count > len(content) - at:  # each entry has a byte at least
+        raise IndexError
+    found = []
+    for _ in range(count):
+        value, at = (None, at + 1) if kind in (1, 2) else _value(content, at, kind, wanted, depth)
+        if wanted is not None:
+            found.append(value)
+    return None if wanted is None or kind != _STRUCT else found, at
+
+
+def _integer(content: bytes, at: int, bits: int) -> tuple[int, int]:
+    value, at = _varint(content, at)
+    value &= (1 << bits) - 1
+    return (value >> 1) ^ -(value & 1), at
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while content[at] & 128:
+        value |= (content[at] & 127) << shift
+        shift += 7
+        at += 1
+        if shift > 63:
+            raise ValueError("a number in it is too long")
+    return value | content[at] << shift, at + 1

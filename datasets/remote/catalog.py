@@ -45,9 +45,9 @@ class Catalog:
         options: Mapping[str, Any],
         timeout: float,
         retry: RetryPolicy,
-        limits: Limits | None = None,
+        limits: Limits,
     ) -> None:
-        self._limits = limits or Limits()
+        self._limits = limits
         self._options = options
         self._timeout = timeout
         self._retry = retry

@@ -1,6 +1,6 @@
 """Downloaded files in a folder of bounded size, shared by all processes of a machine.
 
-    <folder>/files/<ab>/<entry>    whole files; an entry's name says what it is and of which version
+    <folder>/files/<ab>/<entry>    whole files; an entry's name stands for one version of a file
     <folder>/parts/<entry>         a download under way, locked by whoever writes it
     <folder>/taken                 the bytes that both take, behind a lock
 
@@ -136,7 +136,7 @@ class FileCache:
             return fits
 
     def _make_room(self, more: int) -> int:
-        """Evict what was used longest ago until `more` bytes fit; the bytes that remain."""
+        """Evict the least recently used until `more` bytes fit; the bytes that remain."""
         total = self._sweep_parts()
         entries = []
         for folder in _scan(self.folder / "files"):
@@ -295,7 +295,6 @@ def _scan(folder: str | Path) -> list[os.DirEntry[str]]:
 
 
 def _shown(size: int) -> str:
-    """A size for people: 1.5 GB."""
     for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"

@@ -55,7 +55,7 @@ class Listing:
 
     @classmethod
     def of(cls, found: Iterable[FileInfo]) -> Listing:
-        """The listing of `found`, in whatever order."""
+        """The listing of `found`, in any order."""
         rows = [(os.fsencode(one.name), one.size, one.version.encode()) for one in found]
         if not rows:
             return cls(np.empty(0, "S1"), np.empty(0, np.int64), np.empty(0, "S1"))
@@ -139,7 +139,7 @@ class Crawl:
 
     Args:
         address: for messages.
-        limits: `files` is what it may have.
+        limits: `files` of it.
     """
 
     def __init__(self, address: str, limits: Limits) -> None:

@@ -92,7 +92,7 @@ class RetryPolicy:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether what failed with `error` may work when it is tried again."""
+    """Whether the same may work a moment later."""
     errors = list(_chain(error))
     if any(isinstance(one, ssl.SSLCertVerificationError) for one in errors):
         return False

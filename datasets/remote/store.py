@@ -1,6 +1,6 @@
 """Stores of files at addresses.
 
-    s3://bucket/folder/file      Amazon S3 and what speaks like it    pip install s3fs
+    s3://bucket/folder/file      Amazon S3 and compatible ones        pip install s3fs
     gs://bucket/folder/file      Google Cloud Storage                 pip install gcsfs
     https://host/folder/file     a web server (http too)              pip install aiohttp
     memory://folder/file         this process's memory, for tests
@@ -131,7 +131,7 @@ _KINDS = {
 
 
 class Store:
-    """The store of a scheme, by fsspec. Raises whatever fsspec raises.
+    """The store of a scheme, by fsspec, whose errors are passed on.
 
     Args:
         scheme: of the addresses.
@@ -263,14 +263,14 @@ class Store:
             return system
 
     def _name(self, address: str) -> str:
-        """What fsspec calls an address."""
+        """The name of an address in fsspec."""
         if self._kind is not _HTTP:
             rest = address[_SCHEME.match(address).end() :]  # type: ignore[union-attr]
             return f"/{rest}" if self._kind is _MEMORY else rest.rstrip("/")
         return quote(address, safe="%/:@!$&'()*+,;=~[]?")
 
     def _relative(self, name: str, base: str) -> str:
-        """A name in a listing, relative to the folder `base`; empty for what is not in it."""
+        """A listed name, relative to the folder `base`; empty for one outside of it."""
         base = base.rstrip("/") + "/"
         if not name.startswith(base):
             return ""

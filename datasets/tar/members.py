@@ -125,7 +125,7 @@ def _check_header(source: TarBytes, header: bytes, place: int, number: int) -> N
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, or GNU's binary form for what is too large for them."""
+    """Octal digits, or GNU's binary form for larger numbers."""
     if field[0] & 0x80:
         return int.from_bytes(field, "big") & ~(0x80 << (8 * (len(field) - 1)))
     return int(field.strip(b" \0") or b"0", 8)  # of 12 characters at most

@@ -66,8 +66,8 @@ class PlainTar(TarBytes):
 class GzipTar(TarBytes):
     """An archive that can only be decompressed forwards.
 
-    Bytes are kept from the last place that `forget` was told, so memory is that of one sample,
-    which `limits.record_bytes` bounds; `limits.expansion` bounds the size of the whole archive.
+    Bytes are kept from the last `forget` on, so memory is that of one sample, which
+    `limits.record_bytes` bounds; `limits.expansion` bounds the size of the whole archive.
 
     Args:
         name: for messages.

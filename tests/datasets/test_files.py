@@ -458,9 +458,9 @@ def test_what_breaks_is_tried_again(tmp_path, web, fault):
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("cut", "ClientPayloadError|bytes came"),
+        ("cut", "ClientPayloadError|received"),
         (503, "HTTP 503 Service Unav"),
-        ("short", "25000 of 50000 bytes came"),
+        ("short", "received 25000 of 50000 bytes"),
     ],
 )
 def test_what_stays_broken_is_one_clear_message(tmp_path, web, fault, said):
@@ -518,7 +518,7 @@ def test_a_body_that_ends_early_without_a_length_is_found_by_its_size(tmp_path, 
     web.contents["/x"] = os.urandom(50_000)
     web.faults["/x"] = ["short"] * 4
     files = quick(tmp_path)
-    with pytest.raises(DataError, match=r"4 attempts .* with: 25000 of 50000 bytes came"):
+    with pytest.raises(DataError, match=r"4 attempts .* with: received 25000 of 50000 bytes"):
         files.local(f"{web.address}/x")
     assert cached(tmp_path) == []
     assert content(files, f"{web.address}/x") == web.contents["/x"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from pipeline.datasets.arrow.row_groups import RowGroups
+from pipeline.datasets.arrow.table import RowGroups
 from pipeline.datasets.parquet import Parquet
 from pipeline.datasets.parquet_stream import ParquetStream
 from pipeline.datasets.reading.row_split import RowSplit
