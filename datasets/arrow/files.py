@@ -21,7 +21,6 @@ import numpy as np
 from pipeline.datasets.reading.expansion import FREE
 from pipeline.datasets.reading.file_kind import stranger
 from pipeline.datasets.reading.open_files import OpenFiles
-from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.datasets.reading.regular_file import check_regular
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
@@ -98,10 +97,6 @@ class ArrowFiles:
     def name(self, file: int) -> str:
         """The address of a file, as it was given."""
         return os.fsdecode(self._addresses[file])
-
-    def content(self, file: int) -> PositionedFile:
-        """The bytes of a file."""
-        return self._files.read(self.name(file), lambda path: PositionedFile(Path(path)))
 
     def check(self, columns: Sequence[str]) -> None:
         """Refuse files whose `columns` are missing or of other types than in the first file.

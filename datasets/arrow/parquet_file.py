@@ -93,6 +93,8 @@ class ParquetFile:
         self.lengths = [footer.row_group(n).num_rows for n in range(footer.num_row_groups)]
 
     def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
+        import pyarrow as pa
+
         sizes, packed = self._decoded_sizes(group, columns)
         budget = allowed(packed, self._limits)
         # Arrow's threads would compete with the loader's workers, which divide the work already.
@@ -100,7 +102,12 @@ class ParquetFile:
             table = self._file.read_row_group(group, columns=list(columns), use_threads=False)
         else:
             rows = max(1, budget // max(1, sum(size.cell for size in sizes)))
-            table = self._in_parts(group, columns, rows, packed)
+            parts, size = [], 0
+            for batch in self._file.iter_batches(rows, [group], list(columns), use_threads=False):
+                parts.append(batch)
+                size += batch.nbytes
+                check_expansion(size, packed, self._limits, f"{self._name!r}, row group {group}")
+            table = pa.Table.from_batches(parts) if parts else self.schema.empty_table()
         check_table(table)
         return table, table.nbytes
 
@@ -155,16 +162,6 @@ class ParquetFile:
         if any(len(group) != self._file.metadata.num_columns for group in groups):
             raise ValueError("a row group has more columns or fewer than the schema")
         return groups
-
-    def _in_parts(self, group: int, columns: Sequence[str], rows: int, packed: int) -> pa.Table:
-        import pyarrow as pa
-
-        parts, size = [], 0
-        for batch in self._file.iter_batches(rows, [group], list(columns), use_threads=False):
-            parts.append(batch)
-            size += batch.nbytes
-            check_expansion(size, packed, self._limits, f"{self._name!r}, row group {group}")
-        return pa.Table.from_batches(parts) if parts else self._file.schema_arrow.empty_table()
 
 
 def _decoded_size(source: pa.NativeFile, chunk: Chunk, column: pq.ColumnSchema) -> DecodedSize:

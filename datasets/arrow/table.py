@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -38,6 +39,7 @@ from pipeline.datasets.files import Files
 from pipeline.datasets.reading.data_file import DataFile, data_file
 from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
 from pipeline.datasets.reading.image import Reader, check_reader
+from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.datasets.reading.row_split import RowSplit
 from pipeline.datasets.reading.shard_files import ShardFiles, split_of
 from pipeline.datasets.reading.split import Split, check_split
@@ -48,7 +50,6 @@ from pipeline.order.randomness import IntArray
 
 _log = logging.getLogger(__name__)
 
-_MIB = 1 << 20
 _PREPARED = 4096  # bytes of a prepared column beside its data, about,
 _PER_ROW = 8  # and for each of its rows (offsets, codes)
 _BLOCKS = 64  # of 4 KiB of a file that go into the fingerprint
@@ -119,7 +120,7 @@ class ArrowTable(Fingerprinted):
             self.rows = RowSplit(total, split, val_fraction, split_seed)
         if len(self) == 0:
             raise DataError(f"dataset.root: {root!r} has no rows for the split {split!r}.")
-        self._groups = RowGroups(self._prepare, cache_mb * _MIB, self.advice)
+        self._groups = RowGroups(self._prepare, cache_mb << 20, self.advice)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -232,7 +233,8 @@ class ArrowTable(Fingerprinted):
         for file, name in enumerate(self._names.tolist()):
             parts.append(name)
             if sized:
-                content = self.files.content(file)
+                address = self.files.name(file)
+                content = self._files.read(address, lambda path: PositionedFile(Path(path)))
                 parts += [content.size, *content.sample(_BLOCKS)]
         total = len(self)
         spread = np.unique(np.linspace(0, total - 1, min(total, _SPREAD)).astype(np.int64))

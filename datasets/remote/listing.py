@@ -133,9 +133,7 @@ class Listing:
 
 
 class Crawl:
-    """The progress of listing all that is below an address, logged every few seconds.
-
-    Used by several threads.
+    """The progress of listing an address in several threads, logged every few seconds.
 
     Args:
         address: for messages.
