@@ -1,13 +1,7 @@
-"""Keys to random numbers: every draw is a pure function of what it is for.
-
-1. `hash64` folds what a number is for (a seed, an epoch, a purpose) into one 64-bit key.
-2. `hash64_array` and `uniform` evaluate a key at counters, in any order and any slice.
-3. `Permutation` is a random order of 0 .. n-1 evaluated at positions, without a list.
-4. `sample_keys` gives each sample its key; `seed_global` hands that key to the generators that
-   other people's code draws from, and `scope` puts those generators back afterwards.
+"""Random numbers as pure functions of keys: (seed, epoch, purpose) -> key, key and counter -> draw.
 
 The mixing function is the finalizer of SplitMix64 (Steele, Lea, Flood: "Fast splittable
-pseudorandom number generators", 2014); it is no cryptography.
+pseudorandom number generators", 2014); it is not cryptographic.
 """
 
 from __future__ import annotations
@@ -55,12 +49,8 @@ def _mix_array(values: KeyArray) -> KeyArray:
     return values
 
 
-def _as_int(part: int | str) -> int:
-    return _of_text(part) if isinstance(part, str) else int(part)
-
-
 @lru_cache(maxsize=256)  # purposes are few, and asked for at every batch
-def _of_text(text: str) -> int:
+def _from_text(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -70,11 +60,10 @@ def hash64(*parts: int | str) -> int:
 
 
 def hash64_on(state: int, *parts: int | str) -> int:
-    """Fold more parts into what was folded before: `hash64(a, b)` is `hash64_on(2, a, b)`, and
-    `hash64_on(hash64_on(2, a), b)`, for those who fold the same beginning again and again.
-    """
+    """Fold more parts into a state: `hash64(a, b)` is `hash64_on(hash64_on(2, a), b)`."""
     for part in parts:
-        state = _mix(state + _GOLDEN + _mix(_as_int(part) + _GOLDEN))
+        number = _from_text(part) if isinstance(part, str) else int(part)
+        state = _mix(state + _GOLDEN + _mix(number + _GOLDEN))
     return state
 
 
@@ -96,31 +85,26 @@ def hash64_array(key: int, counters: npt.ArrayLike) -> KeyArray:
     return _mix_array(values)
 
 
-def hash64_rows(keys: KeyArray, counters: npt.ArrayLike) -> KeyArray:
-    """Evaluate each of `keys` (uint64[B]) at `counters` ([n]): uint64[B, n].
-
-    Row b is `hash64_array(keys[b], counters)`.
-    """
-    values = np.asarray(counters).astype(np.uint64) * np.uint64(_GOLDEN) + keys[:, None]
-    values = _mix_array(values)
-    values ^= _mix_array(keys + np.uint64(1))[:, None]
-    return _mix_array(values)
-
-
 def hash64_each(keys: KeyArray, counters: npt.ArrayLike) -> KeyArray:
-    """Evaluate each of `keys` (uint64[n]) at its counter ([n]): uint64[n].
-
-    Entry i is `hash64_array(keys[i], counters[i])`.
-    """
-    values = np.asarray(counters).astype(np.uint64) * np.uint64(_GOLDEN) + keys
-    values = _mix_array(values)
+    """`hash64_array(key, counter)` of each key (uint64) and its counter; the two broadcast."""
+    values = _mix_array(np.asarray(counters).astype(np.uint64) * np.uint64(_GOLDEN) + keys)
     values ^= _mix_array(keys + np.uint64(1))
     return _mix_array(values)
 
 
+def hash64_rows(keys: KeyArray, counters: npt.ArrayLike) -> KeyArray:
+    """Evaluate each of `keys` (uint64[B]) at `counters` ([n]): uint64[B, n]."""
+    return hash64_each(keys[:, None], counters)
+
+
 def uniform(key: int, counters: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Draws from [0, 1) with 53 bits each, one per counter."""
-    return (hash64_array(key, counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return as_uniform(hash64_array(key, counters))
+
+
+def as_uniform(hashes: KeyArray) -> npt.NDArray[np.float64]:
+    """Hashes as draws from [0, 1) with 53 bits each."""
+    return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def uniform_at(key: int, counter: int) -> float:
@@ -216,33 +200,28 @@ SEEDERS: dict[str, Callable[[int], Any]] = {
 }
 
 
-class _AtHand(threading.local):
-    key: int | None = None
-
-
-_at_hand = _AtHand()
+_this_thread = threading.local()
 
 
 def begin_sample(key: int | None) -> None:
-    """Make `key` the one that `key_at_hand` gives in this thread; 0.1 us. None ends it."""
-    _at_hand.key = key
+    """Set the key that `key_at_hand` returns in this thread; None ends the sample. 0.1 us."""
+    _this_thread.key = key
 
 
 def key_at_hand() -> int:
-    """The key of the sample that is being worked on; outside of that, one drawn from torch.
+    """The key of the current sample; outside of samples one drawn from torch.
 
-    What takes all its numbers from it, by `uniform_at` or the like, needs no generator to be
-    seeded: see `Fetch`.
+    Code that takes all its numbers from it, by `uniform_at` or the like, needs no seeded generator.
     """
-    key = _at_hand.key
+    key = getattr(_this_thread, "key", None)
     return int(torch.randint(2**63 - 1, ())) if key is None else key
 
 
 class Draws(Protocol):
-    """The generators that a sample's code draws from, wherever it runs."""
+    """The generators that a sample's code draws from in this process or thread."""
 
     def seed(self, key: int) -> None:
-        """Begin a sample: its draws depend on `key` alone."""
+        """Begin a sample, whose draws depend on `key` alone."""
 
     def save(self) -> Any:
         """The generators' states."""

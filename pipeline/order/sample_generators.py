@@ -1,17 +1,4 @@
-"""A row of random numbers for each sample of a batch, from the samples' keys.
-
-1. A row's key is that of its place in the run: (seed, epoch, position) and a purpose.
-2. Each call of a `KeyedRandom` takes the next numbers of every row, as with a generator.
-3. Row b depends on its own key and on the number of the call: not on the other rows, on their
-   order, on how many there are, or on a device.
-
-So a batch is augmented alike however it was shared out, padded or sorted. Numbers are counters put
-through a hash, computed with numpy and given as torch tensors on the CPU, float64 and int64; they
-are parameters of transforms, a few a sample, and are moved to where the pixels are. That is what
-makes them the same on every device.
-
-Cost: 40 us a call of 64 rows and 15 ns a number; `beta` takes ten times that.
-"""
+"""A row of random numbers for each sample of a batch, from the samples' keys."""
 
 from __future__ import annotations
 
@@ -23,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pipeline.order.randomness import KeyArray, hash64, hash64_array, hash64_rows
+from pipeline.order.randomness import KeyArray, as_uniform, hash64, hash64_array, hash64_rows
 
 FloatArray = npt.NDArray[np.float64]
 Size = tuple[int, ...]
@@ -32,12 +19,15 @@ _TRIES = 8  # of a rejection method at once; one is enough for 95 rows in 100 an
 
 
 class KeyedRandom:
-    """Draws with a row a sample.
+    """Draws of one row a sample, as torch tensors [B, *size] on the CPU.
+
+    Each call takes the next numbers of every row. Row b depends on its own key and the number of
+    the call, and not on the other rows, their order or a device; so a batch is augmented alike
+    however it is shared out, padded or sorted. Bounds and probabilities are numbers, or tensors [B]
+    with one a row. Cost: 40 us a call of 64 rows and 15 ns a number; `beta` takes ten times that.
 
     Args:
-        keys: uint64[B], from `KeyedRandom.of` or one's own.
-
-    Every draw is [B, *size]. Bounds and probabilities are numbers, or tensors [B] with one a row.
+        keys: uint64[B].
     """
 
     def __init__(self, keys: npt.ArrayLike) -> None:
@@ -53,7 +43,7 @@ class KeyedRandom:
         return len(self.keys)
 
     def child(self, purpose: int | str) -> KeyedRandom:
-        """Other numbers for the same rows; as often as it is asked for, the same ones."""
+        """Other numbers for the same rows; every child of one purpose has the same."""
         return KeyedRandom(hash64_rows(self.keys, [hash64("child", purpose)])[:, 0])
 
     def uniform(
@@ -103,8 +93,7 @@ class KeyedRandom:
         return hash64_rows(self.keys, [self._calls])[:, 0]
 
     def _uniform(self, count: int) -> FloatArray:
-        hashes = hash64_rows(self._next(), np.arange(count))
-        return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return as_uniform(hash64_rows(self._next(), np.arange(count)))
 
     def _bound(self, value: float | Tensor) -> npt.NDArray[Any]:
         if not isinstance(value, Tensor):
@@ -133,15 +122,15 @@ def _log_gamma(random: KeyedRandom, shape: float, count: int) -> FloatArray:
     boost = np.log1p(-random._uniform(count)) / shape if shape < 1 else 0.0
     d = (shape + 1 if shape < 1 else shape) - 1 / 3
     drawn = np.full((len(random), count), np.nan)
-    # A row takes the first of its own tries that holds; others that go on don't change it.
+    # A row takes the first of its own tries that is accepted; further rounds don't change it.
     while np.isnan(drawn).any():
         tries = (len(random), count, _TRIES)
         normal = _normal(random, count * _TRIES).reshape(tries)
         cube = (1 + normal / math.sqrt(9 * d)) ** 3
         level = np.log1p(-random._uniform(count * _TRIES)).reshape(tries)
         log_cube = np.log(cube, where=cube > 0, out=np.full(tries, -np.inf))
-        holds = level < normal**2 / 2 + d - d * cube + d * log_cube
-        first = np.argmax(holds, axis=-1)[..., None]
-        found = np.take_along_axis(holds, first, -1)[..., 0] & np.isnan(drawn)
+        accepted = level < normal**2 / 2 + d - d * cube + d * log_cube
+        first = np.argmax(accepted, axis=-1)[..., None]
+        found = np.take_along_axis(accepted, first, -1)[..., 0] & np.isnan(drawn)
         drawn[found] = np.take_along_axis(log_cube, first, -1)[..., 0][found]
     return np.asarray(drawn + math.log(d) + boost)
