@@ -84,7 +84,7 @@ class _FieldStreams:
             self._numbers.finish((self._end,))
             self._offsets.finish((count + 1,))
             self._shapes.finish((count, self.field.ndim))
-        return {"file": self.name, "even": even, **self.field.plain()}
+        return {"file": self.name, "even": even, **dataclasses.asdict(self.field)}
 
     def close(self) -> None:
         for stream in (self._numbers, self._offsets, self._shapes, self._canvases):

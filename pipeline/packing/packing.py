@@ -340,22 +340,15 @@ def _refuse(place: Path, error: OSError) -> NoReturn:
 
 
 def _with_bar(batches: Iterable[Batch], what: str, total: int) -> Iterator[Batch]:
-    """Batches, with a bar that this thread draws: forked workers would inherit another's locks."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("packing {task.description}"), BarColumn(), MofNCompleteColumn(),
-               TimeRemainingColumn())  # fmt: skip
-    bar = Bar(*columns, console=terminal.console(sys.stderr), transient=True, auto_refresh=False)
-    task = bar.add_task(what, total=total)
-    drawn = 0.0
-    bar.start()
-    try:
+    began = shown = time.perf_counter()
+    done = 0
+    with terminal.bar() as bar:
+        task = bar.add_task(what, total=total, numbers="")
         for batch in batches:
             yield batch
-            bar.advance(task, len(batch.indices))
-            if time.perf_counter() - drawn > _REFRESH_SECONDS:
+            done += len(batch.indices)
+            now = time.perf_counter()
+            if now - shown >= terminal.REFRESH_SECONDS:
+                bar.update(task, completed=done, numbers=terminal.left(done, total, now - began))
                 bar.refresh()
-                drawn = time.perf_counter()
-    finally:
-        bar.stop()
+                shown = now

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.loading.batch import Batch
-from pipeline.order.sample_generators import KeyedRandom
+from pipeline.order.randomness import KeyedRandom
 from pipeline.transforms import image, warping
 from pipeline.transforms.batch import (
     Range,

@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 from pipeline.errors import DataError
 from pipeline.loading.batch import Batch
 from pipeline.loading.encoded import EncodedImage
-from pipeline.order.sample_generators import KeyedRandom
+from pipeline.order.randomness import KeyedRandom
 from pipeline.transforms.crops import CenterCrop, Crop, RandomAreaCrop, side_lengths
 from pipeline.transforms.image_decoding import Size, checked_header
 from pipeline.transforms.warping import resize_weights

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.loading.batch import Batch
-from pipeline.order.sample_generators import KeyedRandom
+from pipeline.order.randomness import KeyedRandom
 from pipeline.transforms.batch import blocks, by_row, images_of, probability
 from pipeline.transforms.batch_colors import paste
 

@@ -30,7 +30,7 @@ from pipeline.datasets.reading.walk import walk
 from pipeline.datasets.sequences import Sequences
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.limits import Limits
-from pipeline.order.sample_generators import KeyedRandom
+from pipeline.order.randomness import KeyedRandom
 from pipeline.packing.recipe import CenterCrops
 from pipeline.transforms import native_images
 from pipeline.transforms.device_decoding import DecodeBatchResizeCenterCrop

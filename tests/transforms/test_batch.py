@@ -15,7 +15,7 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.collate import List, Pad, Stack
 from pipeline.loading.fetch import Fetch, SampleError, batch_hash
 from pipeline.order.plan import Plan, Request
-from pipeline.order.sample_generators import KeyedRandom
+from pipeline.order.randomness import KeyedRandom
 from pipeline.order.samplers import Random, Sequential
 from pipeline.transforms import warping
 from pipeline.transforms.batch import BatchCompose
