@@ -133,7 +133,7 @@ def limited(folder):
 
 def read_only(folder):
     """A folder on a disk that was mounted read-only after its first checkpoint."""
-    cannot_write(folder, "read-only disk")
+    cannot_write(folder, "disk is read-only")
 
 
 def no_permission(folder):

@@ -23,8 +23,8 @@ from pipeline.loading.stage_timer import delayed
 from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.order.plan import Request
 from pipeline.order.randomness import scope
+from pipeline.order.seeding import SharedGeneratorError, ThreadRandomness, probe
 from pipeline.order.streams import End
-from pipeline.order.thread_generators import SharedGeneratorError, ThreadRandomness, probe
 from pipeline.tasks.fit import make_options, spare_cores
 from pipeline.training.train_step import TrainStep
 from pipeline.tuning.timeline import Step

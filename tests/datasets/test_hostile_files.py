@@ -30,8 +30,8 @@ from pipeline.datasets.reading.walk import walk
 from pipeline.datasets.sequences import Sequences
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.limits import Limits
-from pipeline.order.sample_generators import KeyedRandom
-from pipeline.packing.center_crops import CenterCrops
+from pipeline.order.randomness import KeyedRandom
+from pipeline.packing.recipe import CenterCrops
 from pipeline.transforms import native_images
 from pipeline.transforms.device_decoding import DecodeBatchResizeCenterCrop
 from pipeline.transforms.image_decoding import DecodeResize
@@ -301,7 +301,7 @@ def test_files_of_packs(tmp_path, file):
     record = {"kind": "penstock pack", "version": 1, "count": 10**9, "fields": [field],
               "files": sizes, "fingerprint": "x"}  # fmt: skip
     Path("pack/pack.json").write_text(json.dumps(record))
-    refused("leads out of the pack|has to be 1000000000 rows", lambda: Packed("pack")[5])
+    refused("leads out of the pack|must have 1000000000 rows", lambda: Packed("pack")[5])
 
 
 def test_a_pattern_that_stands_for_too_many_files():

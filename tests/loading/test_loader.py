@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 from pipeline.errors import ConfigError, DataError
 from pipeline.loading.fetch import SampleError
 from pipeline.loading.workers.backends import LoaderOptions, WorkerError
-from pipeline.order.thread_generators import SharedGeneratorError
+from pipeline.order.seeding import SharedGeneratorError
 from tests import toy
 
 MAIN = LoaderOptions()

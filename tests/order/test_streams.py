@@ -150,7 +150,7 @@ class Noise:
 
 
 def test_threads_refuse_a_stream_that_draws_where_they_cannot_follow():
-    from pipeline.order.thread_generators import SharedGeneratorError
+    from pipeline.order.seeding import SharedGeneratorError
 
     with pytest.raises(SharedGeneratorError, match="random"):
         list(loader_of(streams.Drawing(20), OPTIONS["3 threads"]))

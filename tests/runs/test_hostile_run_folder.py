@@ -160,11 +160,11 @@ def test_the_names_that_a_run_itself_makes_are_no_strangers(tmp_path):
 MANIFESTS = {
     "nested": ("[" * 50_000, "nested more than"),
     "nested a little": ('{"a": ' * 200 + "1" + "}" * 200, "nested more than"),
-    "list": ("[]", "holds a list"),
-    "null": ("null", "holds null"),
+    "list": ("[]", "it is a list, not a mapping"),
+    "null": ("null", "it is null, not a mapping"),
     "empty": ("", "it is empty"),
     "cut off": ('{"status": "running", "overrides": ["see', "it is cut off"),
-    "no text": (b"\xff\xfe\x00", "no text"),
+    "no text": (b"\xff\xfe\x00", "not text"),
     "digits": ('{"seed": ' + "9" * 5000 + "}", "a number of 5000 digits"),
     "huge number": ('{"seed": 1e999}', "too large"),
     "nan": ('{"seed": NaN}', "NaN"),
@@ -226,8 +226,8 @@ def changed(state, key, value):
 
 DELETED = object()
 TEXTS = {
-    "null": ("null", "null where a mapping"),
-    "list": ("[1]", "a list where a mapping"),
+    "null": ("null", "it is null, not a mapping"),
+    "list": ("[1]", "it is a list, not a mapping"),
     "nested": ('{"a": ' * 90_000 + "1" + "}" * 90_000, "nested more than"),
     "digits": ('{"updates": ' + "9" * 5000 + "}", "5000 digits"),
     "nan": ('{"updates": NaN}', "NaN"),
@@ -420,7 +420,7 @@ def test_a_line_without_end_is_not_read_whole(tmp_path):
 def test_a_configuration_that_grows_is_refused_by_verify(folder):
     lines = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))]
     for text, message in (("\n".join(lines), "aliases"), ("[" * 50_000, "config.yaml"),
-                          ("[]", "holds a list"), ("a" * (5 << 20), "larger than")):  # fmt: skip
+                          ("[]", "it is a list"), ("a" * (5 << 20), "larger than")):  # fmt: skip
         (folder / "config.yaml").write_text(text)
         with pytest.raises(ConfigError, match=message):
             verify.Run.read(folder)
