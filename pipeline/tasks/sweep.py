@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline import program
 from pipeline.config import disclosure, environment, preflight
+from pipeline.config.hydra_internals import BASIC_SWEEPER
 from pipeline.config.nodes import direction
 from pipeline.config.schema import Config
 from pipeline.distributed import preemption
@@ -221,7 +222,7 @@ def _planned(config: DictConfig) -> list[list[str]]:
 
     hydra = OmegaConf.to_container(config.hydra, resolve=False)
     assert isinstance(hydra, dict)
-    if hydra["sweeper"].get("_target_") != preflight.BASIC_SWEEPER:
+    if hydra["sweeper"].get("_target_") != BASIC_SWEEPER:
         return []
     params = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
     try:
