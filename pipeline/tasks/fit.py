@@ -130,7 +130,7 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
                     fingerprint=opened.fingerprint,
                 )  # fmt: skip
             if opened.checkpoints:
-                opened.checkpoints.close()
+                opened.checkpoints.flush()
             with _placed("after the last step"):
                 shown = [one for one in observers if isinstance(one, progress.Display)]
                 constant = baseline(parts, objective, val, group, shown) if compared else {}

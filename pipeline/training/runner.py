@@ -236,7 +236,7 @@ class _Fit(Observer):
         self.epoch_metrics.drop_from(self.address)
         self._save()
         if self.checkpoints:
-            self.checkpoints.close()
+            self.checkpoints.flush()
         raise Preempted(f"stopped before epoch {epoch}, step {step}")
 
     def _save(self, improved: bool = False) -> None:
