@@ -1,7 +1,7 @@
-"""Pictures of a run: learning curves, confused classes, samples with what was predicted of them.
+"""Pictures of a run: learning curves, confused classes, samples with predictions.
 
-matplotlib is imported (0.3 s) when a picture is made. Its object interface is used throughout: no
-backend is chosen and no global state touched, so this also works inside a notebook.
+The first picture imports matplotlib (0.3 s). Only its object interface is used, without a backend
+or global state, so this also works in a notebook.
 """
 
 from __future__ import annotations
@@ -40,16 +40,24 @@ def learning_curves(
     baseline: Mapping[str, float] | None = None,
     baseline_name: str = "baseline",
 ) -> Path:
-    """Draw what was measured over the epochs; one panel for the loss and one for each metric.
+    """Draw losses and metrics over the epochs, a panel each.
 
     Args:
         history: a record an epoch with "epoch" and any of "train/<name>", "val/<name>" and
             "val/<name>/<class>".
         path: a .png.
-        baseline: metrics of a constant prediction by name, drawn as a line across.
-        baseline_name: what to call it.
+        baseline: metrics of a constant prediction by name, drawn as a horizontal line.
     """
-    panels = _panels(history)
+    panels: dict[str, dict[str, list[Any]]] = {"loss": {}}  # title -> label -> [epochs, values]
+    for record in history:
+        for key, value in record.items():
+            split, _, name = key.partition("/")
+            if split in ("train", "val"):
+                title, _, part = name.partition("/")
+                label = part or {"train": "training", "val": "validation"}[split]
+                epochs, values = panels.setdefault(title, {}).setdefault(label, [[], []])
+                epochs.append(record["epoch"])
+                values.append(value)
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
     figure = _figure(5.2 * columns, 3.1 * rows, layout="constrained")
@@ -66,13 +74,10 @@ def learning_curves(
 
 
 def rate_curve(
-    rates: Sequence[float],
-    losses: Sequence[float],
-    smooth: Sequence[float],
-    best: float,
+    rates: Sequence[float], losses: Sequence[float], smooth: Sequence[float], best: float,
     path: Path,
-) -> Path:
-    """Draw the loss over the learning rate, with the one that is suggested; `path` is a .png."""
+) -> Path:  # fmt: skip
+    """Draw the loss over the learning rate, with the suggested rate `best`; `path` is a .png."""
     figure = _figure(6.4, 3.8, layout="constrained")
     axes = figure.add_subplot()
     axes.plot(rates, losses, color=FAINT, linewidth=1.0, label="loss of a step")
@@ -103,8 +108,7 @@ def contact_sheet(
         path: a .png.
         landmarks, predicted: for each image float[L, 2], x and y in its pixels. 68 landmarks are
             drawn as the lines of a face, others as points.
-        captions: a line (or several) under each image.
-        columns: images in a row, at most.
+        captions: below each image, of one or more lines.
     """
     columns = min(columns, len(images))
     rows = math.ceil(len(images) / columns)
@@ -115,7 +119,7 @@ def contact_sheet(
     for place, image in enumerate(images):
         axes = figure.add_subplot(rows, columns, place + 1)
         pixels = _pixels(image)
-        # "auto" smooths what is made smaller, and shows the pixels of what is much enlarged.
+        # "auto" smooths images that shrink, and shows the pixels of much enlarged ones.
         axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="auto")
         axes.set_xlim(-0.5, pixels.shape[1] - 0.5)
         axes.set_ylim(pixels.shape[0] - 0.5, -0.5)
@@ -142,8 +146,7 @@ def confusion_matrix(
 ) -> Path:
     """Draw how often each class (a row) was taken for each other.
 
-    The colour is the share of the row, so that rare classes are seen as well; the number is the
-    count.
+    The colour is the share of the row, so rare classes are visible; the number is the count.
 
     Args:
         counts: int64[C, C].
@@ -174,11 +177,9 @@ def confusion_matrix(
 def signals(
     values: Sequence[Tensor], path: Path, captions: Sequence[str], columns: int = 4
 ) -> Path:
-    """Draw signals side by side, with a caption above each.
+    """Draw signals side by side, float[T, F] or [F, T] each, with a caption above each.
 
-    Args:
-        values: float[T, F] or [F, T] each. Up to 4 channels are drawn as lines over time, more as a
-            heat map.
+    Up to 4 channels are drawn as lines over time, more as a heat map.
     """
     columns = min(columns, len(values))
     rows = math.ceil(len(values) / columns)
@@ -200,26 +201,10 @@ def signals(
 
 
 def shortened(text: str, most: int) -> str:
-    """A text on one line, of so many characters at most."""
+    """`text` on one line of at most `most` characters."""
     line = " ".join(text.split())
     line = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in line)
     return line if len(line) <= most else line[: most - 3] + "..."
-
-
-def _panels(history: Sequence[Mapping[str, float]]) -> dict[str, dict[str, list[Any]]]:
-    """Curves (label -> [epochs, values]) by panel; the loss first."""
-    panels: dict[str, dict[str, list[Any]]] = {"loss": {}}
-    for record in history:
-        for key, value in record.items():
-            split, _, name = key.partition("/")
-            if split not in ("train", "val"):
-                continue
-            title, _, part = name.partition("/")
-            label = part or {"train": "training", "val": "validation"}[split]
-            epochs, values = panels.setdefault(title, {}).setdefault(label, [[], []])
-            epochs.append(record["epoch"])
-            values.append(value)
-    return panels
 
 
 def _draw_curves(axes: Axes, title: str, curves: Mapping[str, list[Any]]) -> None:

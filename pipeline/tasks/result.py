@@ -1,4 +1,4 @@
-"""How one job of a sweep ended: a small JSON file in the job's folder."""
+"""The result of one job of a sweep: a small JSON file in the job's folder."""
 
 from __future__ import annotations
 
@@ -19,65 +19,48 @@ _LARGEST = 4 << 20  # bytes of a result
 
 
 @dataclass(frozen=True)
-class Result:
-    """How one job of a sweep ended.
+class JobResult:
+    """The result of one job of a sweep."""
 
-    Attributes:
-        overrides: of the job, as on a command line.
-        status: "done", "failed", "preempted" or "interrupted"; in a table also "not begun".
-        metric: what `value` is.
-        mode: whether the metric should be "min" or "max".
-        value: what the task returned; None if it failed or measures nothing.
-        seconds: of wall time.
-        error: first line of what went wrong.
-        exit_code: that the job would have had as a run of its own.
-        started: seconds since 1970.
-        others: the other metrics of the validation that `value` is from.
-    """
-
-    overrides: list[str]
-    status: str
-    metric: str | None
-    mode: str | None
-    value: float | None
-    seconds: float
-    error: str | None
-    exit_code: int
-    started: float
-    others: dict[str, float] = field(default_factory=dict)
+    overrides: list[str]  # as on a command line
+    status: str  # "done", "failed", "preempted" or "interrupted"; in a table also "not started"
+    metric: str | None  # the name of `value`
+    mode: str | None  # "min" or "max" of the metric
+    value: float | None  # of the task; None if it failed or measures nothing
+    seconds: float  # of wall time
+    error: str | None  # its first line
+    exit_code: int  # that the job would have as a run of its own
+    started: float  # seconds since 1970
+    others: dict[str, float] = field(default_factory=dict)  # metrics of the same validation
 
     def write(self, folder: Path) -> None:
-        """Put the result into the job's folder."""
+        """Write the result into the job's folder."""
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     @classmethod
-    def read(cls, path: Path) -> Result:
-        """The result in a file that `write` made.
-
-        Raises:
-            ConfigError: it is damaged.
-        """
+    def read(cls, path: Path) -> JobResult:
+        """The result in a file that `write` made; raises ConfigError if it is damaged."""
         try:
             return cls(**_checked(mapping(plain_json.read(path, _LARGEST))))
         except (OSError, JsonError) as error:
-            reason = f"{path} is damaged: {error}. Delete it, and its job is run again"
+            reason = f"{path} is damaged: {error}. Delete it to run its job again"
             raise ConfigError(Problem("hydra.sweep.dir", reason)) from error
 
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    """What a result has to hold; raises JsonError."""
-    known = {one.name: one for one in fields(Result)}
-    odd = sorted(map(str, known.keys() ^ (values.keys() | {"others"})))
+    """The fields of a result, with the right types; raises JsonError."""
+    known = {one.name for one in fields(JobResult)}
+    odd = sorted(map(str, known ^ (values.keys() | {"others"})))
     if odd:
-        raise JsonError(f"it has too much or too little: {', '.join(odd[:5])[:200]}")
+        raise JsonError(f"it has missing or unexpected keys: {', '.join(odd[:5])[:200]}")
     check_overrides(values["overrides"])
     texts = [values[key] for key in ("metric", "mode", "error")]
     if not isinstance(values["status"], str) or not all(isinstance(v, str | None) for v in texts):
-        raise JsonError("its status, metric, mode or error is no text")
+        raise JsonError("its status, metric, mode or error is not a text")
     measured = [values["value"], *mapping(values.get("others", {})).values()]
     numbers = [values["seconds"], values["started"], values["exit_code"],
                *(one for one in measured if one is not None)]  # fmt: skip
     if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers):
-        raise JsonError("its value, seconds, started or exit_code is no number")
+        raise JsonError("its value, seconds, started or exit_code is not a number")
     return values

@@ -37,22 +37,15 @@ class NonFiniteLossError(PenstockError):
 
 @dataclass(frozen=True)
 class Step:
-    """The results of one global batch.
-
-    Attributes:
-        loss: mean over its samples.
-        order: 64-bit hash over its (position, index) pairs, independent of sharding.
-        digest: hash over its samples, if the loader hashes.
-        left_out: its unreadable samples.
-    """
+    """The results of one global batch."""
 
     epoch: int
     step: int
-    loss: float
+    loss: float  # mean over its samples
     samples: int
-    order: int
-    digest: str | None = None
-    left_out: tuple[Any, ...] = ()
+    order: int  # 64-bit hash over its (position, index) pairs, independent of sharding
+    digest: str | None = None  # hash over its samples, if the loader hashes
+    left_out: tuple[Any, ...] = ()  # its unreadable samples
 
 
 class EpochMetrics:

@@ -418,7 +418,7 @@ def test_the_newest_good_one_is_found(tmp_path: Path) -> None:
         CheckpointError, match=r"none of its checkpoints(.|\n)*step-00000001.*newer"
     ):
         checkpoint.find_newest(tmp_path / "checkpoints")
-    with pytest.raises(CheckpointError, match="cut off"):  # and one that is named is an error
+    with pytest.raises(CheckpointError, match="truncated"):  # and one that is named is an error
         checkpoint.load(paths[1])
 
 

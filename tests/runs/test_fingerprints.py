@@ -324,7 +324,7 @@ def test_a_dataset_of_ones_own_is_told_by_its_paths(tmp_path):
         with pytest.raises(ConfigError, match=rf"dataset\.fingerprint: .*{lacks}"):
             fingerprint_of(dataset, mode, tmp_path)
     one.path = lambda index: f"row {index} of a database"
-    with pytest.raises(ConfigError, match="does not tell them"):
+    with pytest.raises(ConfigError, match="does not list"):
         fingerprint_of(one, "content", tmp_path)
 
 

@@ -233,7 +233,7 @@ def test_a_damaged_checkpoint_is_left_out(pair, capsys):
     [
         ("[x]", "two folders of runs are needed, and there are 1"),
         ("[x,y,z]", "two folders of runs are needed, and there are 3"),
-        ("[x,y]", "x has no manifest.json, so it is no folder of a run"),
+        ("[x,y]", "x is not a run's folder: it has no manifest.json"),
     ],
 )
 def test_two_runs_have_to_be_given(capsys, tmp_path, monkeypatch, runs, message):
