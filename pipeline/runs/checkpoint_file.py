@@ -26,14 +26,8 @@ from torch import Tensor
 
 from pipeline.files.disk import replacing, write
 from pipeline.files.regular_file import open_regular
-from pipeline.runs.state_tree import (
-    CheckpointError,
-    NoCheckpointError,
-    State,
-    decode,
-    encode,
-    is_sharded,
-)
+from pipeline.runs import state_tree
+from pipeline.runs.state_tree import CheckpointError, NoCheckpointError, State, encode, is_sharded
 
 FORMAT = 1
 
@@ -127,7 +121,7 @@ def load(path: Path) -> State:
     if metadata.get("sha256") != _digest(version, text, tensors):
         raise damaged(path, "its contents do not match their checksum")
     try:
-        return decode(text, tensors)
+        return state_tree.decode(text, tensors)
     except ValueError as error:
         raise damaged(path, f"its state cannot be read ({error})") from error
 

@@ -35,11 +35,9 @@ _IBUG68_LINES = (
 
 
 def learning_curves(
-    history: Sequence[Mapping[str, float]],
-    path: Path,
-    baseline: Mapping[str, float] | None = None,
-    baseline_name: str = "baseline",
-) -> Path:
+    history: Sequence[Mapping[str, float]], path: Path,
+    baseline: Mapping[str, float] | None = None, baseline_name: str = "baseline",
+) -> Path:  # fmt: skip
     """Draw losses and metrics over the epochs, a panel each.
 
     Args:
@@ -94,13 +92,11 @@ def rate_curve(
 
 
 def contact_sheet(
-    images: Tensor | Sequence[Tensor],
-    path: Path,
+    images: Tensor | Sequence[Tensor], path: Path,
     landmarks: Sequence[Tensor] | Tensor | None = None,
     predicted: Sequence[Tensor] | Tensor | None = None,
-    captions: Sequence[str] | None = None,
-    columns: int = 6,
-) -> Path:
+    captions: Sequence[str] | None = None, columns: int = 6,
+) -> Path:  # fmt: skip
     """Draw images side by side; true landmarks in green, predicted ones in orange.
 
     Args:

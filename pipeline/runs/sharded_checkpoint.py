@@ -29,17 +29,7 @@ from torch import Tensor
 
 from pipeline.distributed.group import Group
 from pipeline.errors import PenstockError
-from pipeline.files import plain_json
-from pipeline.files.disk import (
-    HELD,
-    Hold,
-    beside,
-    discard,
-    prepare,
-    refuse,
-    sync_folder,
-    write_atomically,
-)
+from pipeline.files import disk, plain_json
 from pipeline.files.plain_json import integer, mapping, shown
 from pipeline.files.regular_file import open_regular
 from pipeline.runs.checkpoint_file import DTYPES, FORMAT, check_size, check_version, damaged, on_cpu
@@ -74,7 +64,7 @@ def write_folder(
     Raises:
         CheckpointError: on all ranks, if any of them cannot write.
     """
-    hold: Hold | None = None
+    hold: disk.Hold | None = None
     shapes = {name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
               for name, tensor in tensors.items()}  # fmt: skip
 
@@ -82,13 +72,13 @@ def write_folder(
         nonlocal hold
         if not group.is_first:
             return ""
-        prepare(path.parent, CheckpointError)
-        hidden = beside(path)
+        disk.prepare(path.parent, CheckpointError)
+        hidden = disk.beside(path)
         hidden.mkdir()
         try:
-            hold = Hold.take(hidden / HELD, os.O_RDWR | os.O_CREAT)
+            hold = disk.Hold.take(hidden / disk.HELD, os.O_RDWR | os.O_CREAT)
         except OSError:
-            discard(hidden)
+            disk.discard(hidden)
             raise
         return str(hidden)
 
@@ -99,11 +89,11 @@ def write_folder(
             raise CheckpointError(f"{hidden} has other shards than the ranks have written")
         content = {"format": FORMAT, "state": text, "tensors": shapes, "files": files}
         described = {**content, "sha256": _digest(content)}
-        write_atomically(hidden / STATE, json.dumps(described).encode())
-        (hidden / HELD).unlink()
-        sync_folder(hidden)
+        disk.write_atomically(hidden / STATE, json.dumps(described).encode())
+        (hidden / disk.HELD).unlink()
+        disk.sync_folder(hidden)
         hidden.rename(path)
-        sync_folder(path.parent)
+        disk.sync_folder(path.parent)
 
     hidden = Path(_together(group, path, make)[0])
     try:
@@ -114,7 +104,7 @@ def write_folder(
         if hold is not None:
             hold.release()
         if group.is_first and hidden.exists():
-            discard(hidden)
+            disk.discard(hidden)
 
 
 def load(path: Path) -> State:
@@ -189,7 +179,7 @@ def _failure(path: Path, error: BaseException) -> str:
             error = cause
     try:
         if isinstance(error, OSError):
-            refuse(path, error, CheckpointError)
+            disk.refuse(path, error, CheckpointError)
     except CheckpointError as refused:
         return str(refused)
     if isinstance(error, PenstockError):

@@ -116,7 +116,7 @@ def make_loader(parts: Parts, split: str) -> Loader:
     return Loader(own, fetch, replace(made.options, persistent_workers=False), World())
 
 
-class _Checking(Fetch):
+class Check(Fetch):
     """Makes batches without fields, whose `left_out` are the bad samples."""
 
     def work(self, request: Request, rows: Any, draws: Draws, stand_ins: Any = None) -> Batch:
@@ -149,12 +149,8 @@ class _Checking(Fetch):
                 yield LeftOut(row, position, *request.address, path, cause, "skip")
 
 
-class Check(_Checking):
-    """Checks rows."""
-
-
-class CheckStream(_Checking, StreamFetch):
-    """Checks records."""
+class CheckStream(Check, StreamFetch):
+    """The same for the records of a stream."""
 
 
 class _Suspicious(SampleReader):

@@ -86,18 +86,17 @@ def rates_and_losses(
     factor = (highest / lowest) ** (1 / max(steps - 1, 1))
     scheduler = ExponentialLR(train_step.optimizer, factor)
     train_step.model.train()
-    lowest_loss, mean = math.inf, 0.0
+    found: list[float] = []
     with closing(all_batches(train)) as batches:
-        for step in range(steps):
+        for _ in range(steps):
             some = list(islice(batches, train_step.options.accumulate))
             losses = [loss for batch in some for loss in train_step.learn(batch).tolist()]
             if not losses:
                 return
             value, rate = math.fsum(losses) / len(losses), train_step.lr
-            mean = _MEMORY * mean + (1 - _MEMORY) * value
-            now = mean / (1 - _MEMORY ** (step + 1))
-            lowest_loss = min(lowest_loss, now)
-            if not math.isfinite(value) or now > _EXPLODED * lowest_loss:
+            found.append(value)
+            smooth = smoothed(found)
+            if not math.isfinite(value) or smooth[-1] > _EXPLODED * min(smooth):
                 return
             yield rate, value
             train_step.update()

@@ -7,6 +7,7 @@ machines share.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,7 @@ from pipeline.runs.checkpoint import Checkpoints, Newest, State, steps_of
 from pipeline.runs.identity.fingerprints import first_difference, in_mode_of, mode_in
 from pipeline.runs.identity.sources import changes
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.resumption import (
-    LENGTH,
-    Source,
-    differences,
-    run_of,
-    same_but_for_length,
-    source,
-    spans,
-)
+from pipeline.runs.resumption import Source, same_but_for_length
 from pipeline.runs.run_folder import RunFolder, last_code
 from pipeline.terminal import say
 
@@ -112,7 +105,7 @@ def _open(
     told: Callable[[str], str], facts: dict[str, Any], fits: Callable[[State], None] | None,
     scheduled: Callable[[int], object],
 ) -> tuple[RunFolder, Newest | None]:  # fmt: skip
-    wanted = source(config)
+    wanted = resumption.source(config)
     if config.resume is None and world.restarts():  # the launcher restarted all ranks
         wanted = Source(Path(config.run_dir), required=False)
 
@@ -125,7 +118,7 @@ def _open(
     newest, renewed = _newest(wanted, check) if wanted else None, None
     if newest is not None:
         _check_same(newest.state["fingerprint"], fingerprint, config, told)
-        run = run_of(newest.path)
+        run = resumption.run_of(newest.path)
         for part, module, before, now in changes(run and last_code(run), facts["code"]):
             say(f"{part}: the code of {module} has changed since the run was last started "
                 f"({before} then, {now} now); samples may differ")  # fmt: skip
@@ -141,27 +134,21 @@ def _open(
         )  # fmt: skip
     else:
         at = _address(newest.state) if newest else (0, 0)
-        come = f"{newest.path}" if newest else None
-        longer = [word for word in overrides if word.partition("=")[0] in LENGTH]
+        longer = [word for word in overrides if word.partition("=")[0] in resumption.LENGTH]
         folder = RunFolder.reopen(
-            old, world=size, longer=longer, overrides=overrides, resumed=come, at=list(at),
-            code=facts["code"],
+            old, world=size, longer=longer, overrides=overrides, at=list(at), code=facts["code"],
+            resumed=str(newest.path) if newest else None,
         )  # fmt: skip
         folder.rewind(*at, int(newest.state["updates"]) if newest else 0)
     if newest is not None:
         _say(folder, newest)
-        if renewed is not None:
-            _say_schedule(newest.state, renewed, config)
+    if newest is not None and renewed is not None and config.scheduler is not None:
+        planned = sum(resumption.spans(newest.state["fingerprint"]))
+        unit = "epochs" if config.scheduler.get("interval") == "epoch" else "steps"
+        kind = config.scheduler["_target_"].rpartition(".")[2]
+        end = f"; the run's was made for {planned}" if planned else ""
+        say(f"schedule: a new {kind}, over the {renewed} {unit} from here on{end}")
     return folder, newest
-
-
-def _say_schedule(state: State, steps: int, config: Config) -> None:
-    assert config.scheduler is not None
-    before = spans(state["fingerprint"])
-    unit = "epochs" if config.scheduler.get("interval") == "epoch" else "steps"
-    kind = config.scheduler["_target_"].rpartition(".")[2]
-    said = f"; the run's was made for {sum(before)}" if before else ""
-    say(f"schedule: a new {kind}, over the {steps} {unit} from here on{said}")
 
 
 def _check_same(
@@ -171,7 +158,7 @@ def _check_same(
     then, now = mode_in(saved), mode_in(own)
     same_way = in_mode_of(saved, own, told)
     saved = same_but_for_length(saved, own)
-    problems = differences(saved, same_way, config.resume_despite)
+    problems = resumption.differences(saved, same_way, config.resume_despite)
     for place, one in enumerate(problems):
         file = first_difference(config.cache_dir, saved.get("dataset", ""), same_way["dataset"])
         if one.key == "dataset" and file:
@@ -189,19 +176,13 @@ def _newest(wanted: Source, check: Callable[[State], None]) -> Newest | None:
     if wanted.checkpoint is not None:
         return Newest(wanted.checkpoint, checkpoint.load_checked(wanted.checkpoint, check), [])
     assert wanted.folder is not None
-    if not checkpoint.has_checkpoint(wanted.folder) and (
-        not wanted.required or _was_stopped_early(wanted.folder)
-    ):
-        return None
+    if not checkpoint.has_checkpoint(wanted.folder):
+        if not wanted.required:
+            return None
+        with suppress(ConfigError):  # reported when the folder is opened
+            if read_manifest(wanted.folder).get("status") == "preempted":
+                return None  # a run that was stopped before its first checkpoint starts again
     return checkpoint.find_newest(wanted.folder, check)
-
-
-def _was_stopped_early(folder: Path) -> bool:
-    """Whether a run was stopped before its first checkpoint; it starts again."""
-    try:
-        return bool(read_manifest(folder).get("status") == "preempted")
-    except ConfigError:  # reported when the folder is opened
-        return False
 
 
 def _address(state: State) -> Address:

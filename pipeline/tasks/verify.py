@@ -5,12 +5,13 @@
 3. Differences of the weights and optimizer states of their last checkpoints, bit by bit.
 
 Prints to stdout and writes nothing. Exit code 1 if samples, losses or weights differ; differences
-of the first kind only explain. Cost: reads the ledgers three times, and both checkpoints.
+of the first kind only explain. Cost: reads the logs line by line, and both checkpoints.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,8 @@ _LONGEST_FIELD = 100  # characters of a hash or a loss
 
 Rows = list[tuple[str, str, str, str]]
 Lines = Iterator[tuple[Address, Any]]
+# A difference in words, or None; and its size.
+Kinds = dict[str, tuple[Callable[[Any, Any], str | None], Callable[[Any, Any], float] | None]]
 
 
 class RunsDifferError(PenstockError):
@@ -130,53 +133,46 @@ def print_ledgers(first: Run, second: Run) -> bool | None:
     if missing:
         _say("ledger", f"{' and '.join(missing)} has none; train with trainer.ledger=true")
         return None
-    samples = _print_lines(first, second, "samples", name, _samples)
-    losses = _print_lines(first, second, "losses", name, _losses, _relative)
-    return _print_alone(first, second, name) and samples and losses
-
-
-def print_digests(first: Run, second: Run) -> bool | None:
-    """The same for the hashes of all that was in the batches, if both runs wrote them."""
-    name = "digests.jsonl"
-    if any(not (run.path / name).exists() for run in (first, second)):
-        return None
-    return _print_lines(first, second, "digests", name, _digests)
-
-
-def _print_lines(
-    first: Run, second: Run, what: str, name: str, difference: Callable[[Any, Any], str | None],
-    amount: Callable[[Any, Any], float] | None = None,
-) -> bool:  # fmt: skip
-    """Compare both files by address; print the first difference, and how many there are."""
-    both = differing = 0
-    parted, most = "", 0.0
-    for (epoch, step), a, b in _pairs(_lines(first.path / name), _lines(second.path / name)):
-        if a is None or b is None:
-            continue
-        both += 1
-        how = difference(a, b)
-        if how is not None:
-            differing += 1
-            parted = parted or f"part at epoch {epoch}, step {step}: {how}"
-            most = max(most, amount(a, b)) if amount else most
-    if not differing:
-        _say(what, f"the same at {both} steps")
-        return True
-    by = f", by up to {most:.2g} of the value" if amount else ""
-    _say(what, f"{parted}; {differing} of {both} steps differ{by}")
-    return False
-
-
-def _print_alone(first: Run, second: Run, name: str) -> bool:
-    """Print how many steps only one run has; returns whether there are none."""
-    alone = [0, 0]
-    for _, a, b in _pairs(_lines(first.path / name), _lines(second.path / name)):
-        if a is None or b is None:
-            alone[a is None] += 1
+    kinds: Kinds = {"samples": (_samples, None), "losses": (_losses, _relative)}
+    same, alone = _print_lines(first, second, name, kinds)
     for run, count in zip((first, second), alone, strict=True):
         if count:
             _say("steps", f"{count} are in {run.path} only")
-    return not any(alone)
+    return same and not any(alone)
+
+
+def print_digests(first: Run, second: Run) -> bool | None:
+    """The same for the hashes of samples, if both runs wrote them."""
+    name = "digests.jsonl"
+    if any(not (run.path / name).exists() for run in (first, second)):
+        return None
+    return _print_lines(first, second, name, {"digests": (_digests, None)})[0]
+
+
+def _print_lines(first: Run, second: Run, name: str, kinds: Kinds) -> tuple[bool, list[int]]:
+    """Compare both files by address; print the first difference of each kind, and their number.
+
+    Returns:
+        Whether there is no difference, and the numbers of steps that only one file has.
+    """
+    both, alone = 0, [0, 0]
+    differing, parted, most = Counter[str](), dict[str, str](), dict[str, float]()
+    for (epoch, step), a, b in _pairs(_lines(first.path / name), _lines(second.path / name)):
+        if a is None or b is None:
+            alone[a is None] += 1
+            continue
+        both += 1
+        for what, (difference, amount) in kinds.items():
+            how = difference(a, b)
+            if how is not None:
+                differing[what] += 1
+                parted.setdefault(what, f"first differ at epoch {epoch}, step {step}: {how}")
+                most[what] = max(most.get(what, 0.0), amount(a, b) if amount else 0.0)
+    for what, (_, amount) in kinds.items():
+        by = f", by up to {most[what]:.2g} of the value" if amount and differing[what] else ""
+        _say(what, f"{parted[what]}; {differing[what]} of {both} steps differ{by}"
+             if differing[what] else f"the same at {both} steps")  # fmt: skip
+    return not differing.total(), alone
 
 
 def _samples(a: Any, b: Any) -> str | None:

@@ -272,14 +272,9 @@ class Classification(Objective):
     confusion: Tensor | None = None
 
     def __init__(
-        self,
-        loss: Loss,
-        metrics: Mapping[str, Metric],
-        inputs: Sequence[str],
-        target: str,
-        num_classes: int,
-        classes: Sequence[str] | None = None,
-    ) -> None:
+        self, loss: Loss, metrics: Mapping[str, Metric], inputs: Sequence[str], target: str,
+        num_classes: int, classes: Sequence[str] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(loss, metrics, inputs, target)
         self.num_classes = num_classes
         self.classes = list(classes) if classes else None

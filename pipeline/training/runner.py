@@ -63,23 +63,13 @@ class Result:
 
 
 def fit(
-    model: nn.Module,
-    objective: Objective,
-    optimizer: Optimizer,
-    train: Loader,
-    val: Loader | None,
-    options: TrainOptions,
-    *,
-    scheduler: LRScheduler | None = None,
-    checkpoints: Checkpoints | None = None,
-    observers: Sequence[Observer] = (),
-    seed: int = 0,
-    group: Group | None = None,
-    parallel: Parallel | None = None,
-    preemption: Preemption | None = None,
-    resume: State | None = None,
-    fingerprint: Mapping[str, Any] | None = None,
-) -> Result:
+    model: nn.Module, objective: Objective, optimizer: Optimizer, train: Loader,
+    val: Loader | None, options: TrainOptions, *,
+    scheduler: LRScheduler | None = None, checkpoints: Checkpoints | None = None,
+    observers: Sequence[Observer] = (), seed: int = 0, group: Group | None = None,
+    parallel: Parallel | None = None, preemption: Preemption | None = None,
+    resume: State | None = None, fingerprint: Mapping[str, Any] | None = None,
+) -> Result:  # fmt: skip
     """Train `model` in place, on the device that `train` delivers to.
 
     Args:
@@ -263,15 +253,11 @@ class _Fit(Observer):
 
 
 def train_epoch(
-    train_step: TrainStep,
-    loader: Loader,
-    epoch: int,
-    observers: Sequence[Observer] = (),
-    start: int = 0,
-    epoch_metrics: EpochMetrics | None = None,
+    train_step: TrainStep, loader: Loader, epoch: int, observers: Sequence[Observer] = (),
+    start: int = 0, epoch_metrics: EpochMetrics | None = None,
     after_step: Callable[[Batch], None] | None = None,
     turn: Callable[[bool], None] | None = None,
-) -> Record:
+) -> Record:  # fmt: skip
     """Train on one epoch, or the part of it before `max_steps`; returns its record.
 
     Args:
@@ -316,12 +302,9 @@ def train_epoch(
 
 
 def _step(
-    train_step: TrainStep,
-    loader: Loader,
-    epoch: int,
-    observers: Sequence[Observer],
+    train_step: TrainStep, loader: Loader, epoch: int, observers: Sequence[Observer],
     epoch_metrics: EpochMetrics,
-) -> None:
+) -> None:  # fmt: skip
     """Take an optimizer step, and log every `log_every` of them."""
     train_step.update()
     if train_step.updates % train_step.options.log_every:

@@ -92,16 +92,10 @@ class TrainStep:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        optimizer: Optimizer,
-        scheduler: LRScheduler | None,
-        options: TrainOptions,
-        group: Group,
-        seed: int,
+        self, model: nn.Module, objective: Objective, optimizer: Optimizer,
+        scheduler: LRScheduler | None, options: TrainOptions, group: Group, seed: int,
         parallel: Parallel | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.group = group
         self.device = torch.device(group.world.device)
         self.model = model.to(self.device)  # in place: the optimizer refers to the weights

@@ -21,14 +21,10 @@ from pipeline.training.train_step import Precision, autocast
 
 @torch.no_grad()
 def validate(
-    model: nn.Module,
-    objective: Objective,
-    loader: Loader,
-    precision: Precision = "fp32",
-    group: Group | None = None,
-    turn: Callable[[bool], None] | None = None,
+    model: nn.Module, objective: Objective, loader: Loader, precision: Precision = "fp32",
+    group: Group | None = None, turn: Callable[[bool], None] | None = None,
     observers: Sequence[Observer] = (),
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     """The mean "loss" and every metric of the objective over epoch 0 of `loader`.
 
     Each sample counts once, whatever the number of ranks.

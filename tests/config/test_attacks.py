@@ -108,7 +108,8 @@ CHAINS = {
     "result of a job": {"callbacks": {"e": {
         "_target_": "pipeline.tasks.sweep.JobResult.write", "_args_": [
             {"_target_": "pipeline.tasks.sweep.JobResult", "overrides": [], "status": "",
-             "mode": "", "metric": "", "value": 0, "seconds": 0, "error": "", "exit_code": 0, "started": 0},
+             "mode": "", "metric": "", "value": 0, "seconds": 0, "error": "", "exit_code": 0,
+             "started": 0},
             {"_target_": "pipeline.tasks.sweep.Path", "_args_": ["CANARY"]}]}}},
     "inside a callback's arguments": {"callbacks": {"e": {
         "_target_": TABLE, "more": touch("pipeline.tasks.sweep.Path")}}},
