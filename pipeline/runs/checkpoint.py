@@ -1,13 +1,7 @@
 """The checkpoints of a run: saved in the background, the last few and the best of them kept.
 
-    save, load      one checkpoint; a file (checkpoint_file.py), or a folder to which many ranks
-                    wrote their parts (sharded_checkpoint.py)
-    Checkpoints     1. wait for the previous write; 2. copy the state to the CPU; 3. in a thread,
-                    write it, link it if it is the best, and delete old ones
-    find            the one that a path refers to;  find_newest  the one to resume from
-
 Once the first is written, there is a complete one at every moment, whatever is killed. A save costs
-the training the copy, and a wait if the disk is slower than the training.
+the training a copy of the state to the CPU, and a wait if the disk is slower than the training.
 """
 
 from __future__ import annotations

@@ -1,14 +1,7 @@
-"""A checkpoint in one file, atomic, verified and versioned.
+"""A checkpoint in one safetensors file, atomic, verified and versioned.
 
-It is a safetensors file, so other tools can read the weights:
-
-    tensors       the tensors of the state by name (pipeline/runs/state_tree.py)
-    metadata      format   version of what is described here
-                  state    the state as JSON, with tensors by name
-                  sha256   over the two above and all tensors
-
+Its metadata has `format`, `state` (JSON, see state_tree.py) and `sha256` over both and all tensors.
 Cost: a copy of the tensors on the CPU, and about 1 s a GiB for the hash beside the disk's own time.
-Writing releases the interpreter's lock.
 """
 
 from __future__ import annotations

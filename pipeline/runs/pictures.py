@@ -58,7 +58,7 @@ def learning_curves(
                 values.append(value)
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
-    figure = _figure(5.2 * columns, 3.1 * rows, layout="constrained")
+    figure = new_figure(5.2 * columns, 3.1 * rows, layout="constrained")
     for place, (title, curves) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(rows, columns, place)
         _draw_curves(axes, title, curves)
@@ -68,7 +68,7 @@ def learning_curves(
         if len(axes.lines) > 1:  # beside the panel, where no line is
             axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.03),
                         handlelength=1.2, ncols=math.ceil(len(axes.lines) / 16))  # fmt: skip
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def rate_curve(
@@ -76,7 +76,7 @@ def rate_curve(
     path: Path,
 ) -> Path:  # fmt: skip
     """Draw the loss over the learning rate, with the suggested rate `best`; `path` is a .png."""
-    figure = _figure(6.4, 3.8, layout="constrained")
+    figure = new_figure(6.4, 3.8, layout="constrained")
     axes = figure.add_subplot()
     axes.plot(rates, losses, color=FAINT, linewidth=1.0, label="loss of a step")
     axes.plot(rates, smooth, color=PREDICTED, linewidth=1.8, label="smoothed")
@@ -88,7 +88,7 @@ def rate_curve(
     axes.set_xlabel("learning rate")
     axes.set_ylabel("training loss")
     axes.legend(frameon=False, fontsize=9)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def contact_sheet(
@@ -111,7 +111,7 @@ def contact_sheet(
     lines = max((text.count("\n") + 1 for text in captions), default=0) if captions else 0
     legend = 0.3 if landmarks is not None or predicted is not None else 0.05
     height = rows * (TILE + 0.19 * lines + 0.06) + legend
-    figure = _figure(columns * (TILE + 0.06) + 0.06, height)
+    figure = new_figure(columns * (TILE + 0.06) + 0.06, height)
     for place, image in enumerate(images):
         axes = figure.add_subplot(rows, columns, place + 1)
         pixels = _pixels(image)
@@ -134,7 +134,7 @@ def contact_sheet(
         left=0.03 / columns, right=1 - 0.03 / columns, top=1 - legend / height,
         bottom=(0.19 * lines + 0.03) / height, wspace=gap, hspace=gap + 0.19 * lines / TILE,
     )  # fmt: skip
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def confusion_matrix(
@@ -153,7 +153,7 @@ def confusion_matrix(
     labels = [shortened(name, 18) for name in names]
     longest = max(map(len, labels))
     side = max(1.6, 0.42 * len(labels))
-    figure = _figure(side + 0.09 * longest + 1.6, side + 0.09 * longest + 1.0, "constrained")
+    figure = new_figure(side + 0.09 * longest + 1.6, side + 0.09 * longest + 1.0, "constrained")
     axes = figure.add_subplot()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.set_xticks(range(len(labels)), labels, rotation=90 if longest > 4 else 0, fontsize=8)
@@ -167,7 +167,7 @@ def confusion_matrix(
             if count := int(counts[row, column]):
                 axes.text(column, row, str(count), ha="center", va="center", fontsize=7,
                           color="white" if shares[row, column] > 0.5 else INK)  # fmt: skip
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def signals(
@@ -179,7 +179,7 @@ def signals(
     """
     columns = min(columns, len(values))
     rows = math.ceil(len(values) / columns)
-    figure = _figure(3.0 * columns, 1.7 * rows, layout="constrained")
+    figure = new_figure(3.0 * columns, 1.7 * rows, layout="constrained")
     for place, (one, caption) in enumerate(zip(values, captions, strict=True)):
         axes = figure.add_subplot(rows, columns, place + 1)
         drawn = one.detach().float().cpu().numpy()
@@ -193,7 +193,7 @@ def signals(
         axes.set_title(caption.replace("$", r"\$"), loc="left", fontsize=8.5,
                        color=PREDICTED if wrong else INK)  # fmt: skip
         axes.spines[["top", "right"]].set_visible(False)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def shortened(text: str, most: int) -> str:
@@ -254,7 +254,7 @@ def _pixels(image: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return image.permute(1, 2, 0).squeeze(-1).numpy()
 
 
-def _figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:
+def new_figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -263,10 +263,10 @@ def _figure(width: float, height: float, layout: Literal["constrained"] | None =
     return figure
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     drawn = io.BytesIO()
-    with warnings.catch_warnings():  # of class names in scripts that the font has not
+    with warnings.catch_warnings():  # about class names in scripts that the font lacks
         warnings.filterwarnings("ignore", "Glyph .* missing")
         figure.savefig(drawn, format=path.suffix.removeprefix(".") or "png")
     write_atomically(path, drawn.getvalue())

@@ -3,12 +3,9 @@
     split,index,path,epoch,step,position,cause,dataset
     train,17,faces/0017.jpg,0,2,71,"image 'faces/0017.jpg' is truncated or damaged ...",5f0c...
 
-It lists a sample once, with the address where it first occurred and the fingerprint of its dataset,
-and is written at once, so it survives a crash. A later run that is given the file treats those
-samples as bad without reading them, so its batches are those of the run that wrote it.
-
-A sample with a file is identified by its path, whatever its index; any other by its index in a
-dataset of the same fingerprint.
+It is written at once, so it survives a crash. A later run treats its samples as bad without reading
+them. It identifies a sample by its path, or without one by its index in a dataset of the same
+fingerprint.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Resuming a run: which one, and whether it is the same one.
-
-    with_overrides_of_run  `resume=<folder>` adds the overrides that started that run
-    source                 the folder or file to resume from, and where to write
-    fingerprint            everything that weights depend on, by key
-    differences            why a checkpoint cannot be resumed
-    with_schedules         a run of another length: a new schedule for the rest
+"""Resuming a run: which one, with which overrides, and whether it is the same one.
 
 A fingerprint does not depend on who loads the data, the machine or the number of processes.
 """

@@ -7,10 +7,8 @@
     holder.json      the process that has the folder, or had it last
     checkpoints/     and whatever else the run makes
 
-A run claims its folder after everything is built, so a run that cannot start leaves nothing behind.
-Links are refused in the folder of a resumed run, as they could lead anywhere. A lock of the
-operating system keeps other runs out until this one ends, or is killed. Cost: about 50 ms, most of
-it git's.
+A run claims it after everything is built, so a run that cannot start leaves nothing behind. A lock
+of the operating system keeps other runs out. Cost: about 50 ms, most of it git's.
 """
 
 from __future__ import annotations

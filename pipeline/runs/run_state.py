@@ -1,11 +1,4 @@
-"""Checks of a fit's checkpoint before it is used: it may come from anybody.
-
-A checksum does not say that a run wrote the file. What is wrong becomes one message here, and the
-run resumes from an older checkpoint if it may.
-
-    check       numbers, names and nesting: of any fit
-    check_fit   names, shapes and types of tensors: of this model and optimizer
-"""
+"""Checks of a fit's checkpoint before it is used: it may come from anybody."""
 
 from __future__ import annotations
 

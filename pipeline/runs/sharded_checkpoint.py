@@ -4,12 +4,8 @@
     state.json            format, the state as JSON (state_tree.py), shape and type of
                           every tensor, the SHA-256 of every shard, and that of all this
 
-torch.distributed.checkpoint writes and reads the parts, in its safetensors format, since its
-default is a pickle. Any number of ranks can write them, and `load` makes whole tensors.
-
-1. Rank 0 makes a hidden folder. 2. Every rank writes its shard, flushes and hashes it. 3. Rank 0
-writes state.json, flushes, and renames the folder. Cost: that of one file, shared by the ranks; a
-load reads the shards twice, first for their hashes.
+torch.distributed.checkpoint writes the parts, in its safetensors format, since its default is a
+pickle. Cost: that of one file, shared by the ranks; a load reads the shards twice.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""`task=check`: read and check every sample of a split.
+"""`task=check`: read, transform and check every sample of a split.
 
-1. The configured loader's workers read and transform every sample, with a bar on stderr.
-2. A dataset may check a readable sample further: `dataset.check(index) -> str | None`
-   (datasets/reading/damage.py). Numbers that are not finite are found in any dataset.
-3. Bad samples are listed on stdout (split, index, path, cause) and in a quarantine.csv in a run
-   folder, for bad_samples.quarantine.
-
-Exit code 3 if there are any; 130 or 75 if interrupted, with what was found so far. Cost: about an
-epoch of loading, twice that for JPEG and FLAC.
+Bad samples are listed on stdout and in a quarantine.csv in a run folder, for
+bad_samples.quarantine. Exit code 3 if there are any; 130 or 75 if interrupted, with those found so
+far. Cost: about an epoch of loading, twice that for JPEG and FLAC.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""`task=digest`: a hash a batch, to compare batches.
+"""`task=digest`: `epoch step samples hash` of each batch, and `total hash`, to stdout.
 
-Prints `epoch step samples hash` for each step and `total hash` at the end, to stdout. A hash covers
-every sample of the global batch after its transforms (field names, types, shapes, bytes), in
-position order, so it does not depend on workers, sharding or padding. With several ranks each makes
-its share, and rank 0 prints.
+A hash covers every sample of the global batch after its transforms (field names, types, shapes,
+bytes), in position order, so it does not depend on workers, sharding or padding.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
     python run.py task=pack dataset=image_folder dataset.root=FOLDER pack.size=256
 
-Packs the splits (`split=train | val | both`) with the loader's workers into `cache_dir`, where
-`dataset.packed=auto` finds them, or into `pack.out`, unless they exist. Prints a line a split:
-split, samples, bytes, folder.
+Packs into `cache_dir`, where `dataset.packed=auto` finds it, or into `pack.out`, unless it exists.
+Prints a line a split: split, samples, bytes, folder.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """`task=profile`: the bottleneck of this run, measured on real training steps.
 
-1. The training step alone, on a cached batch: the ceiling.
-2. `steps` steps with batches made in the training loop (num_workers=0), then with the configured
-   loader; each batch records who worked on which stage of it, and when.
-3. A table and a verdict to stdout; timeline.png and trace.json into the run folder.
-
-The weights are thrown away. Cost: three times `steps` steps, plus tracing: about 2 us a sample and
-50 us a batch.
+`steps` steps on a cached batch (the ceiling), then with num_workers=0, then with the configured
+loader. Prints a table and a verdict; draws timeline.png and trace.json. Tracing costs about 2 us a
+sample and 50 us a batch.
 """
 
 from __future__ import annotations

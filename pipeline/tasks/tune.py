@@ -1,12 +1,8 @@
 """`task=tune`: the fastest loader for this dataset on this machine, within a time budget.
 
-1. The training step is measured on a cached batch; no loader can be faster.
-2. Settings are tried with real training steps (pipeline/tuning/search.py), within `tune.seconds`
-   and `loader.max_memory`; no threads if data code draws from generators that threads share.
-3. The trials are printed to stdout, and the best is kept for `loader=tuned` in the cache folder, by
-   the dataset's fingerprint and the kind of machine.
-
-With several ranks each has its own loader: cores and memory are divided by those on this machine.
+Measures settings with real training steps (pipeline/tuning/search.py), and keeps the best for
+`loader=tuned` in the cache folder, by the dataset's fingerprint and the kind of machine. With
+several ranks, cores and memory are divided by those on this machine.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """`task=verify runs=[A,B]`: whether two runs are the same, and if not, from which step on.
 
-1. Differences of configuration, versions, machine and data.
-2. The first differences of samples, losses and digests in their ledgers, and their extent.
-3. Differences of the weights and optimizer states of their last checkpoints, bit by bit.
-
-Prints to stdout and writes nothing. Exit code 1 if samples, losses or weights differ; differences
-of the first kind only explain. Cost: reads the logs line by line, and both checkpoints.
+Compares configurations, ledgers and digests step by step, and the last checkpoints bit by bit. Exit
+code 1 if samples, losses or weights differ.
 """
 
 from __future__ import annotations

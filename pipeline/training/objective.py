@@ -1,14 +1,9 @@
-"""Model, loss and metrics: from a batch to numbers.
-
-An objective knows which fields go into the model and which one is the target, brings both to a
-common scale, and leaves out padding. It gives a loss a sample, because only the caller knows what
-to average over: a batch, or several whose gradients are accumulated.
+"""Model, loss and metrics: from a batch to a loss a sample, without padding.
 
 A loss that gives one number for a batch (torch's default, reduction "mean") gets the rows of one
-share without padding, and its number stands for each of them, so that steps, epochs and validations
-weigh such numbers by samples. For a plain mean that is the mean over all samples, whatever the last
-batch, `trainer.accumulate` and the ranks; any other number (class weights, Dice) depends on which
-samples are in one share.
+share, and its number stands for each of them. For a plain mean that is the mean over all samples,
+whatever the last batch, `trainer.accumulate` and the ranks; any other number (class weights, Dice)
+depends on which samples are in one share.
 """
 
 from __future__ import annotations

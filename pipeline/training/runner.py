@@ -5,12 +5,8 @@
         TrainStep   one batch, one optimizer step (pipeline/training/train_step.py)
       validate      loss and metrics over a whole split (pipeline/training/validation.py)
 
-Observers show and write what happens. A fit can stop at any optimizer step and resume from its
-checkpoint, with any number of ranks.
-
 Cost beside the model's own: about 0.1 ms a batch. It waits for a GPU only to log, every `log_every`
-optimizer steps, and to save; so that is also when it finds a loss that is not finite, with the
-address of its batch.
+optimizer steps, and to save; so that is also when it finds a loss that is not finite.
 """
 
 from __future__ import annotations
@@ -93,7 +89,9 @@ def fit(
     run = _Fit(train_step, train, val, checkpoints, observers, preemption, dict(fingerprint or {}))
     if resume is not None:
         run.restore(resume)
-    return run.go()
+    while not run.ended():
+        run.epoch(*run.address)
+    return run.result
 
 
 class _Fit(Observer):
@@ -131,13 +129,8 @@ class _Fit(Observer):
     def on_steps(self, steps: Sequence[Step]) -> None:
         self.result.order = order_hash(self.result.order, steps)
 
-    def go(self) -> Result:
-        """Train until there is a reason to stop."""
-        while not self._ended():
-            self._epoch(*self.address)
-        return self.result
-
-    def _ended(self) -> bool:
+    def ended(self) -> bool:
+        """Whether there is a reason to stop."""
         options, result = self.options, self.result
         if self.begun or not result.history:
             return False
@@ -150,7 +143,8 @@ class _Fit(Observer):
             return self.address.epoch >= options.max_epochs
         return True
 
-    def _epoch(self, epoch: int, start: int) -> None:
+    def epoch(self, epoch: int, start: int) -> None:
+        """Train on the rest of an epoch, validate and save."""
         options, result = self.options, self.result
         self.begun = True
         record = train_epoch(
@@ -183,7 +177,7 @@ class _Fit(Observer):
         self.begun = False
         for observer in self.observers:
             observer.on_epoch_end(record)
-        if last or improved or self._ended() or (epoch + 1) % options.save_every == 0:
+        if last or improved or self.ended() or (epoch + 1) % options.save_every == 0:
             self._save(improved)
 
     def _lost(self) -> int:

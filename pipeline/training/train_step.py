@@ -183,7 +183,19 @@ class TrainStep:
         if stepped:
             if self.options.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self._weights(), self.options.clip_norm)
-            self._step_optimizer(scaler)
+            try:
+                if scaler is None:
+                    self.optimizer.step()
+                else:
+                    scaler.step(self.optimizer)
+            except _UNFIT as error:
+                if not self._resumed:
+                    raise
+                raise PenstockError(
+                    "the optimizer cannot continue from its state in the checkpoint: "
+                    f"{type(error).__name__}: {error}. Use an earlier one"
+                ) from error
+            self._resumed = False  # the first step shows whether the loaded state is valid
         if scaler is not None:
             scaler.update()
         self.optimizer.zero_grad()
@@ -201,22 +213,6 @@ class TrainStep:
         if self.averaged is None:
             self.averaged = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(decay))
         return self.averaged
-
-    def _step_optimizer(self, scaler: torch.amp.GradScaler | None) -> None:
-        """Take a step; the first one after a resume shows whether the loaded state is valid."""
-        try:
-            if scaler is None:
-                self.optimizer.step()
-            else:
-                scaler.step(self.optimizer)
-        except _UNFIT as error:
-            if not self._resumed:
-                raise
-            raise PenstockError(
-                "the optimizer cannot continue from its state in the checkpoint: "
-                f"{type(error).__name__}: {error}. Use an earlier one"
-            ) from error
-        self._resumed = False
 
     def drop_pending(self) -> None:
         """Return to the state after the last update: forget the batches since then."""

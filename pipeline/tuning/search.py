@@ -1,13 +1,9 @@
 """The search for the fastest loader within a time and a memory budget.
 
-1. Climb: for each backend, double the workers until that does not help, nothing waits, or the
-   memory budget is used up; one short measurement each.
+1. Climb: for each backend, double the workers while that helps; one short measurement each.
 2. Look around: near the fastest of each backend, other numbers of workers and batches ahead.
 3. Compare: measure the fastest few again in turns, and drop the slower half after each round.
 4. Choose: of those within 2 % of the fastest, the cheapest.
-
-The caller supplies the function that measures. No measurement starts that should end too late,
-judging by those before it.
 """
 
 from __future__ import annotations

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.loading.stage_timer import StageTrace
+from pipeline.runs.pictures import INK, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INK, FAINT = "#30343b", "#e4e7eb"
+GRID = "#e4e7eb"
 COLORS = {
     "training": "#2a9d5c", "waiting": "#f4a259", "transfer": "#8e6bbf",
     "read": "#1d4e89", "transform": "#3f88c5", "collate": "#8fc1e3", "batch": "#c4def0",
@@ -188,25 +189,27 @@ def _name(kind: str, process: int, row: int, name: str) -> dict[str, Any]:
 
 def draw(timelines: Sequence[Timeline], path: Path, heading: str) -> Path:
     """Draw timelines side by side, up to the end of the shortest."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     rows = max(min(len(one.executors()), MOST_ROWS) + 1 for one in timelines)
-    figure = Figure(figsize=(7.2 * len(timelines), 1.45 + 0.46 * rows), dpi=120)
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.2 * len(timelines), 1.45 + 0.46 * rows)
     length = 1.02 * min(one.steps[-1].done - one.begin for one in timelines)
     for place, timeline in enumerate(timelines, start=1):
         axes = figure.add_subplot(1, len(timelines), place)
         _draw_rows(axes, timeline, length, rows)
     shown = {kind for one in timelines for step in one.steps for kind, _, _ in step.spans}
     shown |= {stage for one in timelines for step in one.steps for stage in step.stages}
-    _draw_legend(figure, [kind for kind in COLORS if kind in shown])
+    names = {"read": "loading: read", "batch": "batch transform"}
+    handles = [Patch(color=color, label=names.get(kind, kind))
+               for kind, color in COLORS.items() if kind in shown]  # fmt: skip
+    figure.legend(handles=handles, loc="upper right", ncols=len(handles), frameon=False,
+                  fontsize=9, handlelength=1.1, columnspacing=1.2, borderpad=0.2,
+                  bbox_to_anchor=(0.995, 0.998))  # fmt: skip
     figure.text(0.008, 0.985, heading, fontsize=12, fontweight="bold", color=INK, va="top")
     height = figure.get_figheight()
     figure.subplots_adjust(left=0.085 * 2 / len(timelines), right=0.99, top=1 - 0.78 / height,
                            bottom=0.52 / height, wspace=0.2)  # fmt: skip
-    figure.savefig(path)
-    return path
+    return save(figure, path)
 
 
 def _draw_rows(axes: Axes, timeline: Timeline, length: float, rows: int) -> None:
@@ -232,7 +235,7 @@ def _draw_rows(axes: Axes, timeline: Timeline, length: float, rows: int) -> None
     axes.set_xlabel("seconds since the first batch was asked for; dashed: an epoch begins",
                     fontsize=9, color=INK)  # fmt: skip
     axes.tick_params(length=0, labelsize=9, colors=INK)
-    axes.grid(axis="x", color=FAINT, linewidth=0.7)
+    axes.grid(axis="x", color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
 
@@ -273,13 +276,3 @@ def _draw_numbers(
         if span > 0.03 * length and start + span < length:
             axes.text(start + span / 2, row, str(step.step), ha="center", va="center",
                       fontsize=7.5, color="white", fontweight="bold")  # fmt: skip
-
-
-def _draw_legend(figure: Any, kinds: Sequence[str]) -> None:
-    from matplotlib.patches import Patch
-
-    names = {"read": "loading: read", "batch": "batch transform"}
-    handles = [Patch(color=COLORS[kind], label=names.get(kind, kind)) for kind in kinds]
-    figure.legend(handles=handles, loc="upper right", ncols=len(handles), frameon=False,
-                  fontsize=9, handlelength=1.1, columnspacing=1.2, borderpad=0.2,
-                  bbox_to_anchor=(0.995, 0.998))  # fmt: skip

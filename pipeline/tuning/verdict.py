@@ -1,14 +1,8 @@
 """The bottleneck of a training run, judged from a few measurements, and what to change.
 
-1. Training is the bottleneck of a run that hardly waits, whatever loading costs; unless its steps
-   take longer than alone. Then the cores are: workers or other programs use them.
-2. Start-up is, if the workers take long to start compared to their work, or if epochs are so short
-   that most waiting is for their first batches.
-3. Otherwise the work on a batch decides, measured without workers: if it mostly waits, but not for
-   a core, the store is slow and more requests at a time help; if it computes, cores or cheaper work
-   help; and if workers are idle while the loop waits, it is the transfer between them.
-
-All times are seconds per batch unless said otherwise.
+Training, if the run hardly waits, or the cores, if its steps take longer than alone; start-up, if
+that is long, or most waiting is at the start of epochs; otherwise what the work on a batch,
+measured without workers, mostly consists of. All times are seconds per batch unless said otherwise.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Hashes of the contents of files, each computed once.
 
-`<cache_dir>/fingerprints` keeps hashes by device, inode, size, mtime and ctime, which no program
-can set, so a replaced file of the same size and age is noticed. Files that changed a moment ago are
-hashed each time, because one more change could leave the same times.
-
-Cost: about 1 GB/s and thread the first time, then a `stat` a file. One process of a machine hashes;
-others wait for it.
+`<cache_dir>/fingerprints` keeps them by device, inode, size, mtime and ctime, which no program can
+set. Cost: about 1 GB/s and thread the first time, then a `stat` a file.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,18 +68,18 @@ def digests(paths: Sequence[str], cache_dir: str | Path, settled: float = SETTLE
 
 def _looks(paths: Sequence[str]) -> list[bytes | None]:
     """A record without hash of each file; None for anything else."""
+
+    def look(path: str) -> bytes | None:
+        try:
+            found = Path(path).stat()
+        except (OSError, ValueError):
+            return None
+        return _packed(found) if stat.S_ISREG(found.st_mode) else None
+
     starts = range(0, len(paths), _AT_ONCE)
     with ThreadPoolExecutor(usable_cpus()) as pool:
-        parts = pool.map(lambda start: [*map(_look, paths[start : start + _AT_ONCE])], starts)
+        parts = pool.map(lambda start: [*map(look, paths[start : start + _AT_ONCE])], starts)
         return [one for part in parts for one in part]
-
-
-def _look(path: str) -> bytes | None:
-    try:
-        found = Path(path).stat()
-    except (OSError, ValueError):
-        return None
-    return _packed(found) if stat.S_ISREG(found.st_mode) else None
 
 
 def _packed(found: os.stat_result) -> bytes:
@@ -106,11 +102,16 @@ def _hashed(
 ) -> Iterator[bytes]:
     """The record of each of the files `wanted`; empty for one that cannot be read."""
     sizes = [_RECORD.unpack((looks[row] or b"") + bytes(16))[2] for row in wanted]
-    tell = _teller(len(wanted), sum(sizes))
+    began = said = time.monotonic()
+    done = 0
     with ThreadPoolExecutor(usable_cpus()) as pool:
         records = pool.map(_hash, (paths[row] for row in wanted))
-        for record, size in zip(records, sizes, strict=True):
-            tell(size)
+        for count, (record, size) in enumerate(zip(records, sizes, strict=True), 1):
+            done, now = done + size, time.monotonic()
+            if now - said >= _QUIET or (count == len(wanted) and said > began):
+                said = now
+                say(f"hashing the data once: {count} of {len(wanted)} files, {done / 1e9:.1f} of "
+                    f"{sum(sizes) / 1e9:.1f} GB")  # fmt: skip
             yield record
 
 
@@ -126,23 +127,6 @@ def _hash(path: str) -> bytes:
         return _packed(before) + digest.digest()
     except OSError:
         return b""
-
-
-def _teller(files: int, total: int) -> Callable[[int], None]:
-    """A function that takes the size of each hashed file and now and then reports progress."""
-    began = said = time.monotonic()
-    done = count = 0
-
-    def tell(size: int) -> None:
-        nonlocal done, count, said
-        done, count = done + size, count + 1
-        now = time.monotonic()
-        if now - said >= _QUIET or (count == files and said > began):
-            said = now
-            say(f"hashing the data once: {count} of {files} files, {done / 1e9:.1f} of "
-                f"{total / 1e9:.1f} GB")  # fmt: skip
-
-    return tell
 
 
 @contextmanager

@@ -1,12 +1,9 @@
 """Dataset fingerprints: `dataset.fingerprint: names | sizes | content`.
 
-    names      how files are read and divided, and their names; opens no file
-    sizes      also their sizes, or blocks of a few large files: the dataset's own `fingerprint`
-    content    names, and a hash of each file (`contents`): any changed byte is noticed
-
-For `content` a dataset needs `data_files()`, which gives (name, path) of every file, or (name,
-address, version) if a store guarantees the content; or `path(index)`. For `names` it needs
-`names_fingerprint()`.
+names      names of files, and how they are read and divided: `names_fingerprint()`
+sizes      also their sizes, or blocks of a few large files: `fingerprint`
+content    names, and a hash of each file: `data_files()`, with (name, path) of each, or (name,
+           address, version) if a store guarantees the content; or `path(index)`
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Hashes of the code that makes samples, to notice changes.
+"""Hashes of the code that makes samples, to notice changes. Cost: 10 ms.
 
-For each part (the dataset, a split's transforms, the sampler, the collate function): the modules of
-its classes and functions, with bases. A user's package counts with all its loaded modules, an
-installed one with the module itself, Penstock with one hash, and torch and other packages whose
-version is in the manifest not at all. It imports nothing. Cost: 10 ms, mostly for Penstock's files.
+They cover the modules of each part's classes and functions; all loaded modules of a user's package,
+the module itself of an installed one, and nothing whose version is in the manifest.
 """
 
 from __future__ import annotations
