@@ -33,6 +33,7 @@ BEST_FOLDER = "best"
 BESTS = (BEST, BEST_FOLDER)
 
 _NAME = re.compile(r"step-(\d+)(?:-(\d+))?(?:\.safetensors)?")
+_NONE = "it holds no checkpoint; give the folder of a run, or one of its checkpoints"
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +205,7 @@ def find(path: Path) -> Path:
         return path
     best = Checkpoints(_folder_of(path)).best()
     if best is None:
-        raise _none(path)
+        raise NoCheckpointError(f"{path}: {_NONE}")
     return best
 
 
@@ -252,7 +253,7 @@ def find_newest(path: Path, check: Callable[[State], None] = lambda state: None)
         except CheckpointError as error:
             skipped.append((one, str(error).removeprefix(f"{one}: ")))
     if not skipped:
-        raise _none(path)
+        raise NoCheckpointError(f"{path}: {_NONE}")
     reasons = "".join(f"\n  {one.name}: {reason}" for one, reason in skipped)
     raise CheckpointError(f"{path}: none of its checkpoints can be used:{reasons}")
 
@@ -271,11 +272,6 @@ def _folder_of(path: Path) -> Path:
     """The folder of a run's checkpoints, given that of the run or this one itself."""
     inner = path / "checkpoints"
     return inner if inner.is_dir() else path
-
-
-def _none(path: Path) -> CheckpointError:
-    return NoCheckpointError(f"{path}: there is no checkpoint in it; give the folder of a run, or "
-                             "a checkpoint of its checkpoints folder")  # fmt: skip
 
 
 def _numbered(folder: Path) -> Iterator[Path]:

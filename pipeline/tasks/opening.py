@@ -53,7 +53,7 @@ class Opened:
 
 def open_run(
     config: Config, group: Group, fingerprint: Mapping[str, str], overrides: Sequence[str],
-    told: Callable[[str], str], fits: Callable[[State], None] | None = None,
+    data_in: Callable[[str], str], fits: Callable[[State], None] | None = None,
     scheduled: Callable[[int], object] = lambda steps: None, **facts: Any,
 ) -> Opened:  # fmt: skip
     """Claim a folder, or resume in an old one; all ranks together.
@@ -61,7 +61,7 @@ def open_run(
     Args:
         fingerprint: of this run; the checkpoint's must be the same.
         overrides: of this command, for the manifest.
-        told: mode -> the fingerprint of the training data.
+        data_in: mode -> fingerprint of the training data.
         fits: raises ValueError for a checkpoint with this run's fingerprint and other tensors.
         scheduled: raises ConfigError if there is no schedule for a number of steps.
         facts: for the manifest of a new run.
@@ -73,7 +73,7 @@ def open_run(
     folder, newest, where = None, None, ("", "")
     if group.is_first:
         folder, newest = _open(
-            config, group, fingerprint, list(overrides), told, facts, fits, scheduled
+            config, group, fingerprint, list(overrides), data_in, facts, fits, scheduled
         )
         where = str(folder.path), str(newest.path) if newest else ""
     path, taken = group.from_first(where)
@@ -102,7 +102,7 @@ def _going_on(
 
 def _open(
     config: Config, group: Group, fingerprint: Mapping[str, str], overrides: list[str],
-    told: Callable[[str], str], facts: dict[str, Any], fits: Callable[[State], None] | None,
+    data_in: Callable[[str], str], facts: dict[str, Any], fits: Callable[[State], None] | None,
     scheduled: Callable[[int], object],
 ) -> tuple[RunFolder, Newest | None]:  # fmt: skip
     wanted = resumption.source(config)
@@ -117,7 +117,7 @@ def _open(
 
     newest, renewed = _newest(wanted, check) if wanted else None, None
     if newest is not None:
-        _check_same(newest.state["fingerprint"], fingerprint, config, told)
+        _check_same(newest.state["fingerprint"], fingerprint, config, data_in)
         run = resumption.run_of(newest.path)
         for part, module, before, now in changes(run and last_code(run), facts["code"]):
             say(f"{part}: the code of {module} has changed since the run was last started "
@@ -152,11 +152,11 @@ def _open(
 
 
 def _check_same(
-    saved: Mapping[str, str], own: Mapping[str, str], config: Config, told: Callable[[str], str]
+    saved: Mapping[str, str], own: Mapping[str, str], config: Config, data_in: Callable[[str], str]
 ) -> None:
     """Raise ConfigError unless a checkpoint is this run's, comparing the data in its mode."""
     then, now = mode_in(saved), mode_in(own)
-    same_way = in_mode_of(saved, own, told)
+    same_way = in_mode_of(saved, own, data_in)
     saved = same_but_for_length(saved, own)
     problems = resumption.differences(saved, same_way, config.resume_despite)
     for place, one in enumerate(problems):

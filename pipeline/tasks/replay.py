@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from pipeline.build.parts import Parts
 from pipeline.config.schema import Config
@@ -37,7 +38,11 @@ def run(config: Config) -> None:
     put_rows(describe_rows(parts.dataset(config.split), batch, parts.fields))
     put(f"{config.epoch} {config.step} {batch.request.valid} {batch_hash([batch])}")
     folder = RunFolder.claim(Path(config.run_dir), config.written())
-    put(_write_tensors(batch, folder.path / "batch.safetensors"))
+    own = {"position": torch.from_numpy(batch.positions), "index": torch.from_numpy(batch.indices)}
+    fields = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+    tensors = {name: plain(value).contiguous() for name, value in (own | fields).items()}
+    save_file(tensors, folder.path / "batch.safetensors")
+    put(folder.path / "batch.safetensors")
     images = batch.get("image")
     if isinstance(images, torch.Tensor) and images.ndim == 4 and images.shape[1] in (1, 3):
         transforms = parts.transform(config.split), parts.batch_transform(config.split)
@@ -69,15 +74,6 @@ def describe_rows(dataset: Any, batch: Batch, fields: Fields | None = None) -> l
         known = [] if table is None else [one_line(table[name].iloc[index]) for name in names]
         lines.append([str(position), str(index), *known])
     return lines
-
-
-def _write_tensors(batch: Batch, path: Path) -> Path:
-    from safetensors.torch import save_file
-
-    own = {"position": torch.from_numpy(batch.positions), "index": torch.from_numpy(batch.indices)}
-    fields = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-    save_file({name: plain(value).contiguous() for name, value in (own | fields).items()}, path)
-    return path
 
 
 def draw(batch: Batch, images: torch.Tensor, path: Path) -> Path:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +28,72 @@ from pipeline.config import disclosure, environment, preflight
 from pipeline.config.nodes import direction
 from pipeline.config.schema import Config
 from pipeline.distributed import preemption
-from pipeline.errors import PREEMPTED, ConfigError
+from pipeline.errors import PREEMPTED, ConfigError, Problem
+from pipeline.files import plain_json
 from pipeline.files.disk import write_atomically
-from pipeline.runs.manifest import read_manifest
-from pipeline.tasks.result import FILE, JobResult
+from pipeline.files.plain_json import JsonError, mapping
+from pipeline.runs.manifest import check_overrides, read_manifest
 from pipeline.tasks.tables import new_table, put_table
 from pipeline.terminal import one_line, put, say
 
+FILE = "result.json"
+
+_LARGEST = 4 << 20  # bytes of a result
 _MOST_PLANNED = 1000  # jobs that are listed before they start
 
 
+@dataclass(frozen=True)
+class JobResult:
+    """The result of one job of a sweep."""
+
+    overrides: list[str]  # as on a command line
+    status: str  # "done", "failed", "preempted" or "interrupted"; in a table also "not started"
+    metric: str | None  # the name of `value`
+    mode: str | None  # "min" or "max" of the metric
+    value: float | None  # of the task; None if it failed or measures nothing
+    seconds: float  # of wall time
+    error: str | None  # its first line
+    exit_code: int  # that the job would have as a run of its own
+    started: float  # seconds since 1970
+    others: dict[str, float] = field(default_factory=dict)  # metrics of the same validation
+
+    def write(self, folder: Path) -> None:
+        """Write the result into the job's folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    @classmethod
+    def read(cls, path: Path) -> JobResult:
+        """The result in a file that `write` made; raises ConfigError if it is damaged."""
+        try:
+            return cls(**_checked(mapping(plain_json.read(path, _LARGEST))))
+        except (OSError, JsonError) as error:
+            reason = f"{path} is damaged: {error}. Delete it to run its job again"
+            raise ConfigError(Problem("hydra.sweep.dir", reason)) from error
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a result, with the right types; raises JsonError."""
+    known = {one.name for one in fields(JobResult)}
+    odd = sorted(map(str, known ^ (values.keys() | {"others"})))
+    if odd:
+        raise JsonError(f"it has missing or unexpected keys: {', '.join(odd[:5])[:200]}")
+    check_overrides(values["overrides"])
+    texts = [values[key] for key in ("metric", "mode", "error")]
+    if not isinstance(values["status"], str) or not all(isinstance(v, str | None) for v in texts):
+        raise JsonError("its status, metric, mode or error is not a text")
+    measured = [values["value"], *mapping(values.get("others", {})).values()]
+    numbers = [values["seconds"], values["started"], values["exit_code"],
+               *(one for one in measured if one is not None)]  # fmt: skip
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers):
+        raise JsonError("its value, seconds, started or exit_code is not a number")
+    return values
+
+
 def run_job(
-    folder: Path,
-    overrides: Sequence[str],
-    accept: Callable[[], Config],
-    run: Callable[[Config], float | None],
-    report: Callable[[BaseException], int],
-) -> float | None:
+    folder: Path, overrides: Sequence[str], accept: Callable[[], Config],
+    run: Callable[[Config], float | None], report: Callable[[BaseException], int],
+) -> float | None:  # fmt: skip
     """Run one job of a sweep and write its result.
 
     Args:
@@ -59,13 +109,13 @@ def run_job(
     before = _done_before(folder, overrides)
     if before is not None:
         replace(before, overrides=list(overrides), started=time.time()).write(folder)
-        value, name = before.value, before.metric or "value"
-        say(f"job {folder.name}: done before{'' if value is None else f', {name} {value:.6g}'}")
-        return value
+        shown = "" if before.value is None else f", {before.metric or 'value'} {before.value:.6g}"
+        say(f"job {folder.name}: done before{shown}")
+        return before.value
     say(f"job {folder.name}: {' '.join(overrides) or '(defaults)'}")
     started, began = time.time(), time.perf_counter()
     config: Config | None = None
-    value, metric, mode = None, None, None
+    value: float | None = None
     failure: BaseException | None = None
     status, code = "done", 0
     try:
@@ -76,10 +126,7 @@ def run_job(
         status = "preempted" if code == PREEMPTED else "failed"
         if isinstance(error, KeyboardInterrupt):
             status = "interrupted"
-    if config is not None and config.task in ("fit", "validate"):
-        metric = config.trainer.monitor or next(iter(config.objective.get("metrics", {})), None)
-    if config is not None and metric is not None:
-        mode = direction(config, metric.removeprefix("val/")) or config.trainer.mode
+    metric, mode = _metric(config)
     JobResult(
         overrides=list(overrides),
         status=status,
@@ -108,6 +155,16 @@ def _done_before(folder: Path, overrides: Sequence[str]) -> JobResult | None:
     then, now = (sorted(line for line in words if not line.startswith("resume="))
                  for words in (before.overrides, overrides))  # fmt: skip
     return before if then == now and before.status == "done" else None
+
+
+def _metric(config: Config | None) -> tuple[str | None, str | None]:
+    """The name and the mode of a job's value."""
+    if config is None or config.task not in ("fit", "validate"):
+        return None, None
+    name = config.trainer.monitor or next(iter(config.objective.get("metrics", {})), None)
+    if name is None:
+        return None, None
+    return name, direction(config, name.removeprefix("val/")) or config.trainer.mode
 
 
 def _others(folder: Path, started: float, metric: str | None) -> dict[str, float]:

@@ -105,7 +105,7 @@ def run(config: Config) -> None:
 def print_started(first: Run, second: Run) -> None:
     """Print differences of the runs' facts and settings."""
     modes = [mode_in(dict(run.manifest.get("fingerprint") or {})) for run in (first, second)]
-    data = "other data" if modes[0] == modes[1] else f"told by {modes[0]} and by {modes[1]}"
+    data = "other data" if modes[0] == modes[1] else f"fingerprinted by {modes[0]} and {modes[1]}"
 
     def note(key: str) -> str:
         if key in ("data.train", "data.val", "fingerprint.dataset"):

@@ -209,7 +209,7 @@ class _Fit(Observer):
 
     def _val_turn(self, broken_off: bool) -> None:
         if self.agreement.ask(broken_off or self._asked(), False)[0]:
-            self._stop()  # before this validation, which the next run has all of
+            self._stop()  # before this validation, which the next session repeats
 
     def _asked(self) -> bool:
         return self.preemption is not None and self.preemption.asked is not None

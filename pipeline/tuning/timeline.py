@@ -1,4 +1,4 @@
-"""What the training loop and the workers did at each time: numbers, a picture, a trace.
+"""Timelines of the training loop and its workers: numbers, a picture, a trace.
 
 `draw` puts timelines side by side, a row for the training loop and one for each worker, on one
 scale of seconds. `write_trace` writes the Chrome trace format, for ui.perfetto.dev.

@@ -16,7 +16,7 @@ Bound = Literal["training", "decoding", "reading", "collate", "transfer", "start
                 "cores"]  # fmt: skip
 
 WAITS = 0.1  # share of the time waited from which on training is not the bottleneck
-SLOWED = 1.25  # times as long as alone from which on a step is held up
+SLOWED = 1.25  # times as long as alone from which on a step counts as slowed
 MARGIN = 0.85  # usable share of a worker's time
 
 

@@ -424,7 +424,7 @@ def test_verify_says_how_data_was_told_and_which_code_differs(data, capsys):
 
     found = rows("sizes", "content")
     assert found["data.fingerprint"].split()[1:] == ["sizes", "content"]
-    assert found["data.train"].endswith("told by sizes and by content")
+    assert found["data.train"].endswith("fingerprinted by sizes and content")
     found = rows("content", "third")
     assert "data.fingerprint" not in found
     assert found["data.train"].endswith("other data")

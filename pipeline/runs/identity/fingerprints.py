@@ -113,11 +113,11 @@ def in_mode_of(
     if mode == mode_in(own) or mode not in MODES:
         return own
     try:
-        told = {**own, "dataset": data(mode)}
+        converted = {**own, "dataset": data(mode)}
     except ConfigError:  # not comparable: both keys differ and are refused
         return own
-    told.pop(KEY, None)
-    return told | recorded(mode)
+    converted.pop(KEY, None)
+    return converted | recorded(mode)
 
 
 def first_difference(cache_dir: str | Path, before: str, now: str) -> str:

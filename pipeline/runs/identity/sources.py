@@ -52,13 +52,13 @@ def changes(before: Any, now: Code) -> Iterator[tuple[str, str, str, str]]:
     Args:
         before: from another run's manifest, unchecked.
     """
-    told = set()
+    seen = set()
     for part, modules in now.items():
         old = before.get(part) if isinstance(before, Mapping) else None
         for name, digest in modules.items():
             was = old.get(name) if isinstance(old, Mapping) else None
-            if isinstance(was, str) and was != digest and name not in told:
-                told.add(name)
+            if isinstance(was, str) and was != digest and name not in seen:
+                seen.add(name)
                 yield part, name, was, digest
 
 
