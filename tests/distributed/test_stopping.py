@@ -104,8 +104,8 @@ def test_the_best_constant_is_not_waited_for(backend, after, place, tmp_path):
     assert codes == [75], runs.log.read_text()
     assert seconds < SOON
     said = runs.log.read_text()
-    assert f"SIGTERM: stopped {place}; nothing was lost. To go on:" in said
-    hint = said.rpartition("To go on:\n")[2]
+    assert f"SIGTERM: stopped {place}; nothing was lost. To resume:" in said
+    hint = said.rpartition("To resume:\n")[2]
     assert hint.split()[:2] == ["python", "run.py"]
     assert hint.split()[-1] == f"resume={runs.run}", "after what the run was allowed"
     runs.flow()

@@ -88,7 +88,7 @@ def test_a_bar_on_a_terminal(images, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal)
         patch.setenv("TERM", "xterm")
-        patch.setattr(check, "_REFRESH_SECONDS", 0.0)
+        patch.setattr(check, "REFRESH_SECONDS", 0.0)
         code = command.main([*CHECK, "dataset.root=images", "split=train", "run_dir=run"])
     assert code == 3
     assert len(capsys.readouterr().out.splitlines()) == 2
