@@ -2,11 +2,9 @@
 
     0 done, 2 configuration, 3 data, 75 stopped and can go on, 130 interrupted, 1 anything else
 
-A configuration that asks for several ranks is run by as many processes of this same command line;
-under torchrun they are there already.
-
-What is wrong with a person's input is one message on stderr. Everything else is a bug, ours or in a
-person's own code, and keeps its traceback; PENSTOCK_TRACEBACK=1 shows it for the former too.
+A configuration that asks for several ranks is run by as many processes of this same command line,
+unless torchrun has started them. An error in a person's input is one message on stderr; everything
+else is a bug and keeps its traceback. PENSTOCK_TRACEBACK=1 shows it for the former too.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +104,11 @@ def _main(
         decorate = hydra.main(str(CONF), "config", version_base=VERSION_BASE)
         entry = decorate(execute)
     # What was checked is what runs, wherever hydra would think the folder lies.
-    words = [*options, "--config-path", composer.path, *overrides]
+    words = [*(sys.argv[:1] or ["run.py"]), *options, "--config-path", composer.path, *overrides]
     looks = hydra_output.shown(args.package) if only_looks else hydra_output.saved()
     loads = hydra_loader.checked(single, composer.kept if single or only_looks else None)
     try:
-        with _argv(words), looks, loads:
+        with hydra_internals.replaced(sys, argv=words), looks, loads:
             if single:
                 entry()
             else:
@@ -123,6 +120,8 @@ def _main(
             text = "stopped in the sweep, where nothing is lost"
             raise Preempted(f"{error.name}: {text}") from None
         raise
+    finally:
+        GlobalHydra.instance().clear()
     return 0
 
 
@@ -178,7 +177,10 @@ def _run(config: Config) -> float | None:
 
     for notice in (*notices.find(config), *endpoints.notices(config.plain())):
         _announce(notice)
-    count = _ranks_to_start(config)
+    count, wanted = 0, config.distributed  # of processes to start; 0 if this is (one of) them
+    if wanted.strategy != "none" and config.task in OF_MANY_RANKS and not world.is_launched():
+        count = world.default_processes() if wanted.nproc == "auto" else wanted.nproc
+        count = 0 if count == 1 and wanted.strategy == "ddp" else count
     task = None if count else tasks.load(config.task)
     if not gc.isenabled():
         # It was turned off for the imports. What was imported is frozen: to search it takes 0.4 s,
@@ -189,7 +191,7 @@ def _run(config: Config) -> float | None:
     if task is None:
         command = launch.this_program(_arguments(config), program.script())
         with preemption.others():  # torch's launcher, which hands them on
-            value: float | None = launch.run(command, count, config.distributed.max_restarts)
+            value: float | None = launch.run(command, count, wanted.max_restarts)
         return value
     try:
         value = task(config)
@@ -202,17 +204,8 @@ def _run(config: Config) -> float | None:
     return value
 
 
-def _ranks_to_start(config: Config) -> int:
-    """How many processes to start for this run; 0 if this process is (one of) them."""
-    wanted = config.distributed
-    if wanted.strategy == "none" or config.task not in OF_MANY_RANKS or world.is_launched():
-        return 0
-    count = world.default_processes() if wanted.nproc == "auto" else wanted.nproc
-    return 0 if count == 1 and wanted.strategy == "ddp" else count
-
-
 def _arguments(config: Config) -> list[str]:
-    """The command line of this job for its ranks, which shall all mean the same folder."""
+    """The command line of this job for its ranks, with the folder of the run."""
     job = HydraConfig.get()
     options = ["--config-name", str(job.job.config_name)]
     for source in job.runtime.config_sources:
@@ -287,18 +280,6 @@ def _for_jobs() -> dict[str, str]:
         "PYTHONSAFEPATH": "1",
         program.VARIABLE: shlex.join(program.words()),
     }
-
-
-@contextmanager
-def _argv(words: list[str]) -> Iterator[None]:
-    """Let hydra.main find its command line, and leave nothing of it behind."""
-    kept = sys.argv
-    sys.argv = [*(kept[:1] or ["run.py"]), *words]
-    try:
-        yield
-    finally:
-        sys.argv = kept
-        GlobalHydra.instance().clear()
 
 
 if __name__ == "__main__":

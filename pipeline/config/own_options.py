@@ -37,12 +37,12 @@ from pipeline.terminal import put
 def taken(
     argv: Sequence[str], announce: Callable[[str], None]
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """hydra's options and the overrides of a command line, while what ours say holds.
+    """hydra's options and the overrides of a command line, while Penstock's own are in force.
 
     hydra wants its options before or after all overrides; here they may stand in between.
 
     Args:
-        announce: is told in a line what the working folder's pyproject.toml says.
+        announce: is told in a line what the working folder's pyproject.toml sets.
 
     Raises:
         ConfigError: an option is unknown or cannot be allowed.
@@ -113,7 +113,7 @@ def environment_with(variables: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def _no_option(word: str, words: list[str]) -> Problem:
-    """The problem of an option that nobody knows: most are keys, as other programs take them."""
+    """The problem of an unknown option; most are keys, written as other programs take them."""
     name, _, value = word.partition("=")
     after = words[words.index(word) + 1 :]
     value = value or (after[0] if after and not set("-=") & set(after[0]) else "...")

@@ -44,7 +44,7 @@ class Project:
     config_dir: str | None = None
 
     def said(self, trusts: bool, configures: bool) -> str:
-        """What a person is told of it; empty if neither counts."""
+        """What is announced; empty if neither counts."""
         parts = []
         if trusts and self.trust:
             parts.append(f"trusting {', '.join(self.trust)}")
@@ -54,13 +54,13 @@ class Project:
 
 
 def find(folder: Path, needed: bool = True) -> Project | None:
-    """The project that a folder is; None if its pyproject.toml has no [tool.penstock].
+    """The project in a folder; None if its pyproject.toml has no [tool.penstock].
 
     Args:
-        needed: False if all that it could say was typed; one that others can write is none then.
+        needed: False if all that it could set was typed; a file that others can write is ignored.
 
     Raises:
-        ConfigError: others can write the file, or it says what it may not.
+        ConfigError: others can write the file, or it has wrong keys or values.
     """
     path = folder / NAME
     data, state = _read(path)
@@ -69,7 +69,7 @@ def find(folder: Path, needed: bool = True) -> Project | None:
     try:
         table = tomllib.loads(data.decode()).get("tool", {}).get("penstock")
     except (ValueError, RecursionError, AttributeError) as error:
-        raise ConfigError(Problem(str(path), f"is no TOML: {error}")) from None
+        raise ConfigError(Problem(str(path), f"is not TOML: {error}")) from None
     if table is None:
         return None
     reason = why_others_write(path, state)
@@ -96,7 +96,7 @@ def _project(folder: Path, table: Any) -> Project:
     if not isinstance(table, dict):
         raise ConfigError(Problem(_TABLE, f"got {show(table)}, expected a table"))
     problems = [
-        Problem(f"{_TABLE}.{key}", f"is none of {', '.join(_KEYS)}{nearest(key, _KEYS)}")
+        Problem(f"{_TABLE}.{key}", f"is not one of {', '.join(_KEYS)}{nearest(key, _KEYS)}")
         for key in table
         if key not in _KEYS
     ]

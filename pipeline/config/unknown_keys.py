@@ -7,6 +7,7 @@ of nearly that name beside it, a key of that name elsewhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from omegaconf import DictConfig
@@ -47,7 +48,9 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
     if not where:
         known = [one for one in known if one != "hydra"]
         return Problem(key, _at_the_top(name, value, known, config, loader))
-    function = _callable(node)
+    function = None
+    with suppress(ConfigError, TypeError, OmegaConfBaseException):
+        function = allow_list.resolve(node["_target_"], "") if "_target_" in node else None
     if function is not None:
         if where == "dataset" and name == "limits":
             return Problem(key, "is a section of its own: set limits.pixels, "
@@ -95,16 +98,8 @@ def _elsewhere(name: str, config: DictConfig) -> str:
 
 
 def _child(node: Any, part: str) -> Any:
-    """A node's value, or None where there is none to go on from."""
+    """A node's value; None if it has none."""
     try:
         return node[part] if isinstance(node, DictConfig) else None
     except OmegaConfBaseException:
-        return None
-
-
-def _callable(node: Any) -> Any:
-    """What a node calls, if it is one and may."""
-    try:
-        return allow_list.resolve(node["_target_"], "") if "_target_" in node else None
-    except (ConfigError, TypeError, OmegaConfBaseException):
         return None

@@ -59,15 +59,11 @@ def make_way(config: DictConfig, addition: DictConfig, but: str | None = None) -
             config[name] = new
         elif is_mapping(old):
             if target is not None:
-                _add_missing(old, new)
+                with open_dict(old):
+                    for key in new:
+                        if key not in old:
+                            old[key] = raw_node(new, key)
             make_way(old, new)
-
-
-def _add_missing(old: DictConfig, new: DictConfig) -> None:
-    with open_dict(old):
-        for name in new:
-            if name not in old:
-                old[name] = raw_node(new, name)
 
 
 def _is_splits(node: DictConfig) -> bool:
