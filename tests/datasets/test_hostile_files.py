@@ -249,14 +249,14 @@ def test_tables_of_landmarks(tmp_path, header, match):
 
 DEEP = "[" * 100_000 + "]" * 100_000
 JSON = {
-    "deep": (DEEP, "no index"),
+    "deep": (DEEP, "not an index"),
     "deep value": (f'{{"version": 2, "shards": [{DEEP}]}}', "nested more than 100 levels"),
-    "many": ("[" + "[]," * 3_000_000 + "0]", "no index"),
+    "many": ("[" + "[]," * 3_000_000 + "0]", "not an index"),
     "many values": ('{"shards": [' + "[]," * 3_000_000 + "0]}", "more than 256 MiB of memory"),
-    "no list": ('{"version": 2, "shards": 7}', "no index"),
-    "list of numbers": ('{"version": 2, "shards": [7]}', "no index"),
-    "null": ("null", "no index"),
-    "digits": ("1" * 5000, "no index"),
+    "no list": ('{"version": 2, "shards": 7}', "not an index"),
+    "list of numbers": ('{"version": 2, "shards": [7]}', "not an index"),
+    "null": ("null", "not an index"),
+    "digits": ("1" * 5000, "not an index"),
 }
 
 
@@ -274,7 +274,7 @@ def test_counts_in_an_index(samples):
     shard = {"format": "mds", "samples": samples, "column_names": [], "column_encodings": [],
              "raw_data": {"basename": "a", "bytes": 8}}  # fmt: skip
     Path("index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
-    refused("no index", read_index, "./index.json", Files(), Limits())
+    refused("not an index", read_index, "./index.json", Files(), Limits())
 
 
 @pytest.mark.parametrize(("change", "match"), [

@@ -49,6 +49,7 @@ def test_batches_are_the_same_whoever_works_on_them(name):
     assert expected[0] != expected[1]
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize(("context", "workers"), [("spawn", 1), ("forkserver", 2)])
 def test_batches_are_the_same_for_any_start_method(context, workers):
     options = LoaderOptions(
