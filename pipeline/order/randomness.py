@@ -151,15 +151,12 @@ class Permutation:
             raise IndexError(f"a position lies outside [0, {self.length})")
         if self.length < self.SORTED_BELOW:
             return _sorted_permutation(self.length, self.key)[wanted]
-        return self._walk(wanted.astype(np.uint64)).astype(np.int64)
-
-    def _walk(self, values: KeyArray) -> KeyArray:
-        values = self._network(values)
+        values = self._network(wanted.astype(np.uint64))
         outside = values >= np.uint64(self.length)
         while outside.any():
             values[outside] = self._network(values[outside])
             outside = values >= np.uint64(self.length)
-        return values
+        return values.astype(np.int64)
 
     def _network(self, values: KeyArray) -> KeyArray:
         low_bits, high_bits = self._low_bits, self._high_bits

@@ -20,24 +20,26 @@ from pipeline.order.randomness import IntArray, Permutation, hash64, uniform
 Tail = Literal["keep", "drop", "pad"]
 
 
-class Order(ABC):
-    """Rows of the dataset by position, for any slice of an epoch."""
-
+class _Sampler(ABC):
     column_arguments: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def size(self, epoch: int) -> int:
-        """Number of positions in `epoch`."""
-
-    @abstractmethod
-    def indices(self, epoch: int, start: int, stop: int) -> IntArray:
-        """Rows at positions start .. stop-1: int64[stop - start]."""
+        """Number of positions (of an order) or global batches (of a strategy) in `epoch`."""
 
     def __len__(self) -> int:
         return self.size(0)
 
 
-class BatchStrategy(ABC):
+class Order(_Sampler):
+    """Rows of the dataset by position, for any slice of an epoch."""
+
+    @abstractmethod
+    def indices(self, epoch: int, start: int, stop: int) -> IntArray:
+        """Rows at positions start .. stop-1: int64[stop - start]."""
+
+
+class BatchStrategy(_Sampler):
     """Which positions of an epoch stand together in a global batch.
 
     Attributes:
@@ -45,19 +47,11 @@ class BatchStrategy(ABC):
             this size; 0: there are no groups.
     """
 
-    column_arguments: ClassVar[tuple[str, ...]] = ()
     group: int = 0
-
-    @abstractmethod
-    def size(self, epoch: int) -> int:
-        """Number of global batches in `epoch`."""
 
     @abstractmethod
     def batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
         """Positions and rows of one global batch: int64[n] each. No position comes twice."""
-
-    def __len__(self) -> int:
-        return self.size(0)
 
 
 class Sequential(Order):

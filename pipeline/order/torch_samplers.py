@@ -37,10 +37,17 @@ class _Epochs:
 
     def _draw(self, epoch: int) -> list[IntArray]:
         key = hash64(self._seed, "sampler", epoch)
+        generator = torch.Generator().manual_seed(key)
         with scope():
             seed_global(key)
-            sampler = self._factory()
-            _prepare(sampler, epoch, torch.Generator().manual_seed(key))
+            inner: Any = self._factory()
+            sampler = inner
+            while inner is not None:  # samplers may wrap others
+                if hasattr(inner, "set_epoch"):
+                    inner.set_epoch(epoch)
+                if hasattr(inner, "generator"):
+                    inner.generator = generator
+                inner = getattr(inner, "sampler", None)
             drawn = list(sampler)
         batched = bool(drawn) and isinstance(drawn[0], (list, tuple))
         batches = [np.asarray(batch, dtype=np.int64) for batch in (drawn if batched else [drawn])]
@@ -52,16 +59,6 @@ class _Epochs:
                             f"only {self._length} rows")
                 )  # fmt: skip
         return batches
-
-
-def _prepare(sampler: Any, epoch: int, generator: torch.Generator) -> None:
-    """Set epoch and generator of a sampler and of the samplers that it wraps."""
-    while sampler is not None:
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-        if hasattr(sampler, "generator"):
-            sampler.generator = generator
-        sampler = getattr(sampler, "sampler", None)
 
 
 class TorchOrder(Order):

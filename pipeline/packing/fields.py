@@ -7,7 +7,7 @@ each row of a crop is then one run of bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -61,10 +61,6 @@ class Field:
     def channels_last(self) -> bool:
         """Whether numbers [C, H, W] are stored as [H, W, C]."""
         return self.type == "Image" and self.ndim == 3
-
-    def plain(self) -> dict[str, Any]:
-        """For JSON; `Field(**plain)` is the field again."""
-        return asdict(self) | {"attributes": dict(self.attributes)}
 
     def tensor(self, stored: Numbers) -> torch.Tensor:
         """Stored numbers [..., *shape] as the tensor that a sample or a batch of them holds."""

@@ -44,17 +44,17 @@ class _FieldStreams:
 
     def __init__(self, folder: Path, name: str, field: Field) -> None:
         self.field, self.name, self._folder = field, name, folder
-        self._numbers = self._open("", field.dtype)
-        self._offsets = self._open(".offsets", "<i8")
-        self._shapes = self._open(".shapes", "<i4")
-        self._canvases = self._open(".canvas", "<i4") if field.has_canvas else None
-        self._offsets.append(np.zeros(1, np.int64))
+        dtypes = {"": field.dtype, ".offsets": "<i8", ".shapes": "<i4"}
+        if field.has_canvas:
+            dtypes[".canvas"] = "<i4"
+        self._streams = {
+            suffix: NpyStream(folder / f"{name}{suffix}.npy", dtype)
+            for suffix, dtype in dtypes.items()
+        }
+        self._streams[".offsets"].append(np.zeros(1, np.int64))
         self._first: tuple[int, ...] | None = None
         self._even = True
         self._end = 0
-
-    def _open(self, suffix: str, dtype: str) -> NpyStream:
-        return NpyStream(self._folder / f"{self.name}{suffix}.npy", dtype)
 
     def append(self, column: Column) -> None:
         shapes = column.shapes
@@ -63,33 +63,30 @@ class _FieldStreams:
         self._even = self._even and bool((shapes == np.array(self._first)).all())
         ends = self._end + np.cumsum(shapes.prod(axis=1, dtype=np.int64))
         self._end = int(ends[-1])
-        self._numbers.append(column.numbers.numpy())
-        self._offsets.append(ends)
-        self._shapes.append(shapes)
-        if self._canvases is not None and column.canvases is not None:
-            self._canvases.append(column.canvases)
+        self._streams[""].append(column.numbers.numpy())
+        self._streams[".offsets"].append(ends)
+        self._streams[".shapes"].append(shapes)
+        if column.canvases is not None:
+            self._streams[".canvas"].append(column.canvases)
 
     def finish(self, count: int) -> dict[str, Any]:
         """Write the headers; returns the field's entry in pack.json."""
         # Text and files are read by offsets even where all have one length.
         even = self._even and self.field.kind not in ("str", "bytes", "file")
-        if self._canvases is not None:
-            self._canvases.finish((count, 2))
-        if even and self._first is not None:
-            self._numbers.finish((count, *self._first))
-            for suffix, stream in ((".offsets", self._offsets), (".shapes", self._shapes)):
+        numbers = (count, *self._first) if even and self._first is not None else (self._end,)
+        shapes = {"": numbers, ".offsets": (count + 1,), ".shapes": (count, self.field.ndim),
+                  ".canvas": (count, 2)}  # fmt: skip
+        for suffix, stream in self._streams.items():
+            if even and suffix in (".offsets", ".shapes"):
                 stream.close()
                 (self._folder / f"{self.name}{suffix}.npy").unlink()
-        else:
-            self._numbers.finish((self._end,))
-            self._offsets.finish((count + 1,))
-            self._shapes.finish((count, self.field.ndim))
+            else:
+                stream.finish(shapes[suffix])
         return {"file": self.name, "even": even, **dataclasses.asdict(self.field)}
 
     def close(self) -> None:
-        for stream in (self._numbers, self._offsets, self._shapes, self._canvases):
-            if stream is not None:
-                stream.close()
+        for stream in self._streams.values():
+            stream.close()
 
 
 class PackWriter:

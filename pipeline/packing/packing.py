@@ -52,7 +52,6 @@ _log = logging.getLogger(__name__)
 _TRIED = 8  # samples, evenly spread
 _BATCH_BYTES = 8 << 20
 _LARGEST_BATCH = 256
-_REFRESH_SECONDS = 0.1
 _WRITING = ".writing-"
 
 Backend = Literal["process", "thread"]
@@ -211,7 +210,7 @@ def _make(
         with Loader(plan, fetch, _readers(options, recipe, dataset), World()) as loader:
             batches: Iterable[Batch] = loader.epoch(0)
             if progress == "rich" or (progress == "auto" and sys.stderr.isatty()):
-                batches = _with_bar(batches, split, len(dataset))
+                batches = _with_bar(batches, f"packing {split}", len(dataset))
             _write(batches, hidden, record)
         with suppress(OSError):  # some network drives cannot
             sync_folder(hidden)

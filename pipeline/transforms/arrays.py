@@ -218,7 +218,6 @@ class Rescale:
 
 
 def _picture(sample: Any, name: str | None) -> str:
-    """The field of the picture."""
     if not isinstance(sample, dict):
         raise DataError(f"the sample is a {type(sample).__name__}, not a dict of fields")
     names = [field for field, value in sample.items() if isinstance(value, tv_tensors.Image)]

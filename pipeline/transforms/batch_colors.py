@@ -206,14 +206,6 @@ class RandomErasing:
     def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:
         images = images_of(batch, self)
         height, width = next(iter(images.values())).shape[-2:]
-        corners, sides = self._boxes(random, height, width)
-        for name, pixels in images.items():
-            colour = self._colour(random.child(name), pixels)
-            batch[name] = paste(pixels, colour.expand(*pixels.shape[:2], 1, 1), corners, sides)
-        return batch
-
-    def _boxes(self, random: KeyedRandom, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Corners and sides of the rectangles, int64[B, 2] each; a side of 0 covers nothing."""
         sides = random_sides(random, self.scale, self.ratio, height * width)
         room = torch.tensor([height, width]) - sides
         fits = (room > 0).all(-1)
@@ -222,7 +214,11 @@ class RandomErasing:
         room = torch.tensor([height, width]) - sides
         corner = (random.uniform(size=(2,)) * (room + 1)).long()
         covered = random.bernoulli(self.p) & fits.any(1)
-        return corner, torch.where(covered[:, None], sides, 0)
+        sides = torch.where(covered[:, None], sides, 0)
+        for name, pixels in images.items():
+            colour = self._colour(random.child(name), pixels)
+            batch[name] = paste(pixels, colour.expand(*pixels.shape[:2], 1, 1), corner, sides)
+        return batch
 
     def _colour(self, random: KeyedRandom, pixels: Tensor) -> Tensor:
         channels = pixels.shape[1]

@@ -315,23 +315,23 @@ PARAMETERS = [(0, 1, 0, (0, 0)), (30, 1, 0, (0, 0)), (-15, 1.3, 8, (5, -3)), (90
 
 @pytest.mark.parametrize(("angle", "scale", "shear", "shift"), PARAMETERS)
 def test_an_affine_map_is_torchvisions(angle, scale, shear, shift):
-    from pipeline.transforms.batch_geometry import _Affine
+    from pipeline.transforms.batch_geometry import affine_move
 
     batch = batch_of(Marked(), rows=2)
     images = batch_of()["image"][:2]
     matrices = forward(*(torch.tensor([float(v)] * 2) for v in (angle, scale, shear)),
                        torch.tensor([shift] * 2))  # fmt: skip
-    move = _Affine(matrices, 64, 80, fill=0)
+    move = affine_move(matrices, 64, 80, fill=0)
     given_ = {"angle": angle, "translate": list(shift), "scale": scale, "shear": [shear, 0]}
     smooth = {**given_, "interpolation": F.InterpolationMode.BILINEAR}
     assert difference(move.image(images), F.affine(images, **smooth)).max() <= 1
     # With a colour to fill in, torchvision takes what is half outside twice as dark.
     inside = F.affine(torch.ones(1, 64, 80), **smooth)
     expected = F.affine(images.float(), **smooth) + 7 * (1 - inside)
-    assert difference(_Affine(matrices, 64, 80, fill=7).image(images), expected).max() <= 1
+    assert difference(affine_move(matrices, 64, 80, fill=7).image(images), expected).max() <= 1
     points = tv_tensors.KeyPoints(batch["landmarks"][0], canvas_size=(64, 80))
     torch.testing.assert_close(
-        move.keypoints(batch["landmarks"])[0], F.affine(points, **given_).as_subclass(torch.Tensor)
+        move.points(batch["landmarks"])[0], F.affine(points, **given_).as_subclass(torch.Tensor)
     )
 
 
@@ -416,11 +416,8 @@ def test_boxes_of_every_format_are_moved_and_cut_at_the_border(form):
     compose = BatchCompose({"affine": Affine(30, [0.3, 0.3], [0.7, 1.5])}, 0)
     moved = compose(batch)["boxes"]
     assert moved.shape == (8, 2, 4)
-    matrices = (
-        Affine(30, [0.3, 0.3], [0.7, 1.5])
-        .move(KeyedRandom.of(0, 0, np.arange(8), "batch/affine"), 64, 80)
-        ._forward
-    )
+    random = KeyedRandom.of(0, 0, np.arange(8), "batch/affine")
+    matrices = Affine(30, [0.3, 0.3], [0.7, 1.5]).matrices(random, 64, 80)
     for row in range(8):
         (a, b, c), (d, e, f) = matrices[row].tolist()
         for box, found in zip(corners.tolist(), moved[row], strict=True):
