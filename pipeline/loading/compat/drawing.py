@@ -1,8 +1,8 @@
 """The rows of one epoch's batches, drawn from torch's samplers step by step.
 
 A sampler may be endless, may lie about its length and may give rows of any kind, so nothing is
-drawn before it is wanted. Workers are ahead of the consumer and so is the sampler: what a sampler
-with a `state_dict` says of itself is kept for each step until that step has been delivered.
+drawn before it is wanted. Workers are ahead of the consumer and so is the sampler: the state of a
+sampler with a `state_dict` is kept for each step until that step has been delivered.
 
 To begin at a later step, a sampler's state is loaded where it has one, and the steps in between are
 drawn and dropped; that costs what drawing costs, and reads nothing.
@@ -23,7 +23,7 @@ _NOTHING = object()  # a row may be None
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a sampler said of itself, after so many samples; and whether it had ended."""
+    """The state of a sampler after so many samples, and whether it had ended."""
 
     samples: int
     state: Any
@@ -34,7 +34,7 @@ class Drawing:
     """Batches of one epoch, as (step, place of the first row in the epoch, rows).
 
     Args:
-        source: what is iterated over: a sampler of rows, or one of batches.
+        source: a sampler of rows, or one of batches.
         size: rows of a batch that are taken from `source`; None: its elements are handed on.
         drop_last: leave out a last, smaller batch; with `size`.
         every: steps between two states that are kept, of a sampler that has one.
@@ -52,13 +52,13 @@ class Drawing:
         self._first: tuple[int, int, Any] | None = None
 
     def begin(self, start: int, saved: Mapping[str, Any] | None, carried: Any = None) -> None:
-        """Stand before step `start`, and draw it: all that is random about it happens here.
+        """Go to step `start`, and draw it: all that is random about it happens here.
 
         Args:
             saved: from `state`, of this epoch.
             carried: from `at_the_end`, of the epoch before.
         """
-        owner = next((one for one in _chain(self._source) if is_stateful(one)), None)
+        owner = next((one for one in wrapped(self._source) if is_stateful(one)), None)
         state = carried if saved is None else saved["state"]
         of_iterator = saved is not None and saved["of"] == "iterator"
         if state is not None and owner is not None and not of_iterator:
@@ -103,15 +103,14 @@ class Drawing:
                 "state": deepcopy(kept.state)}  # fmt: skip
 
     def at_the_end(self) -> Any:
-        """What the sampler said once it had ended; None if it says nothing, or not yet."""
+        """The sampler's state once it had ended; None if it has none, or has not ended."""
         return deepcopy(self._final)
 
     def forget(self, step: int) -> None:
         """Drop states that are not needed to reach `step`."""
-        if len(self._kept) < 2:
-            return
-        for number in sorted(number for number in self._kept if number <= step)[:-1]:
-            del self._kept[number]
+        if len(self._kept) > 1:
+            for number in sorted(number for number in self._kept if number <= step)[:-1]:
+                del self._kept[number]
 
     def _take(self) -> tuple[int, int, Any] | None:
         rows = self._next_rows()
@@ -147,7 +146,8 @@ def is_stateful(part: Any) -> bool:
     return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
 
 
-def _chain(sampler: Any) -> Iterator[Any]:
+def wrapped(sampler: Any) -> Iterator[Any]:
+    """A sampler, and those that it wraps."""
     while sampler is not None:
         yield sampler
         sampler = getattr(sampler, "sampler", None)
