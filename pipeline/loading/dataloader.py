@@ -27,12 +27,12 @@ from torch.utils import data as torch_data
 from torch.utils.data import IterableDataset
 
 from pipeline.distributed.world import has_accelerator
-from pipeline.loading.compat.drawing import Drawing, is_stateful, wrapped
-from pipeline.loading.compat.epoch_draws import EpochDraws, plain
+from pipeline.loading.compat.drawing import RowsProgress
+from pipeline.loading.compat.epoch_draws import EpochDraws, is_stateful, plain, wrapped
 from pipeline.loading.compat.item_fetch import ItemFetch
 from pipeline.loading.compat.part_fetch import ShardFetch, is_pipe
 from pipeline.loading.compat.passes import EpochIterator, StatedLength
-from pipeline.loading.compat.progress import Progress, RowsProgress, ShardsProgress
+from pipeline.loading.compat.progress import Progress, ShardsProgress
 from pipeline.loading.loader import open_backend
 from pipeline.loading.workers.backends import Backend, LoaderOptions
 from pipeline.order.seeding import Seeding
@@ -186,8 +186,10 @@ class DataLoader(torch_data.DataLoader[Sample]):
         if source is None or batches_here:  # torch's batch sampler would hide the iterator
             source = self.sampler
         size = self.batch_size if batches_here else None
-        drawing = Drawing(source, size, self.drop_last, self.snapshot_every_n_steps)
-        return RowsProgress(epoch, seed, drawing, saved, carried, bool(self._workers))
+        return RowsProgress(
+            epoch, seed, source, size, self.drop_last, self.snapshot_every_n_steps, saved, carried,
+            bool(self._workers),
+        )  # fmt: skip
 
     def _carried(self) -> list[Any] | None:
         """States of a dataset whose workers live longer than an epoch."""

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.loading.compat.drawing import wrapped
 from pipeline.order.randomness import hash64, scope, seed_global
 
 Snapshot = dict[str, Any]
@@ -143,6 +142,18 @@ class EpochDraws:
         found = [self._generator, *(getattr(one, "generator", None) for one in self._chain)]
         different = {id(one): one for one in found if isinstance(one, torch.Generator)}
         return list(different.values())
+
+
+def is_stateful(part: Any) -> bool:
+    """Whether a sampler, a dataset or an iterator can save where it stands."""
+    return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+
+
+def wrapped(sampler: Any) -> Iterator[Any]:
+    """A sampler, and those that it wraps."""
+    while sampler is not None:
+        yield sampler
+        sampler = getattr(sampler, "sampler", None)
 
 
 def _is_foreign(sampler: Any) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch.utils import data
 
 from pipeline.loading import worker_status
-from pipeline.loading.compat.drawing import is_stateful
+from pipeline.loading.compat.epoch_draws import is_stateful
 from pipeline.loading.compat.item_fetch import BackendFetch, FetchResult, portable
 from pipeline.order.address import Addressed
 from pipeline.order.randomness import GLOBAL, Draws, hash64

@@ -1,7 +1,7 @@
 """What was delivered of an epoch of a DataLoader, and what comes next.
 
-    RowsProgress      rows of a map-style dataset, in the order of a sampler
     ShardsProgress    shards of an iterable dataset, a batch of each in turn
+    RowsProgress      rows of a map-style dataset (pipeline/loading/compat/drawing.py)
 
 A state is plain and tells which batches were delivered. Those that were made ahead are not, and
 will be made again.
@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from pipeline.loading.compat.drawing import Drawing
-from pipeline.loading.compat.item_fetch import FetchResult, Keys, Rows, rows_of
+from pipeline.loading.compat.item_fetch import FetchResult
 from pipeline.loading.compat.part_fetch import ShardStep
 
 State = dict[str, Any]
@@ -57,54 +56,6 @@ class Progress:
     def at_the_end(self) -> Any:
         """What the next epoch has to know, of samplers and datasets with a state."""
         raise NotImplementedError
-
-
-class RowsProgress(Progress):
-    """Rows in the order of a sampler.
-
-    Args:
-        epoch, seed: of the pass.
-        drawing: gives the rows; begins here, so whatever it draws is drawn inside of the caller's
-            `EpochDraws.epoch`.
-        saved: of a progress to continue.
-        carried: from `at_the_end` of the epoch before, if that was another loader's.
-        remote: whether other processes read them, whose deaths are reported by row.
-    """
-
-    def __init__(
-        self, epoch: int, seed: int, drawing: Drawing, saved: Mapping[str, Any], carried: Any,
-        remote: bool,
-    ) -> None:  # fmt: skip
-        self._epoch, self._seed = epoch, seed
-        self._request = rows_of if remote else Keys
-        self._drawing = drawing
-        self._next = int(saved.get("step", 0))
-        self._ahead = set(saved.get("ahead", ()))
-        self._skipped = frozenset(self._ahead)
-        drawing.begin(self._next, saved.get("sampler"), carried)
-
-    def requests(self) -> Iterator[Rows | Keys]:
-        for step, start, keys in self._drawing:
-            if step not in self._skipped:
-                yield self._request(self._epoch, step, start, keys, self._seed)
-
-    def __len__(self) -> int:
-        return len(self._drawing)
-
-    def accept(self, result: FetchResult) -> bool:
-        self._ahead.add(result.request.step)
-        while self._next in self._ahead:
-            self._ahead.remove(self._next)
-            self._next += 1
-        self._drawing.forget(self._next)
-        return True
-
-    def state(self) -> State:
-        return {"step": self._next, "ahead": sorted(self._ahead),
-                "sampler": self._drawing.state(self._next)}  # fmt: skip
-
-    def at_the_end(self) -> Any:
-        return self._drawing.at_the_end()
 
 
 @dataclass

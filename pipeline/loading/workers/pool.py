@@ -40,15 +40,12 @@ from pipeline.torch_internals import ExceptionWrapper, pin_memory
 log = logging.getLogger(__name__)
 
 _POLL = 0.2  # seconds between two looks at workers that report nothing
-# What is asked of the system once nothing is heard (Linux): one that is stopped (SIGSTOP) does not
-# go on by itself; nor does one of which every thread waits for a lock, as after a fork that copied
-# a lock in use. One that sleeps, reads or waits for the network may well be at work.
+# A worker that is stopped (SIGSTOP) does not continue by itself; nor does one of which every thread
+# waits for a lock, as after a fork that copied a lock in use (Linux tells). One that sleeps, reads
+# or waits for the network may well be at work.
 _STOPPED, _LOCKED = 5.0, 30.0  # seconds
 # A fault of the code, which comes again where it is not for the memory of the machine.
-_FAULTS = tuple(
-    -getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
-    if hasattr(signal, name)
-)  # fmt: skip
+_FAULTS = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL)
 _START = 60.0  # seconds that a process may take to start, whatever the limit
 _END = 5.0  # seconds that one may take to end by itself
 

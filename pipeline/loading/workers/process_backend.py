@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import context, forkserver
 from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -142,21 +143,12 @@ def _unpicklable(fetch: Fetch, method: str) -> list[Problem]:
     return problems
 
 
-class _Nobody:
-    """Stands for the process to be started; nothing is passed on."""
-
-    def duplicate_for_child(self, descriptor: int) -> int:
-        return descriptor
-
-    def DupFd(self, descriptor: int) -> int:
-        return descriptor
-
-
 @contextmanager
 def _as_if_spawning() -> Iterator[None]:
     """Let multiprocessing's Values and Locks be pickled, which only works for a new process."""
     outside = context.get_spawning_popen()
-    context.set_spawning_popen(_Nobody())  # type: ignore[arg-type]
+    nobody: Any = SimpleNamespace(duplicate_for_child=int, DupFd=int)  # nothing is passed on
+    context.set_spawning_popen(nobody)
     try:
         yield
     finally:

@@ -37,9 +37,6 @@ DUMP = getattr(signal, "SIGRTMAX", signal.SIGUSR2)  # asks a worker for its stac
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _PARENT_SECONDS = 5.0  # between two looks whether the parent is there
-_OF_THE_RUN = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)
-)
 
 
 class SharedState:
@@ -124,7 +121,7 @@ def run(given: WorkerContext) -> None:
     faulthandler.register(DUMP, given.stack.descriptor, all_threads=True, chain=False)
     # Signals that stop a run may reach the whole group; the main process ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in _OF_THE_RUN:
+    for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _ignore)
     share_anonymously()
     worker_status.use(given.shared.cell(given.number))
