@@ -14,13 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
 from pipeline import program
 from pipeline.distributed import meeting
 from pipeline.distributed.presence import Presence
-from pipeline.distributed.world import World, is_launched, restarts, store_address
+from pipeline.distributed.world import World, is_launched
 from pipeline.errors import ConfigError, Problem
 
 
@@ -127,7 +125,7 @@ def join(
     if cuda:
         torch.cuda.set_device(world.device)
     try:
-        store = _store(world, limit)
+        store = meeting.store(world, limit)
         dist.init_process_group(
             backend or ("nccl" if cuda else "gloo"), store=store, rank=world.rank,
             world_size=world.size, timeout=limit,
@@ -149,20 +147,3 @@ def join(
         raise late from None
     finally:
         dist.destroy_process_group()
-
-
-def _store(world: World, limit: timedelta) -> Store:
-    """Where the ranks learn each other's addresses: of our launcher, else of whoever started them.
-
-    A launcher such as torchrun that starts all ranks again keeps its store, and with it the
-    addresses of those that are gone; each start has names of its own in it.
-    """
-    own = meeting.store(world.size)
-    if own is not None:
-        return own
-    store: Store | None = meeting.served(world, limit)
-    if store is None:
-        place = store_address()
-        url = "env://" if place is None else f"tcp://{place[0]}:{place[1]}"
-        store, _, _ = next(rendezvous(url, world.rank, world.size, timeout=limit))
-    return PrefixStore(f"start-{restarts()}", store)

@@ -10,7 +10,7 @@ objects: whoever reaches one runs code in the ranks. The ranks of one machine ne
 5. Signs of life (`presence`) are notes in that folder, a file each.
 
 Under another launcher the store is torch's. Where rank 0 has to serve it and MASTER_ADDR is a plain
-IP address, it is served at that address only (`served`).
+IP address, it is served at that address only (`store`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ from pathlib import Path
 from torch.distributed import (  # type: ignore[attr-defined]
     FileStore,
     HashStore,
+    PrefixStore,
+    Store,
     TCPStore,
 )
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
+    RendezvousParameters,
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
+from torch.distributed.rendezvous import rendezvous
 
 from pipeline.distributed.world import MEETING, World, meeting_folder, restarts, store_address
 
@@ -47,8 +51,8 @@ _NO_PORT = 9  # discard; ranks expect an address, and nothing listens there
 class Alone(RendezvousHandler):
     """A rendezvous whose only member is this launcher; its store is memory of this process."""
 
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._run_id = parameters.run_id
 
     def get_backend(self) -> str:
         return BACKEND
@@ -79,7 +83,7 @@ def announced(folder: Path) -> Iterator[str]:
     Yields:
         the name of the rendezvous for torch's launcher.
     """
-    rendezvous_handler_registry.register(BACKEND, lambda parameters: Alone(parameters.run_id))
+    rendezvous_handler_registry.register(BACKEND, Alone)
     interfaces = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in _LOOPBACK if name in interfaces), _LOOPBACK[0])
     told = {MEETING: str(folder), **dict.fromkeys(_INTERFACES, loopback)}
@@ -95,11 +99,21 @@ def announced(folder: Path) -> Iterator[str]:
                 os.environ[name] = value
 
 
-def store(size: int) -> FileStore | None:
-    """Where this rank meets the others of its machine; None if the launcher is not ours."""
+def store(world: World, limit: timedelta) -> Store:
+    """Where the ranks learn each other's addresses: of our launcher, else of whoever started them.
+
+    A launcher that starts all ranks again may keep its store, and with it the addresses of ranks
+    that are gone; so each start has a file, or names in the store, of its own.
+    """
     folder = meeting_folder()
-    # Each start has a store of its own: the old one holds the addresses of ranks that are gone.
-    return FileStore(str(folder / f"start-{restarts()}"), size) if folder else None
+    if folder is not None:
+        return FileStore(str(folder / f"start-{restarts()}"), world.size)
+    found: Store | None = _served(world, limit)
+    if found is None:
+        place = store_address()
+        url = "env://" if place is None else f"tcp://{place[0]}:{place[1]}"
+        found, _, _ = next(rendezvous(url, world.rank, world.size, timeout=limit))
+    return PrefixStore(f"start-{restarts()}", found)
 
 
 class Notes:
@@ -152,7 +166,7 @@ def notes() -> Notes | None:
     return Notes(own)
 
 
-def served(world: World, limit: timedelta) -> TCPStore | None:
+def _served(world: World, limit: timedelta) -> TCPStore | None:
     """torch's store, listening at MASTER_ADDR only; None where torch has to choose the address.
 
     That is where the launcher or another rank serves it, and where MASTER_ADDR is a name, which may

@@ -25,6 +25,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import islice
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
@@ -129,8 +131,7 @@ class Preemption:
                     patience = _UNWINDING if self._raised or self._held else _UNHEARD
                     rest = self._first[1] + patience - time.monotonic()
                     if rest <= 0:
-                        self._leave(f"{self.asked}: stopped before the first step; nothing was "
-                                    "begun")  # fmt: skip
+                        self._leave(str(Stop(self._first[0])))
                 ours.settimeout(rest)
                 try:
                     data = ours.recv(16)
@@ -241,9 +242,7 @@ def in_turns(items: Iterator[Item], turn: Callable[[bool], None] | None) -> Iter
     """
     while True:
         try:
-            found = [next(items)]
-        except StopIteration:
-            found = []
+            found = list(islice(items, 1))
         except Stop:
             if turn is not None:
                 turn(True)
@@ -294,8 +293,15 @@ def job() -> Iterator[None]:
 
 def leave_early() -> None:
     """Let a signal end this program at once while it imports its modules."""
+
+    def leave_now(number: int, frame: FrameType | None) -> None:
+        if not _has_begun:  # afterwards the program is about to end by itself
+            # Not through sys.stderr, which the program may be writing to at this very moment.
+            os.write(2, f"{Stop(signal.Signals(number).name)}\n".encode())
+            os._exit(PREEMPTED)
+
     for number in SIGNALS:
-        signal.signal(number, _leave_early)
+        signal.signal(number, leave_now)
 
 
 def leave(code: int) -> NoReturn:
@@ -315,21 +321,9 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _leave_early(number: int, frame: FrameType | None) -> None:
-    if not _has_begun:  # afterwards the program is about to end by itself
-        # Not through sys.stderr, which the program may be writing to at this very moment.
-        os.write(2, f"{Stop(signal.Signals(number).name)}\n".encode())
-        os._exit(PREEMPTED)
-
-
-def _before_fork() -> None:
+def _mask(how: int) -> None:
     if _active:  # a signal that came to the child too early would be taken for the parent's
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-
-
-def _in_parent() -> None:
-    if _active:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        signal.pthread_sigmask(how, SIGNALS)
 
 
 def _in_child() -> None:
@@ -342,4 +336,7 @@ def _in_child() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
+os.register_at_fork(
+    before=partial(_mask, signal.SIG_BLOCK), after_in_parent=partial(_mask, signal.SIG_UNBLOCK),
+    after_in_child=_in_child,
+)  # fmt: skip

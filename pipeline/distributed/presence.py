@@ -26,8 +26,6 @@ _LOOKS = 4  # between two signs of life
 _SILENT = 3.0  # seconds without a sign of life after which a rank counts as dead
 _TIMED_OUT = "imed out"  # what gloo and the store say: "Timed out waiting 300000ms for recv ..."
 
-Sign = dict[str, Any]
-
 
 class LateError(PenstockError):
     """Other ranks waited for one of them until their timeout was over."""
@@ -97,21 +95,25 @@ class Presence:
         time.sleep(_SILENT)
         after = self._signs()
         silent = {rank: sign for rank, sign in after.items() if sign == before.get(rank)}
-        late = [f"{_named(rank, sign)} {_how(sign)}" for rank, sign in silent.items()]
         least = min((sign["turns"] for sign in after.values()), default=0)
-        late = late or [
-            f"{_named(rank, sign)} lives, but has not come to where the others wait for it: its "
-            "data is slow, or its step"
-            for rank, sign in after.items() if sign["turns"] == least < self.turns
-        ]  # fmt: skip
-        for sign in silent.values():
-            if _is_stopped(sign):
-                os.kill(sign["pid"], signal.SIGCONT)
+        late = []
+        for rank, sign in (silent or after).items():
+            if silent:
+                how = "gives no sign of life"
+                if sign["host"] == platform.node() and state_of(sign["pid"]) == "T":
+                    how = "is stopped (SIGSTOP)"
+                    os.kill(sign["pid"], signal.SIGCONT)
+            elif sign["turns"] == least < self.turns:
+                how = ("lives, but has not come to where the others wait for it: its data is slow, "
+                       "or its step")  # fmt: skip
+            else:
+                continue
+            late.append(f"rank {rank} (process {sign['pid']} on {sign['host']}) {how}")
         whom = "; ".join(late) or "no rank is known to be late"
         return LateError(f"{whom}. The others have waited for {self._timeout:g} s "
                          "(distributed.timeout)")  # fmt: skip
 
-    def _signs(self) -> dict[int, Sign]:
+    def _signs(self) -> dict[int, dict[str, Any]]:
         """The last signs of the other ranks."""
         names = {n: f"rank-{n}" for n in range(self._world.size) if n != self._world.rank}
         try:
@@ -119,19 +121,6 @@ class Presence:
                     if self._store.check([name])}  # fmt: skip
         except RuntimeError:
             return {}
-
-
-def _named(rank: int, sign: Sign) -> str:
-    return f"rank {rank} (process {sign['pid']} on {sign['host']})"
-
-
-def _how(sign: Sign) -> str:
-    return "is stopped (SIGSTOP)" if _is_stopped(sign) else "gives no sign of life"
-
-
-def _is_stopped(sign: Sign) -> bool:
-    """Whether the rank of that sign is a process of this machine that has been stopped."""
-    return sign["host"] == platform.node() and state_of(sign["pid"]) == "T"
 
 
 def state_of(pid: int) -> str:

@@ -103,33 +103,28 @@ class DataLoader(torch_data.DataLoader[Sample]):
         self._claim: StatedLength | None = None
 
     def _check(self) -> None:
-        if self.backend not in ("process", "thread", "main"):
-            raise ValueError(f"backend={self.backend!r} is not one of 'process', 'thread', 'main'")
-        if self.seed is not None and self.generator is not None:
-            raise ValueError("seed= and generator= both say what to draw from; give one of them")
-        if self.snapshot_every_n_steps < 0:
-            raise ValueError(
-                f"snapshot_every_n_steps={self.snapshot_every_n_steps} is below 0, where no states "
-                "are kept at all"
-            )
-        if self._is_stream and self._workers and self.backend == "thread":
-            raise ValueError(
-                "threads cannot divide an IterableDataset, which sees one get_worker_info() for "
-                "the whole process; use backend='process', or num_workers=0"
-            )
-        if self.worker_timeout < 0:
-            raise ValueError(f"worker_timeout={self.worker_timeout} is below 0, which is never")
-        if not self.keyed and self._workers and self.backend == "thread":
-            raise ValueError(
-                "threads share the global generators, so keyed=False has no meaning for them; use "
-                "backend='process', or num_workers=0"
-            )
-        runs = distributed.is_available() and distributed.is_initialized()
-        if is_pipe(self.dataset) and runs and distributed.get_world_size() > 1:
-            raise ValueError(
-                "data pipes are not divided among the ranks of a distributed run here; use torch's "
-                "own DataLoader, or an IterableDataset that divides itself"
-            )
+        threads = self._workers > 0 and self.backend == "thread"
+        ranks = distributed.is_available() and distributed.is_initialized()
+        wrong = {
+            f"backend={self.backend!r} is not one of 'process', 'thread', 'main'":
+                self.backend not in ("process", "thread", "main"),
+            "seed= and generator= both say what to draw from; give one of them":
+                self.seed is not None and self.generator is not None,
+            f"snapshot_every_n_steps={self.snapshot_every_n_steps} is below 0, where no states are "
+            "kept at all": self.snapshot_every_n_steps < 0,
+            "threads cannot divide an IterableDataset, which sees one get_worker_info() for the "
+            "whole process; use backend='process', or num_workers=0": self._is_stream and threads,
+            f"worker_timeout={self.worker_timeout} is below 0, which is never":
+                self.worker_timeout < 0,
+            "threads share the global generators, so keyed=False has no meaning for them; use "
+            "backend='process', or num_workers=0": threads and not self.keyed,
+            "data pipes are not divided among the ranks of a distributed run here; use torch's own "
+            "DataLoader, or an IterableDataset that divides itself":
+                is_pipe(self.dataset) and ranks and distributed.get_world_size() > 1,
+        }  # fmt: skip
+        for message, is_wrong in wrong.items():
+            if is_wrong:
+                raise ValueError(message)
 
     @property
     def _is_stream(self) -> bool:
@@ -150,8 +145,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
     def __iter__(self) -> EpochIterator:  # type: ignore[override]
         """One epoch, or the rest of the one whose state was loaded."""
         saved, self._pending = self._pending, None
-        under_way = self._under_way()
-        if under_way is not None and self._kept is not None:
+        if self._kept is not None and (under_way := self._under_way()) is not None:
             under_way.supersede()
         if saved is not None:
             self._draws.restore(saved["draws"])
@@ -187,8 +181,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
             source = self.sampler
         size = self.batch_size if batches_here else None
         return RowsProgress(
-            epoch, seed, source, size, self.drop_last, self.snapshot_every_n_steps, saved, carried,
-            bool(self._workers),
+            epoch, seed, source, size, self.drop_last, self.snapshot_every_n_steps, saved, carried
         )  # fmt: skip
 
     def _carried(self) -> list[Any] | None:

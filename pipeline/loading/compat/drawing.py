@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from pipeline.loading.compat.epoch_draws import is_stateful, wrapped
-from pipeline.loading.compat.item_fetch import FetchResult, Keys, Rows, rows_of
+from pipeline.loading.compat.item_fetch import FetchResult, Keys
 from pipeline.loading.compat.progress import Progress, State
 from pipeline.order.streams import forwards
 
@@ -47,16 +47,14 @@ class RowsProgress(Progress):
         every: steps between two states that are kept, of a sampler that has one.
         saved: of a progress to continue.
         carried: from `at_the_end` of the epoch before, if that was another loader's.
-        remote: whether other processes read them, whose deaths are reported by row.
     """
 
     def __init__(
         self, epoch: int, seed: int, source: Any, size: int | None, drop_last: bool, every: int,
-        saved: Mapping[str, Any], carried: Any, remote: bool,
+        saved: Mapping[str, Any], carried: Any,
     ) -> None:  # fmt: skip
         self._epoch, self._seed, self._source = epoch, seed, source
         self._size, self._drop_last, self._every = size, drop_last, max(every, 1)
-        self._request = rows_of if remote else Keys
         self._next = int(saved.get("step", 0))
         self._ahead = set(saved.get("ahead", ()))
         self._skipped = frozenset(self._ahead)
@@ -89,12 +87,12 @@ class RowsProgress(Progress):
             self._rows, self._ended = iter(self._source), False
             self._first = self._draw()
 
-    def requests(self) -> Iterator[Rows | Keys]:
+    def requests(self) -> Iterator[Keys]:
         drawn = self._first
         while drawn is not None:
             step, start, keys = drawn
             if step not in self._skipped:
-                yield self._request(self._epoch, step, start, keys, self._seed)
+                yield Keys(self._epoch, step, start, keys, self._seed)
             drawn = self._draw()
 
     def __len__(self) -> int:

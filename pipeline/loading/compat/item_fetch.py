@@ -19,7 +19,6 @@ from torch.utils.data import get_worker_info
 
 from pipeline.loading import worker_status
 from pipeline.order.address import Addressed
-from pipeline.order.plan import Request
 from pipeline.order.private_generators import PrivateGenerators
 from pipeline.order.randomness import GLOBAL, Draws, begin_sample, sample_keys, scope
 from pipeline.order.seeding import UNSEEDED, Seeding
@@ -28,36 +27,20 @@ from pipeline.torch_internals import ExceptionWrapper, pin_memory
 
 
 @dataclass(frozen=True, slots=True)
-class Rows(Request):
-    """Rows of a dataset that are numbers; `keys` are what the sampler gave, one or a list."""
-
-    keys: Any = None
-    seed: int = 0
-
-    @property
-    def start(self) -> int:
-        return int(self.positions[0]) if len(self.positions) else 0
-
-
-@dataclass(frozen=True, slots=True)
 class Keys(Addressed):
-    """Rows of a dataset that are not numbers."""
+    """A request for rows of a map-style dataset.
+
+    Attributes:
+        start: place of the first row in the epoch.
+        keys: what the sampler gave, one row or several; they need not be numbers.
+        seed: of the epoch.
+    """
 
     epoch: int
     step: int
     start: int
     keys: Any
     seed: int
-
-
-def rows_of(epoch: int, step: int, start: int, keys: Any, seed: int) -> Rows | Keys:
-    """The request for what a sampler gave."""
-    listed = keys if isinstance(keys, (list, tuple)) else [keys]
-    if not all(type(key) is int for key in listed):
-        return Keys(epoch, step, start, keys, seed)
-    positions = np.arange(start, start + len(listed), dtype=np.int64)
-    indices = np.array(listed, dtype=np.int64)
-    return Rows(epoch, step, positions, indices, len(listed), None, keys, seed)
 
 
 @dataclass
@@ -137,7 +120,7 @@ class ItemFetch(BackendFetch):
         finally:
             begin_sample(None)
 
-    def _make(self, request: Rows | Keys, draws: Draws) -> Any:
+    def _make(self, request: Keys, draws: Draws) -> Any:
         if not self.keyed:
             return self._read(request, UNSEEDED)
         own = self._own.names(request.epoch)
@@ -153,7 +136,7 @@ class ItemFetch(BackendFetch):
         with scope():  # the training loop draws from the same generators
             return self._seeding.run(make)
 
-    def _with_own(self, request: Rows | Keys) -> Any:
+    def _with_own(self, request: Keys) -> Any:
         """The batch, of a dataset with generators; in this process others may draw from them."""
         draws = self._own.beside(GLOBAL)
         states = None if self.remote else draws.save()
@@ -163,7 +146,7 @@ class ItemFetch(BackendFetch):
             if states is not None:
                 draws.restore(states)
 
-    def _read(self, request: Rows | Keys, draws: Draws) -> Any:
+    def _read(self, request: Keys, draws: Draws) -> Any:
         """The batch; each sample is seeded by its place unless `draws` seeds nothing."""
         dataset, seeds = self.dataset, None
         keys = request.keys if self.batched else [request.keys]

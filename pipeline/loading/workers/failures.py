@@ -65,23 +65,33 @@ class FailureReport:
         where = (f"at stage '{worker_status.STAGES[status.stage]}' of epoch {status.epoch}, "
                  f"step {status.step}")  # fmt: skip
         now = next((one for one in self.held if one.address == status[:2]), None)
-        if not isinstance(now, Request) or not 0 <= status.place < len(now):
+        rows = [] if now is None else _rows(now)
+        if not 0 <= status.place < len(rows):
             return where
-        row = int(now.indices[status.place])
+        row = rows[status.place]
         path = path_of(dataset, row)
         sample = f"sample {row}{f' ({path})' if path else ''}"
-        return f"{where}, {sample}, {status.place + 1} of {len(now)}"
+        return f"{where}, {sample}, {status.place + 1} of {len(rows)}"
 
 
 def _described(request: Any, dataset: Any) -> str:
     """An address and its samples, with their paths as far as the dataset knows them."""
     where = f"epoch {request.epoch}, step {request.step}"
-    if not isinstance(request, Request):
+    rows = _rows(request)
+    if not rows:
         return f"{where} of a stream"
-    rows = request.indices.tolist()
     named = [f"{row} {path_of(dataset, row)}".rstrip() for row in rows[:_MOST_LISTED]]
     more = f" and {len(rows) - _MOST_LISTED} more" if len(rows) > _MOST_LISTED else ""
     return f"{where}: samples {', '.join(named)}{more}"
+
+
+def _rows(request: Any) -> list[int]:
+    """Indices of its samples, or keys that are such; none of a stream."""
+    if isinstance(request, Request):
+        return request.indices.tolist()
+    keys = getattr(request, "keys", None)
+    listed: list[Any] = list(keys) if isinstance(keys, (list, tuple)) else [keys]
+    return listed if all(type(key) is int for key in listed) else []
 
 
 def by_exit_code(code: int) -> str:

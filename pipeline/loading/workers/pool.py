@@ -185,7 +185,7 @@ class WorkerPool:
                 *(worker.sock for worker in there if not worker.is_cut_off),
             ]
             sources += [worker.process.sentinel for worker in there]
-            busy = any(worker.waits_to_send for worker in there)
+            busy = any(worker.unsent for worker in there)
         if not self._ready:
             with waiting():
                 heard = wait(sources, min(seconds, 0.01 if busy else _POLL))
@@ -308,7 +308,8 @@ class WorkerPool:
         A fork is there at once. Where a process takes seconds to start, one that is there makes it
         meanwhile.
         """
-        ready = [one for one in self.workers if one is not worker and one.is_ready]
+        others = [one for one in self.workers if one is not worker and one.is_alive()]
+        ready = [one for one in others if one.status.stage != worker_status.STARTING]
         if self._is_slow_to_start and ready:
             min(ready, key=lambda one: len(one.tasks)).take_over(worker)
             worker.start()  # for the tasks to come

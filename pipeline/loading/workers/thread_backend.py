@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from pipeline.distributed.preemption import asked, waiting
@@ -35,6 +36,7 @@ from pipeline.loading.workers.backends import (
 from pipeline.loading.workers.failures import FailureReport
 from pipeline.order.plan import Request
 from pipeline.order.randomness import scope
+from pipeline.order.streams import StreamRequest
 from pipeline.order.thread_generators import SharedGeneratorError, ThreadRandomness, Watch, probe
 
 _HELPERS = 8  # intra-batch threads per worker, for the first batch of an epoch
@@ -60,19 +62,18 @@ class ThreadBackend:
             pool.close()
 
     def _results(self, pool: _ThreadPool, requests: Iterator[Asked]) -> Results:
-        yield from windowed(pool, self._probing(requests), self._options)
-
-    def _probing(self, requests: Iterator[Asked]) -> Iterator[Asked]:
-        """`requests`; the first is tried here on two samples before any thread works."""
-        for request in requests:
-            if not self._probed:
-                self._probe(request)
-                self._probed = True
-            yield request
+        if not self._probed and (first := next(requests, None)) is not None:
+            self._probe(first)
+            self._probed = True
+            requests = chain([first], requests)
+        yield from windowed(pool, requests, self._options)
 
     def _probe(self, request: Asked) -> None:
+        """Refuse data code that draws where threads cannot follow, before any thread works."""
         if isinstance(request, Request):  # two samples are enough; a stream's batch is whole
             request = Request(*request.address, request.positions[:2], request.indices[:2], 2)
+        elif not isinstance(request, StreamRequest):  # a DataLoader's samples are read once
+            return
 
         def run(mode: ThreadRandomness) -> None:
             with mode:

@@ -51,6 +51,7 @@ class Worker:
         stopped, locked: seconds of these in which it was stopped by a signal, or each of its
             threads waited for a lock and did not wake once.
         size: bytes that it had in memory when it was last looked at; 0: not known.
+        unsent: parts of tasks that did not fit into the socket.
         is_cut_off: whether nothing more can come from its process.
         is_reported: whether the end of its process is known, or intended.
     """
@@ -64,7 +65,7 @@ class Worker:
         self._context, self._shared, self._job = context, shared, job
         self._cell = shared.cell(number)
         self._last: tuple[int, int | None] = (-1, None)
-        self._unsent: deque[memoryview] = deque()  # what did not fit into the socket
+        self.unsent: deque[memoryview] = deque()
         self._stack = -1
         self._reset()
 
@@ -109,15 +110,6 @@ class Worker:
     @property
     def status(self) -> WorkerStatus:
         return worker_status.read(self._cell)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it could begin with a task at once, or after those that it has."""
-        return self.is_alive() and self.status.stage != worker_status.STARTING
-
-    @property
-    def waits_to_send(self) -> bool:
-        return bool(self._unsent)
 
     def start(self) -> None:
         """Start a process and hand it the tasks that there are."""
@@ -206,22 +198,22 @@ class Worker:
             return Failure(self.tasks[0].request, WorkerError(text))
 
     def _send(self, task: Task) -> None:
-        self._unsent.append(framed(task.request))
+        self.unsent.append(framed(task.request))
         self.flush()
 
     def flush(self) -> None:
         """Send what did not fit before."""
-        while self._unsent and self.sock is not None:
+        while self.unsent and self.sock is not None:
             try:
-                sent = self.sock.send(self._unsent[0])
+                sent = self.sock.send(self.unsent[0])
             except BlockingIOError:
                 return
             except OSError:
-                self._unsent.clear()  # dead; its exit code will tell
+                self.unsent.clear()  # dead; its exit code will tell
                 return
-            self._unsent[0] = self._unsent[0][sent:]
-            if not self._unsent[0]:
-                self._unsent.popleft()
+            self.unsent[0] = self.unsent[0][sent:]
+            if not self.unsent[0]:
+                self.unsent.popleft()
 
     def stack(self, stopped: bool | None = None) -> str:
         """The stack that a dead process left; with `stopped`, one that hangs is asked for it."""
@@ -265,7 +257,7 @@ class Worker:
             self.sock.close()
             os.close(self._stack)
             self.sock = None
-        self._unsent.clear()
+        self.unsent.clear()
 
 
 def _anonymous_file() -> int:

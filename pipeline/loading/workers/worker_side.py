@@ -133,26 +133,22 @@ def run(given: WorkerContext) -> None:
     info = WorkerInfo(
         id=given.number, num_workers=job.workers, seed=seed, dataset=job.fetch.dataset_of_worker()
     )
+    connection = Connection(given.sock, given.shared)
+    where = f"in DataLoader worker process {given.number}"
     with worker_info(info):
-        work(job, given.number, Connection(given.sock, given.shared))
-
-
-def work(job: Job, number: int, connection: Connection) -> None:
-    """Work on requests until all is done. An error of `worker_init_fn` is the first result."""
-    where = f"in DataLoader worker process {number}"
-    error = None
-    try:
-        if job.worker_init_fn is not None:
-            job.worker_init_fn(number)
-    except Exception:
-        error = ExceptionWrapper(where=where)
-    while (request := connection.get()) is not None:
+        error = None
         try:
-            result, error = error or attempt(job.fetch, request), None
+            if job.worker_init_fn is not None:
+                job.worker_init_fn(given.number)
         except Exception:
-            result = ExceptionWrapper(where=where)
-        connection.put(result)
-        del request, result  # memory
+            error = ExceptionWrapper(where=where)  # the first result
+        while (request := connection.get()) is not None:
+            try:
+                result, error = error or attempt(job.fetch, request), None
+            except Exception:
+                result = ExceptionWrapper(where=where)
+            connection.put(result)
+            del request, result  # memory
 
 
 def _end_with(owner: int, steady: bool) -> None:
