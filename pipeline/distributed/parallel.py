@@ -90,14 +90,13 @@ def local(tensor: Tensor) -> Tensor:
 
 def like(values: Mapping[str, Any], shaped: Mapping[str, Any]) -> dict[str, Any]:
     """Whole tensors, sharded as those of the same name in `shaped` are; all ranks have them."""
-    return {name: _like(value, shaped.get(name)) for name, value in values.items()}
+    parts = dict(values)
+    for name, value in values.items():
+        target: Any = shaped.get(name)
+        if hasattr(target, "placements") and not hasattr(value, "placements"):
+            from torch.distributed.tensor import distribute_tensor
 
-
-def _like(value: Any, shaped: Any) -> Any:
-    if not hasattr(shaped, "placements") or hasattr(value, "placements"):
-        return value
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh, device = shaped.device_mesh, shaped.device
-    # Every rank has the whole tensor and takes its part; nothing is sent.
-    return distribute_tensor(value.to(device), mesh, shaped.placements, src_data_rank=None)
+            # Every rank has the whole tensor and takes its part; nothing is sent.
+            whole, mesh = value.to(target.device), target.device_mesh
+            parts[name] = distribute_tensor(whole, mesh, target.placements, src_data_rank=None)
+    return parts

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from torch import distributed
@@ -31,7 +32,7 @@ from pipeline.loading.compat.drawing import RowsProgress
 from pipeline.loading.compat.epoch_draws import EpochDraws, is_stateful, plain, wrapped
 from pipeline.loading.compat.item_fetch import ItemFetch
 from pipeline.loading.compat.part_fetch import ShardFetch, is_pipe
-from pipeline.loading.compat.passes import EpochIterator, StatedLength
+from pipeline.loading.compat.passes import EpochIterator, check_length
 from pipeline.loading.compat.progress import Progress, ShardsProgress
 from pipeline.loading.loader import open_backend
 from pipeline.loading.workers.backends import Backend, LoaderOptions
@@ -100,7 +101,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
         self._pending: dict[str, Any] | None = None  # a state that was loaded
         self._begun: dict[str, Any] = {}  # from where the last epoch was drawn
         self._next_epoch = 0
-        self._claim: StatedLength | None = None
+        self._delivers: Callable[[int], None] | None = None
 
     def _check(self) -> None:
         threads = self._workers > 0 and self.backend == "thread"
@@ -138,7 +139,9 @@ class DataLoader(torch_data.DataLoader[Sample]):
         length = super().__len__()
         if self._is_stream:
             samples = len(self.dataset)  # type: ignore[arg-type]
-            self._claim = StatedLength(str(self.dataset), samples, length, self.batch_size or 1)
+            self._delivers = partial(
+                check_length, str(self.dataset), samples, length, self.batch_size or 1
+            )
         return length
 
     # The iterator is ours, where torch's signature names a private class of its own.
@@ -150,8 +153,13 @@ class DataLoader(torch_data.DataLoader[Sample]):
         if saved is not None:
             self._draws.restore(saved["draws"])
         self._begun = self._draws.now()
+        carried, done = None, self._progress
+        if saved is not None:
+            carried = saved["carried"]
+        elif done is not None and done.finished and self.persistent_workers:
+            carried = self._at_the_end(done)
         with self._draws.epoch(self._next_epoch) as seed:
-            progress = self._begin(seed, saved or {"carried": self._carried()})
+            progress = self._begin(seed, (saved or {}).get("progress") or {}, carried)
         pin = self.pin_memory and has_accelerator()
         if self.pin_memory and not pin:
             warnings.warn(
@@ -159,7 +167,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
             )
         backend = self._backend_for(progress, seed, pin)
         keeps = self._kept is not None
-        made = EpochIterator(progress, backend, keeps, pin, self._claim)
+        made = EpochIterator(progress, backend, keeps, pin, self._delivers)
         self._pass, self._progress = weakref.ref(made), progress
         self._next_epoch += 1
         return made
@@ -167,12 +175,11 @@ class DataLoader(torch_data.DataLoader[Sample]):
     def _under_way(self) -> EpochIterator | None:
         return self._pass() if self._pass is not None else None
 
-    def _begin(self, seed: int, state: Mapping[str, Any]) -> Progress:
-        epoch, saved, carried = self._next_epoch, state.get("progress") or {}, state["carried"]
+    def _begin(self, seed: int, saved: Mapping[str, Any], carried: Any) -> Progress:
         if self._is_stream:
             workers = saved.get("workers", self._workers)
             return ShardsProgress(
-                epoch, seed, workers, self._workers, self.in_order, saved, carried,
+                self._next_epoch, seed, workers, self._workers, self.in_order, saved, carried,
                 is_stateful(self.dataset),
             )  # fmt: skip
         batches_here = self.batch_sampler is not None and self.batch_size is not None
@@ -180,16 +187,8 @@ class DataLoader(torch_data.DataLoader[Sample]):
         if source is None or batches_here:  # torch's batch sampler would hide the iterator
             source = self.sampler
         size = self.batch_size if batches_here else None
-        return RowsProgress(
-            epoch, seed, source, size, self.drop_last, self.snapshot_every_n_steps, saved, carried
-        )  # fmt: skip
-
-    def _carried(self) -> list[Any] | None:
-        """States of a dataset whose workers live longer than an epoch."""
-        done = self._progress
-        if done is None or not done.finished or not self.persistent_workers:
-            return None
-        return self._at_the_end(done)
+        return RowsProgress(self._next_epoch, seed, source, size, self.drop_last,
+                            self.snapshot_every_n_steps, saved, carried)  # fmt: skip
 
     def _backend_for(self, progress: Progress, seed: int, pin: bool) -> Backend:
         # Shards of other workers than these are read from copies, with `worker_init_fn`.
@@ -249,9 +248,11 @@ class DataLoader(torch_data.DataLoader[Sample]):
                 "sampler_epoch": None,
             }  # fmt: skip
         progress = done.state() if under_way is None else under_way.state()
+        sampler_epoch = getattr(self._with_epochs(), "epoch", None)
         return state | {
             "epoch": self._next_epoch - 1, "draws": plain(self._begun),
-            "progress": deepcopy(progress), "sampler_epoch": self._sampler_epoch(),
+            "progress": deepcopy(progress),
+            "sampler_epoch": sampler_epoch if isinstance(sampler_epoch, int) else None,
         }  # fmt: skip
 
     def _at_the_end(self, done: Progress) -> Any:
@@ -298,10 +299,6 @@ class DataLoader(torch_data.DataLoader[Sample]):
         """The sampler that is told which epoch it is (`DistributedSampler`), or None."""
         sampler = self.sampler if self.batch_sampler is None else self.batch_sampler
         return next((one for one in wrapped(sampler) if hasattr(one, "set_epoch")), None)
-
-    def _sampler_epoch(self) -> int | None:
-        epoch = getattr(self._with_epochs(), "epoch", None)
-        return epoch if isinstance(epoch, int) else None
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies, which begin their own epochs."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -23,15 +22,6 @@ from pipeline.order.streams import forwards
 
 _NOTHING = object()  # a row may be None
 _Drawn = tuple[int, int, Any]  # step, place of the first row in the epoch, rows
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """The state of a sampler after so many samples, and whether it had ended."""
-
-    samples: int
-    state: Any
-    ended: bool
 
 
 class RowsProgress(Progress):
@@ -58,7 +48,7 @@ class RowsProgress(Progress):
         self._next = int(saved.get("step", 0))
         self._ahead = set(saved.get("ahead", ()))
         self._skipped = frozenset(self._ahead)
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, State] = {}  # of the sampler, by step
         self._final: Any = None
         self._step = self._samples = 0
         self._ended = False
@@ -116,10 +106,8 @@ class RowsProgress(Progress):
         sampler = None
         if self._stateful is not None:
             known = max(number for number in self._kept if number <= self._next)
-            kept = self._kept[known]
             of = "iterator" if self._stateful is self._rows else "sampler"
-            sampler = {"of": of, "step": known, "samples": kept.samples, "ended": kept.ended,
-                       "state": deepcopy(kept.state)}  # fmt: skip
+            sampler = {"of": of, "step": known, **deepcopy(self._kept[known])}
         return {"step": self._next, "ahead": sorted(self._ahead), "sampler": sampler}
 
     def at_the_end(self) -> Any:
@@ -152,4 +140,6 @@ class RowsProgress(Progress):
     def _keep(self) -> None:
         if self._stateful is not None and (self._step % self._every == 0 or not self._kept):
             state = deepcopy(self._stateful.state_dict())
-            self._kept[self._step] = _Kept(self._samples, state, self._ended)
+            self._kept[self._step] = {
+                "samples": self._samples, "ended": self._ended, "state": state,
+            }  # fmt: skip

@@ -10,9 +10,9 @@ from __future__ import annotations
 import signal
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.loading.compat.item_fetch import FetchResult
 from pipeline.loading.compat.progress import Progress, State
@@ -23,21 +23,6 @@ class WorkersLostError(WorkerError, RuntimeError):
     """Workers died or hung, again and again; a RuntimeError, as torch raises."""
 
 
-class StatedLength(NamedTuple):
-    """What `len()` of a loader has claimed of an iterable dataset.
-
-    Attributes:
-        dataset: in words.
-        samples, batches: of an epoch.
-        size: samples of a batch.
-    """
-
-    dataset: str
-    samples: int
-    batches: int
-    size: int
-
-
 class EpochIterator(Iterator[Any]):
     """The iterator over one epoch.
 
@@ -46,18 +31,18 @@ class EpochIterator(Iterator[Any]):
         backend: works on it.
         keeps: leave the backend open, for the next pass.
         pin: put batches into page-locked memory where the backend has not.
-        claim: None: nothing was claimed.
+        delivers: called for each batch with the number of those delivered.
     """
 
     def __init__(
         self, progress: Progress, backend: Backend, keeps: bool, pin: bool,
-        claim: StatedLength | None,
+        delivers: Callable[[int], None] | None,
     ) -> None:  # fmt: skip
         self.progress = progress
         self._backend: Backend | None = backend
         self._keeps = keeps
         self._pins = pin and not backend.pins
-        self._claim = claim
+        self._delivers = delivers
         self._delivered = 0
         self._closed = self._is_superseded = False
         self._early: deque[Any] = deque()  # results, or an error, that were waited for before
@@ -74,8 +59,8 @@ class EpochIterator(Iterator[Any]):
         while (result := self._next_result()) is not None:
             if self.progress.accept(result):
                 self._delivered += 1
-                if self._claim is not None and self._delivered > self._claim.batches:
-                    self._warn(self._claim)
+                if self._delivers is not None:
+                    self._delivers(self._delivered)
                 if self._pins and result.error is None:
                     result.pin_memory()
                 return result.get()
@@ -152,11 +137,13 @@ class EpochIterator(Iterator[Any]):
             self.close()
         return result
 
-    def _warn(self, claim: StatedLength) -> None:
-        fetched = (self._delivered - 1) * claim.size + 1
+
+def check_length(dataset: str, samples: int, batches: int, size: int, delivered: int) -> None:
+    """Warn if `len()` of the loader claimed fewer batches of an iterable dataset."""
+    if delivered > batches:
         warnings.warn(
-            f"Length of IterableDataset {claim.dataset} was reported to be {claim.samples} (when "
-            f"accessing len(dataloader)), but {fetched} samples have been fetched. For "
+            f"Length of IterableDataset {dataset} was reported to be {samples} (when accessing "
+            f"len(dataloader)), but {(delivered - 1) * size + 1} samples have been fetched. For "
             "multiprocessing data-loading, this could be caused by not properly configuring the "
             "IterableDataset replica at each worker: its __iter__ has to divide itself by "
             "get_worker_info(), or each worker gives all of it",

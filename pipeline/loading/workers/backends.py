@@ -189,7 +189,8 @@ def _taken(
     limit = options.batch_timeout
     while pending:
         heard = time.monotonic()
-        while (task := _first_done(pending, options.in_order)) is None:
+        candidates = [pending[0]] if options.in_order else pending
+        while (task := next((one for one in candidates if one.result is not None), None)) is None:
             if pool.wait(min(limit or POLL, POLL)):
                 heard = time.monotonic()
             elif limit and time.monotonic() - heard >= limit:
@@ -198,11 +199,6 @@ def _taken(
         pending.remove(task)
         pending.extend(map(pool.submit, islice(requests, 1)))
         yield task.take()
-
-
-def _first_done(pending: deque[Task], in_order: bool) -> Task | None:
-    candidates = islice(pending, 1) if in_order else pending
-    return next((task for task in candidates if task.result is not None), None)
 
 
 class MainBackend:

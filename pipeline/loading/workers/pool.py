@@ -29,12 +29,13 @@ import torch
 
 from pipeline.distributed.preemption import asked, waiting
 from pipeline.loading import memory, worker_status
+from pipeline.loading.fetch import Fetch
 from pipeline.loading.workers import failures
 from pipeline.loading.workers.backends import Asked, Failure, LoaderOptions, Task, WorkerError
 from pipeline.loading.workers.channel import ChannelError
 from pipeline.loading.workers.failures import FailureReport
 from pipeline.loading.workers.worker import Worker
-from pipeline.loading.workers.worker_side import Job, SharedState
+from pipeline.loading.workers.worker_side import SharedState, WorkerContext
 from pipeline.torch_internals import ExceptionWrapper, pin_memory
 
 log = logging.getLogger(__name__)
@@ -54,19 +55,22 @@ class WorkerPool:
     """Worker processes, and the results that they send.
 
     Args:
-        job: what they do; the dataset in it knows paths.
+        fetch: what they do; its dataset knows paths.
+        seed: of the first worker's generators.
         method: how processes are started.
         options: how many there are, and when one is given up.
         pin: put results into page-locked memory, in a thread that waits for workers.
     """
 
-    def __init__(self, job: Job, method: str, options: LoaderOptions, pin: bool) -> None:
+    def __init__(
+        self, fetch: Fetch, seed: int, method: str, options: LoaderOptions, pin: bool
+    ) -> None:
         context: Any = multiprocessing.get_context(method)
-        self._owner = os.getpid()
-        self._options, self._dataset = options, job.fetch.dataset
-        self._shared = SharedState(context, options.num_workers)
-        numbers = range(options.num_workers)
-        self.workers = [Worker(number, context, self._shared, job) for number in numbers]
+        self._owner, size = os.getpid(), options.num_workers
+        self._options, self._dataset = options, fetch.dataset
+        self._shared = SharedState(context, size)
+        given = WorkerContext(fetch, options.worker_init_fn, size, seed, self._shared, self._owner)
+        self.workers = [Worker(number, context, given) for number in range(size)]
         self._turns = count()
         self._lock = threading.RLock()
         self._ready: deque[tuple[Task, Any]] = deque()

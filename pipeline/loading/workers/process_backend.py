@@ -19,7 +19,6 @@ from pipeline.loading.fetch import Fetch
 from pipeline.loading.workers.backends import Asked, LoaderOptions, Results, windowed
 from pipeline.loading.workers.pool import WorkerPool
 from pipeline.loading.workers.worker import Worker
-from pipeline.loading.workers.worker_side import Job
 from pipeline.order.randomness import hash64
 
 _NOT_SENT = (pickle.PicklingError, AttributeError, TypeError)
@@ -74,9 +73,8 @@ class ProcessBackend:
         if options.keyed:  # else draws are as torch's from that very seed
             drawn = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
             seed = int(drawn.item())
-        job = Job(self._fetch, options.num_workers, seed, options.worker_init_fn)
         try:
-            return WorkerPool(job, self._method, options, self._pin)
+            return WorkerPool(self._fetch, seed, self._method, options, self._pin)
         except _NOT_SENT as error:
             problems = _unpicklable(self._fetch, self._method)
             if problems:

@@ -12,6 +12,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 from pipeline.distributed.preemption import asked
@@ -22,9 +24,6 @@ from pipeline.loading.workers.backends import Failure, Task, WorkerError
 from pipeline.loading.workers.channel import Message, Receiver, framed, unpack
 from pipeline.loading.workers.worker_side import (
     DUMP,
-    InheritedFile,
-    Job,
-    SharedState,
     WorkerContext,
     run,
 )
@@ -39,7 +38,7 @@ class Worker:
 
     Args:
         context: multiprocessing's, of the start method.
-        shared: the pool's flag and status cells.
+        given: what all workers of the pool are given.
 
     Attributes:
         number: its place in the pool, from 0.
@@ -56,17 +55,17 @@ class Worker:
         is_reported: whether the end of its process is known, or intended.
     """
 
-    def __init__(self, number: int, context: Any, shared: SharedState, job: Job) -> None:
+    def __init__(self, number: int, context: Any, given: WorkerContext) -> None:
         self.number = number
         self.tasks: deque[Task] = deque()
         self.deaths = 0
         self.process: Any = None
         self.sock: socket.socket | None = None
-        self._context, self._shared, self._job = context, shared, job
-        self._cell = shared.cell(number)
+        self._context, self._given = context, given
+        self._cell = given.shared.cell(number)
         self._last: tuple[int, int | None] = (-1, None)
         self.unsent: deque[memoryview] = deque()
-        self._stack = -1
+        self._stack: Any = None
         self._reset()
 
     def _reset(self) -> None:
@@ -117,11 +116,11 @@ class Worker:
         self.sock, theirs = socket.socketpair()
         self.sock.setblocking(False)
         self._receiver = Receiver(self.sock)
-        self._stack = _anonymous_file()
+        self._stack = Connection(_anonymous_file())
         steady = threading.current_thread() is threading.main_thread()
         with theirs:
-            given = WorkerContext(self._job, self.number, os.getpid(), steady, self._shared, theirs,
-                                  InheritedFile(self._stack))  # fmt: skip
+            given = replace(self._given, number=self.number, steady=steady, sock=theirs,
+                            stack=self._stack)  # fmt: skip
             self.process = self._context.Process(target=run, args=(given,), daemon=True)
             try:
                 self.process.start()
@@ -218,8 +217,8 @@ class Worker:
     def stack(self, stopped: bool | None = None) -> str:
         """The stack that a dead process left; with `stopped`, one that hangs is asked for it."""
         if stopped is None:
-            return failures.stack_of(self._stack)
-        return failures.ask_for_stack(self.process.pid, DUMP, self._stack, stopped)
+            return failures.stack_of(self._stack.fileno())
+        return failures.ask_for_stack(self.process.pid, DUMP, self._stack.fileno(), stopped)
 
     def wake(self) -> None:
         """Let it see that all is done."""
@@ -255,8 +254,8 @@ class Worker:
         if self.sock is not None:
             self._receiver.drop()
             self.sock.close()
-            os.close(self._stack)
-            self.sock = None
+            self._stack.close()
+            self.sock = self._stack = None
         self.unsent.clear()
 
 

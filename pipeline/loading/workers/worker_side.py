@@ -20,7 +20,6 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.reduction import DupFd
 from types import FrameType
 from typing import Any
 
@@ -65,89 +64,68 @@ class SharedState:
         return self._numbers[start : start + worker_status.FIELDS]
 
 
-class InheritedFile:
-    """A file descriptor that is passed on when a process is started."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def __reduce__(self) -> Any:
-        return _received_file, (DupFd(self.descriptor),)
-
-
-def _received_file(sent: Any) -> InheritedFile:
-    return InheritedFile(sent.detach())
-
-
 @dataclass
-class Job:
-    """What all workers of a pool do.
+class WorkerContext:
+    """What a worker process is given.
 
     Attributes:
+        worker_init_fn: called with the worker's number before its first request.
         workers: how many there are.
         seed: of the first worker's generators, the next number for the next worker's.
-        worker_init_fn: called with the worker's number before its first request.
+        owner: pid of the process that it works for.
+        steady: whether the thread that starts it lives as long as that process.
+        sock: to the pool.
+        stack: descriptor to write the stack to, in a `multiprocessing.connection.Connection`, which
+            can be passed to a new process.
     """
 
     fetch: Fetch
+    worker_init_fn: Callable[[int], None] | None
     workers: int
     seed: int
-    worker_init_fn: Callable[[int], None] | None
-
-
-@dataclass
-class WorkerContext:
-    """What one worker process is given.
-
-    Attributes:
-        owner: pid of the process that it works for.
-        steady: whether the thread that starts it lives as long as that process.
-        stack: where to write the stack.
-    """
-
-    job: Job
-    number: int
-    owner: int
-    steady: bool
     shared: SharedState
-    sock: socket.socket
-    stack: InheritedFile
+    owner: int
+    number: int = 0
+    steady: bool = False
+    sock: Any = None
+    stack: Any = None
 
 
 def run(given: WorkerContext) -> None:
     """The worker process."""
     _end_with(given.owner, given.steady)
-    faulthandler.enable(given.stack.descriptor, all_threads=True)
-    faulthandler.register(DUMP, given.stack.descriptor, all_threads=True, chain=False)
+    faulthandler.enable(given.stack.fileno(), all_threads=True)
+    faulthandler.register(DUMP, given.stack.fileno(), all_threads=True, chain=False)
     # Signals that stop a run may reach the whole group; the main process ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _ignore)
+    for signal_number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(signal_number, _ignore)
     share_anonymously()
-    worker_status.use(given.shared.cell(given.number))
+    number, fetch = given.number, given.fetch
+    worker_status.use(given.shared.cell(number))
     torch.set_num_threads(1)
-    job, seed = given.job, given.job.seed + given.number
-    random.seed(seed)
-    torch.manual_seed(seed)
-    np.random.seed(numpy_seed(job.seed, given.number))
+    random.seed(given.seed + number)
+    torch.manual_seed(given.seed + number)
+    np.random.seed(numpy_seed(given.seed, number))
     info = WorkerInfo(
-        id=given.number, num_workers=job.workers, seed=seed, dataset=job.fetch.dataset_of_worker()
-    )
-    connection = Connection(given.sock, given.shared)
-    where = f"in DataLoader worker process {given.number}"
+        id=number, num_workers=given.workers, seed=given.seed + number,
+        dataset=fetch.dataset_of_worker(),
+    )  # fmt: skip
+    requests = Connection(given.sock, given.shared)
+    where = f"in DataLoader worker process {number}"
     with worker_info(info):
         error = None
         try:
-            if job.worker_init_fn is not None:
-                job.worker_init_fn(given.number)
+            if given.worker_init_fn is not None:
+                given.worker_init_fn(number)
         except Exception:
             error = ExceptionWrapper(where=where)  # the first result
-        while (request := connection.get()) is not None:
+        while (request := requests.get()) is not None:
             try:
-                result, error = error or attempt(job.fetch, request), None
+                result, error = error or attempt(fetch, request), None
             except Exception:
                 result = ExceptionWrapper(where=where)
-            connection.put(result)
+            requests.put(result)
             del request, result  # memory
 
 
