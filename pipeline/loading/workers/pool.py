@@ -136,6 +136,7 @@ class WorkerPool:
         except queue.Empty:
             return False
         if error is not None:
+            self._pinned.put(error)  # that thread has ended
             raise error
         return True
 
@@ -147,16 +148,18 @@ class WorkerPool:
         if self._shared.is_done or self._owner != os.getpid():
             return
         self._shared.end()
-        if self._pinner is not None and self._pinner is not threading.current_thread():
-            _ring(self._bell)
-            self._pinner.join()
-        if not asked():
-            with self._lock:
-                for worker in self.workers:
-                    worker.wake()
-                for worker in self.workers:
-                    worker.wait_for_end(_END)
-        self._end_all()
+        try:
+            if self._pinner is not None and self._pinner is not threading.current_thread():
+                _ring(self._bell)
+                self._pinner.join()
+            if not asked():
+                with self._lock:
+                    for worker in self.workers:
+                        worker.wake()
+                    for worker in self.workers:
+                        worker.wait_for_end(_END)
+        finally:
+            self._end_all()
 
     def _pin_all(self) -> None:
         try:
@@ -184,10 +187,8 @@ class WorkerPool:
                     worker.replace()
             self._supervise()
             there = [worker for worker in self.workers if worker.process is not None]
-            sources: list[Any] = [
-                self._rings,
-                *(worker.sock for worker in there if not worker.is_cut_off),
-            ]
+            sources: list[Any] = [self._rings]
+            sources += [worker.sock for worker in there if not worker.is_cut_off]
             sources += [worker.process.sentinel for worker in there]
             busy = any(worker.unsent for worker in there)
         if not self._ready:

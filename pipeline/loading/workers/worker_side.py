@@ -111,10 +111,10 @@ def run(given: WorkerContext) -> None:
         id=number, num_workers=given.workers, seed=given.seed + number,
         dataset=fetch.dataset_of_worker(),
     )  # fmt: skip
-    requests = Connection(given.sock, given.shared)
+    requests = PoolConnection(given.sock, given.shared)
     where = f"in DataLoader worker process {number}"
     with worker_info(info):
-        error = None
+        error: Any = None
         try:
             if given.worker_init_fn is not None:
                 given.worker_init_fn(number)
@@ -122,11 +122,12 @@ def run(given: WorkerContext) -> None:
             error = ExceptionWrapper(where=where)  # the first result
         while (request := requests.get()) is not None:
             try:
-                result, error = error or attempt(fetch, request), None
+                result = error or attempt(fetch, request)
             except Exception:
                 result = ExceptionWrapper(where=where)
+            error = None
             requests.put(result)
-            del request, result  # memory
+            del request, result  # the next one may need their memory
 
 
 def _end_with(owner: int, steady: bool) -> None:
@@ -163,7 +164,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
     """Not SIG_IGN, which programs started from here would inherit."""
 
 
-class Connection:
+class PoolConnection:
     """The worker's side of its socket."""
 
     def __init__(self, sock: socket.socket, shared: SharedState) -> None:
