@@ -134,9 +134,5 @@ def exit_code(codes: Iterable[int]) -> int:
 
 
 def this_program(arguments: Sequence[str], script: str | None) -> list[str]:
-    """The command that runs this program with other arguments.
-
-    Args:
-        script: the file it was started from; None for `python -m pipeline.command`.
-    """
+    """The command that runs this program again; no `script` means `python -m pipeline.command`."""
     return [sys.executable, *([script] if script else ["-m", "pipeline.command"]), *arguments]

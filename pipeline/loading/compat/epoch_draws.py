@@ -66,7 +66,10 @@ class EpochDraws:
         snapshot: Snapshot = {"torch": own, "generators": states}
         if self.first is not None:
             snapshot["first"] = self.first
-        if any(_is_foreign(sampler) for sampler in self._chain):
+        # Other samplers than torch's may draw from `random` or `numpy.random`.
+        rows = (list, tuple, range, torch.Tensor, np.ndarray)
+        others = (one for one in self._chain if not isinstance(one, rows))
+        if any(not type(sampler).__module__.startswith("torch.") for sampler in others):
             snapshot |= {"random": random.getstate(), "numpy": np.random.get_state()}
         return snapshot
 
@@ -154,12 +157,6 @@ def wrapped(sampler: Any) -> Iterator[Any]:
     while sampler is not None:
         yield sampler
         sampler = getattr(sampler, "sampler", None)
-
-
-def _is_foreign(sampler: Any) -> bool:
-    """Whether a sampler may draw from `random` or `numpy.random`; torch's own do not."""
-    plain = (list, tuple, range, torch.Tensor, np.ndarray)
-    return not isinstance(sampler, plain) and not type(sampler).__module__.startswith("torch.")
 
 
 @contextmanager

@@ -76,11 +76,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class OpenShard:
-    """A request for the next batch of whichever shard is to be read next.
+    """A request for a batch of any shard.
 
     Attributes:
-        assigned: the number of tasks of each worker -> the number of the worker that is to have
-            this one, and the definite request. Called when it is handed to the workers.
+        assigned: from the number of tasks of each worker, the worker that is to have this one, and
+            the definite request. Called when it is handed to the workers.
     """
 
     assigned: Callable[[Sequence[int]], tuple[int, ShardStep]]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, Protocol
@@ -210,20 +210,15 @@ class MainBackend:
     def __init__(self, fetch: Fetch, keyed: bool = True) -> None:
         self._fetch = fetch
         # The training loop draws from the same generators.
-        apart = keyed and not getattr(fetch, "leaves_generators", False)
-        self._work = self._scoped if apart else self._attempt
+        self._is_scoped = keyed and not getattr(fetch, "leaves_generators", False)
 
     @contextmanager
     def run(self, requests: Iterator[Asked]) -> Iterator[Results]:
         yield map(self._work, requests)
 
-    def _attempt(self, request: Asked) -> Result:
-        with waiting():
+    def _work(self, request: Asked) -> Result:
+        with scope() if self._is_scoped else nullcontext(), waiting():
             return attempt(self._fetch, request)
-
-    def _scoped(self, request: Asked) -> Result:
-        with scope():
-            return self._attempt(request)
 
     def close(self) -> None:
         pass

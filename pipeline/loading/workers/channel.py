@@ -106,13 +106,7 @@ def share_anonymously() -> None:
         torch_internals.share_by(new_shared)
 
 
-class _Incoming(threading.local):
-    """Descriptors of the message that this thread unpacks."""
-
-    descriptors: list[int] = []
-
-
-_incoming = _Incoming()
+_incoming = threading.local()  # descriptors of the message that this thread unpacks
 
 
 def _received(place: int, size: int) -> torch.UntypedStorage:
