@@ -3,6 +3,8 @@
 torchmetrics can do so by itself, with a collective for each state of each metric, and waits for
 ever where a rank's list of predictions is empty and the others' are not. Here all states travel as
 one object, and every rank adds them up in the order of the ranks, so all get the same number.
+
+What is not public in torchmetrics is used in this file only; tested with torchmetrics 1.9.0.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from pipeline.distributed.group import Group
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
+_PRIVATE = ("_computed", "_reductions", "_to_sync", "_update_count")  # attributes of a metric
+
 
 def merge(metrics: Mapping[str, Metric], group: Group) -> None:
     """Let every metric hold what all ranks have counted; to be called by all of them."""
@@ -28,8 +32,10 @@ def merge(metrics: Mapping[str, Metric], group: Group) -> None:
     # The metrics, and those that they are composed of.
     modules = chain.from_iterable(metric.modules() for metric in metrics.values())
     every = [part for part in modules if isinstance(part, Metric)]
+    for metric in every:
+        _check(metric)
     states = [{name: _to(getattr(m, name), "cpu") for name in m._reductions} for m in every]
-    ranks = group.gather([(m._update_count, s) for m, s in zip(every, states, strict=True)])
+    ranks = group.gather([(m.update_count, s) for m, s in zip(every, states, strict=True)])
     for place, metric in enumerate(every):
         counted = [rank[place] for rank in ranks if rank[place][0]]
         # What was gathered here must not be gathered again by the metric itself.
@@ -38,6 +44,18 @@ def merge(metrics: Mapping[str, Metric], group: Group) -> None:
         for name, reduction in metric._reductions.items() if counted else ():
             values = [_to(state[name], metric.device) for _, state in counted]
             setattr(metric, name, _reduced(values, reduction))
+
+
+def _check(metric: Metric) -> None:
+    lacking = [name for name in _PRIVATE if not hasattr(metric, name)]
+    if lacking:
+        import torchmetrics
+
+        raise ImportError(
+            f"torchmetrics {torchmetrics.__version__} is other inside than 1.9.0, with which "
+            f"Penstock was tested: {type(metric).__name__} has no {', '.join(lacking)}. Install "
+            "that version, or a newer Penstock"
+        )
 
 
 def _to(value: Any, device: Any) -> Any:

@@ -36,8 +36,8 @@ from pipeline.loading.workers.backends import (
 from pipeline.loading.workers.failures import FailureReport
 from pipeline.order.plan import Request
 from pipeline.order.randomness import scope
+from pipeline.order.seeding import SharedGeneratorError, ThreadRandomness, Watch, probe
 from pipeline.order.streams import StreamRequest
-from pipeline.order.thread_generators import SharedGeneratorError, ThreadRandomness, Watch, probe
 
 _HELPERS = 8  # intra-batch threads per worker, for the first batch of an epoch
 _LAST = 0.05  # seconds for each thread of a run that was asked to stop
