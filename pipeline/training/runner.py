@@ -106,7 +106,6 @@ class _Fit(Observer):
         self.checkpoints, self.observers = checkpoints, (self, *observers)
         self.preemption, self.fingerprint = preemption, fingerprint
         self.options, self.group = train_step.options, train_step.group
-        self.agreement = self.group.agreement()
         self.result = Result()
         self.epoch_metrics = EpochMetrics(self.group)
         self.address = Address(0, 0)  # of the next batch
@@ -201,14 +200,14 @@ class _Fit(Observer):
         """
         minutes = self.options.save_every_minutes
         late = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
-        stop, due = self.agreement.ask(broken_off or self._asked(), late)
+        stop, due = self.group.agree(broken_off or self._asked(), late)
         if stop:
             self._stop()
         if due and not self.train_step.pending:
             self._save()
 
     def _val_turn(self, broken_off: bool) -> None:
-        if self.agreement.ask(broken_off or self._asked(), False)[0]:
+        if self.group.agree(broken_off or self._asked(), False)[0]:
             self._stop()  # before this validation, which the next session repeats
 
     def _asked(self) -> bool:
