@@ -28,15 +28,13 @@ from torchvision import tv_tensors
 from pipeline.datasets.files import Files
 from pipeline.datasets.reading.data_file import DataFile, data_file
 from pipeline.datasets.reading.file_kind import stranger
-from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.fingerprint import FileDataset, Part
+from pipeline.datasets.reading.folder import leads_out
 from pipeline.datasets.reading.image import Reader, check_reader, decode_image
-from pipeline.datasets.reading.inner_name import leads_out
 from pipeline.datasets.reading.open_files import OpenFiles
 from pipeline.datasets.reading.plain_tensor import plain_tensor
-from pipeline.datasets.reading.row_split import RowSplit
 from pipeline.datasets.reading.shard_files import ShardFiles
-from pipeline.datasets.reading.split import Split, check_split
-from pipeline.datasets.reading.table_rows import AllRows, TableRows
+from pipeline.datasets.reading.split import AllRows, RowSplit, Split, TableRows, check_split
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files import plain_json
 from pipeline.files.limits import DEFAULT, Limits
@@ -53,7 +51,7 @@ _SCALARS = (
 )  # fmt: skip
 
 
-class MDS(Fingerprinted, Dataset[dict[str, Any]]):
+class MDS(FileDataset, Dataset[dict[str, Any]]):
     """One sample: its columns, by name.
 
     Images become Image (uint8 [3, H, W]), arrays tensors, floats float32; whole numbers, text and

@@ -27,7 +27,7 @@ from pipeline.datasets.arrow.columns import Fields
 from pipeline.datasets.arrow.metadata import read_metadata
 from pipeline.datasets.arrow.table import ArrowTable, TableOptions
 from pipeline.datasets.reading.data_file import DataFile
-from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.fingerprint import FileDataset, Part
 from pipeline.datasets.reading.image import Reader
 from pipeline.datasets.reading.split import Split
 from pipeline.files.limits import Limits
@@ -44,7 +44,7 @@ _ADVICE = (
 )
 
 
-class Parquet(Fingerprinted, Dataset[dict[str, Any]]):
+class Parquet(FileDataset, Dataset[dict[str, Any]]):
     """One sample: a row, with the fields that its columns are made into.
 
     `arrow.columns` lists what a column can become.

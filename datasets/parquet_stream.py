@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 from pipeline.datasets.arrow.columns import Fields
 from pipeline.datasets.arrow.table import ArrowTable, TableOptions
 from pipeline.datasets.reading.data_file import DataFile
-from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.fingerprint import FileDataset, Part
 from pipeline.datasets.reading.image import Reader
 from pipeline.datasets.reading.split import Split
 from pipeline.files.limits import Limits
@@ -35,7 +35,7 @@ _ADVICE = (
 )
 
 
-class ParquetStream(Fingerprinted, IterableDataset[Record]):
+class ParquetStream(FileDataset, IterableDataset[Record]):
     """One sample: a row, with the fields that its columns are made into.
 
     Args:

@@ -29,12 +29,17 @@ from pipeline.datasets.arrow.labels import find_classes
 from pipeline.datasets.arrow.row_groups import RowGroups
 from pipeline.datasets.files import Files
 from pipeline.datasets.reading.data_file import DataFile, data_file
-from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.fingerprint import FileDataset, Part
 from pipeline.datasets.reading.image import check_reader
-from pipeline.datasets.reading.row_split import RowSplit
 from pipeline.datasets.reading.shard_files import ShardFiles, split_of
-from pipeline.datasets.reading.split import check_split
-from pipeline.datasets.reading.table_rows import AllRows, ListedRows, TableRows, rows_before
+from pipeline.datasets.reading.split import (
+    AllRows,
+    ListedRows,
+    RowSplit,
+    TableRows,
+    check_split,
+    rows_before,
+)
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray
@@ -63,7 +68,7 @@ class TableOptions:
     limits: Limits = field(default_factory=Limits)
 
 
-class ArrowTable(Fingerprinted):
+class ArrowTable(FileDataset):
     """The rows of one split.
 
     Args:

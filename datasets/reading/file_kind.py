@@ -1,8 +1,4 @@
-"""What a file is that was taken for something else, told by how it starts.
-
-Downloads leave web pages, checkouts leave Git LFS pointers, and people rename text files. A decoder
-only says "unknown format"; a person wants to know what is lying there instead.
-"""
+"""Files that are neither image nor audio: a decoder only says "unknown format"."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ def stranger(start: bytes) -> str | None:
     if not start:
         return "it is empty"
     if not start.strip(b"\0"):
-        return "it begins with nothing but zeros, as files do that never reached the disk"
+        return "it begins with zeros only, as files that were never written to the disk"
     if start.startswith(b"version https://git-lfs"):
         return "it is a Git LFS pointer (run `git lfs pull`)"
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):

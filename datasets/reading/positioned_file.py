@@ -1,10 +1,4 @@
-"""A local file that is read at given places, by any number of processes and threads.
-
-Reads are `pread`: there is no common place that two readers could move under each other, so a
-forked worker goes on with the descriptor it inherited, and a copy sent to a spawned one opens the
-file again. Nothing is mapped, so what is read doesn't stay in the process. Cost: about 2 us a read
-of what the system has cached. POSIX only.
-"""
+"""A local file that is read at given places, by any number of processes and threads."""
 
 from __future__ import annotations
 
@@ -19,11 +13,15 @@ from pipeline.errors import DataError
 class PositionedFile:
     """A file as it was when this object was made.
 
+    Reads are `pread`, so readers share no position: a forked worker uses the inherited descriptor,
+    and a copy sent to a spawned one opens the file again. Nothing is mapped, so the data doesn't
+    stay in the process. Cost: about 2 us for a cached read. POSIX only.
+
     Attributes:
         path, size (bytes), mtime_ns: of the file.
 
     Raises:
-        DataError: the file is missing or no file, may not be read, or has changed since.
+        DataError: the file is missing or not regular, may not be read, or has changed since.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +41,7 @@ class PositionedFile:
         return found
 
     def read_into(self, buffer: memoryview, start: int) -> int:
-        """Fill `buffer` from `start` on; the bytes read, fewer only at the end of the file."""
+        """Fill `buffer` from `start` on; returns the bytes read, fewer only at the end."""
         done = 0
         while done < len(buffer):
             count = os.preadv(self.descriptor, [buffer[done:]], start + done)
@@ -53,7 +51,7 @@ class PositionedFile:
         return done
 
     def sample(self, blocks: int) -> list[bytes]:
-        """So many blocks of 4 KiB, evenly spread; all of a file that is smaller than that."""
+        """That many blocks of 4 KiB, evenly spread; all of a smaller file."""
         if self.size <= 4096 * blocks:
             return [self.read(0, self.size)]
         places = [(self.size - 4096) * number // (blocks - 1) for number in range(blocks)]
@@ -87,7 +85,7 @@ class PositionedFile:
     def _changed(self) -> DataError:
         return DataError(
             f"{str(self.path)!r} has changed while it was in use. Let nothing write to the data of "
-            "a run, and start the run again."
+            "a run, and restart the run."
         )
 
     def __getstate__(self) -> dict[str, Any]:

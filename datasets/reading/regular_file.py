@@ -1,4 +1,4 @@
-"""Opens the files of a dataset: regular ones only, and a DataError says what another one is."""
+"""Opens regular files only; a DataError says what other files are."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def regular_descriptor(path: str | Path) -> int:
 
 
 def check_regular(path: str | Path) -> None:
-    """Refuse what is not a regular file, before a library opens it; errors as `open_regular`."""
+    """Refuse other files before a library opens them; errors as `open_regular`."""
     os.close(regular_descriptor(path))

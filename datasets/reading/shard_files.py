@@ -1,15 +1,14 @@
-"""Which files a dataset of many files consists of, and which of them train and which validate.
+"""The files of a dataset of many files, and which of them train and which validate.
 
-A root is a folder (or an address of one), one file, or a pattern of braces:
+A root is a folder (or the address of one), one file, or a pattern of braces:
 
     data/digits                           the files in it with the right suffixes
     data/digits.parquet                   this file
     s3://digits/train-{000..127}.tar      128 files
     data/{train,val}-{00..07}.tar         16 files
 
-If the names say `train...` and `val...` (`train-0.tar`, `validation/0.tar`), they divide the data;
-files of neither kind, such as `test-0.tar`, are then passed over. Otherwise the dataset divides its
-rows.
+If names begin with `train` and `val` (`train-0.tar`, `validation/0.tar`), they divide the data, and
+other files, such as `test-0.tar`, are ignored. Otherwise the dataset divides its rows.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from pipeline.datasets.reading.root import existing_root
+from pipeline.datasets.reading.folder import existing_root
 from pipeline.datasets.remote.store import is_remote, join, local_path
 from pipeline.errors import ConfigError, DataError, Problem
 
@@ -40,9 +39,9 @@ class ShardFiles:
     """The files of one split.
 
     Attributes:
-        addresses: paths, or addresses that `Files` knows, sorted unless a pattern orders them.
-        names: the same, relative to the root: what stays when the root is moved.
-        divided: the names have chosen the split; False leaves it to the rows of all files.
+        addresses: paths or addresses, sorted unless a pattern orders them.
+        names: the same, relative to the root, so they stay the same when it is moved.
+        divided: whether the names have chosen the split; else the dataset divides its rows.
     """
 
     addresses: list[str]
@@ -54,14 +53,14 @@ class ShardFiles:
         """The files of `split` at `root`.
 
         Raises:
-            DataError: the root is missing, or holds no file with one of the suffixes.
-            ConfigError: a pattern of braces cannot be read.
+            DataError: the root is missing, or has no file with one of the suffixes.
+            ConfigError: a pattern of braces is invalid.
         """
         found = _found(root, tuple(suffixes), files)
         if not found:
             raise DataError(
-                f"dataset.root: {root!r} holds no file that ends in {', '.join(suffixes)}. Set it "
-                "to the folder that does, or to a file."
+                f"dataset.root: {root!r} has no file that ends in {', '.join(suffixes)}. Set it "
+                "to a folder that does, or to a file."
             )
         chosen, divided = _of_split(found, split, root)
         return cls(list(chosen.values()), list(chosen), divided)
@@ -101,18 +100,14 @@ def _choices(inside: str, pattern: str) -> list[str]:
     bounds = _RANGE.fullmatch(inside)
     if not bounds:
         return inside.split(",")
-    first, last = bounds.groups()
-    if int(last) < int(first):
-        raise ConfigError(
-            Problem("dataset.root", f"{pattern!r}: the range {{{inside}}} goes from {int(first)} "
-                    f"down to {int(last)}; write the lower number first")
-        )  # fmt: skip
-    if int(last) - int(first) >= _MOST_FILES:
-        raise ConfigError(
-            Problem("dataset.root", f"{pattern!r}: the range {{{inside}}} stands for more than "
-                    f"{_MOST_FILES} files")
-        )  # fmt: skip
-    return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    first, last = int(bounds[1]), int(bounds[2])
+    if last < first:
+        wrong = f"goes from {first} down to {last}; write the lower number first"
+    elif last - first >= _MOST_FILES:
+        wrong = f"stands for more than {_MOST_FILES} files"
+    else:
+        return [str(number).zfill(len(bounds[1])) for number in range(first, last + 1)]
+    raise ConfigError(Problem("dataset.root", f"{pattern!r}: the range {{{inside}}} {wrong}"))
 
 
 def _of_split(found: dict[str, str], split: str, root: str) -> tuple[dict[str, str], bool]:
@@ -124,14 +119,14 @@ def _of_split(found: dict[str, str], split: str, root: str) -> tuple[dict[str, s
     if not chosen:
         first = next(name for name in found if kinds[name] == "val")
         raise DataError(
-            f"dataset.root: in {root!r} there are files of validation ({first!r}) and none whose "
-            "name begins with 'train'. Add or rename them."
+            f"dataset.root: {root!r} has files for validation ({first!r}) and none whose name "
+            "begins with 'train'. Add or rename them."
         )
     return chosen, True
 
 
 def split_of(name: str) -> str | None:
-    """The split that a file's name (or else that of a folder above it) speaks of, or None."""
+    """The split that the name of a file, or else of a folder above it, begins with, or None."""
     for part in reversed(name.split("/")):
         if _TRAIN.match(part):
             return "train"

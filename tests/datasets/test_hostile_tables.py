@@ -196,7 +196,7 @@ def test_texts_that_expand(tmp_path, kind, piece):
 
 
 def test_what_zstd_gives_at_once_is_bounded(tmp_path):
-    from pipeline.datasets.text.compressed import opened as opened_text
+    from pipeline.datasets.text.record_reader import opened as opened_text
 
     zstandard = pytest.importorskip("zstandard")
     (tmp_path / "x").write_bytes(zstandard.compress(bytes(60 * MIB)))
