@@ -1,4 +1,4 @@
-"""The head as an ellipsoid: where hair grows on it, how the light falls on it, its outline."""
+"""The head as an ellipsoid: its hair, its light, its outline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RADII = np.array([1.06, 1.46, 1.06])
 
 
 class Head:
-    """The head as an ellipsoid, looked at through the centre of each pixel."""
+    """The head as an ellipsoid, seen through the centre of each pixel."""
 
     def __init__(self, size: int, pose: Pose) -> None:
         across, down = (
@@ -33,13 +33,13 @@ class Head:
         normal = ball / radii
         normal /= np.sqrt((normal * normal).sum(0)) + 1e-6
         self._normal: Plane = normal  # [3, H, W], in the head's axes
-        # How far inside the outline a pixel is, about, in units; it softens the edge.
+        # Approximate distance of a pixel to the outline, in units; it softens the edge.
         edge = inside / np.sqrt(np.maximum(b * b + a, 1e-6))
         self._cover: Plane = np.clip(0.5 + edge * np.float32(pose.scale * 0.6), 0, 1)
         self._pose = pose
 
     def hair(self, look: Look, random: np.random.Generator) -> Plane:
-        """How far each pixel is covered by hair, 0 to 1: float32[H, W]."""
+        """The share of each pixel that hair covers, 0 to 1: float32[H, W]."""
         if look.bald:
             return np.zeros_like(self._cover)
         x, y, z = self._point
@@ -47,8 +47,8 @@ class Head:
         waves = 0.05 * np.sin(around * random.uniform(3, 9) + random.uniform(0, 6))
         fall = 0.85 if look.hair_length < -0.5 else 1.5
         line = look.hairline + 0.10 * look.parting * x + waves + fall * (around / 1.5) ** 3
-        grown = np.clip((line - y) * (self._pose.scale * 0.7), 0, 1)
-        return (grown * self._cover).astype(np.float32)
+        covered = np.clip((line - y) * (self._pose.scale * 0.7), 0, 1)
+        return (covered * self._cover).astype(np.float32)
 
     def hair_colour(self, look: Look, random: np.random.Generator) -> Plane:
         """The colour of hair in each pixel, with strands: float32[H, W, 3]."""
@@ -59,16 +59,15 @@ class Head:
         return (shine[..., None] * np.array(look.hair)).astype(np.float32)
 
     def light(self, look: Look) -> Plane:
-        """The brightness of each pixel, float32[H, W]; 1 is neutral, as it is beside the head."""
+        """The brightness of each pixel, float32[H, W]; 1, which is neutral, beside the head."""
         towards = np.maximum(self._towards(look.light), -0.2)
         lit = look.brightness * (1 + look.contrast * (towards - 0.7))
         return (1 + self._cover * (lit - 1)).astype(np.float32)
 
     def _towards(self, light: Points) -> Plane:
-        """The cosine between the surface and a light that is given in the picture's axes."""
+        """The cosine between the surface and a light in the picture's axes."""
         x, y, z = (self._pose.rotation.T @ light).astype(np.float32)
-        normal = self._normal
-        return np.asarray(x * normal[0] + y * normal[1] + z * normal[2])
+        return np.asarray(x * self._normal[0] + y * self._normal[1] + z * self._normal[2])
 
 
 def head_outline(pose: Pose, enlarged: float) -> Points:

@@ -1,4 +1,4 @@
-"""How a drawn face looks, apart from its shape: colours, hair, light, what stands behind it."""
+"""The look of a drawn face apart from its shape: colours, hair and light."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Look:
 
     @classmethod
     def drawn(cls, random: np.random.Generator) -> Look:
-        """Somebody, somewhere."""
+        """A random person under a random light."""
         skin = _between(_SKIN, random)
         long_hair = random.random() < 0.45
         bald = not long_hair and random.random() < 0.15
