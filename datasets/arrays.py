@@ -43,8 +43,7 @@ class Arrays(FileDataset, Dataset[dict[str, Any]]):
         root: folder of the files; a path or an address.
         split: "train" or "val"; with classes, each gives its share to both.
         inputs, targets, classes: names of the files, relative to `root`.
-        val_fraction: share of the rows that validate.
-        split_seed: another seed, another split.
+        val_fraction, split_seed: share of the rows that validate, and the seed of the split.
         files: access to addresses.
         limits: bytes of a row, number of rows and of classes.
 

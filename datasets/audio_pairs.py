@@ -44,8 +44,7 @@ class AudioPairs(AudioFolder):
         split: "train" or "val".
         inputs: folder of the audio files and of folders of them, relative to `root`.
         targets: the same for the `.npy` files; [T] stands for [1, T].
-        val_fraction: share of the pairs that validate.
-        split_seed: another seed, another split.
+        val_fraction, split_seed: share of the pairs that validate, and the seed of the split.
         files: access to addresses.
         limits: what a file and the folders may claim.
 

@@ -27,7 +27,7 @@ from pipeline.datasets.text.delimited_format import BadRecord, Columns, Delimite
 from pipeline.datasets.text.record_index import Quoting, RecordIndex, text_bounds
 from pipeline.datasets.text.record_reader import compression_of, line_at, read_records
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.limits import Limits
+from pipeline.files.limits import DEFAULT, Limits
 from pipeline.order.randomness import hash64, uniform
 
 Record = tuple[int, int, bytes]  # number of the file, place of the record in its text, its bytes
@@ -104,12 +104,23 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         split_seed: int = 0,
         shard_bytes: int | None = None,
         files: Files | None = None,
-        limits: Limits | None = None,
+        limits: Limits = DEFAULT,
     ) -> None:
         check_split(split, val_fraction)
-        self._limits = limits or Limits()
+        problems = []
+        if label is not None and not classes:
+            reason = (
+                f"is not set, and the classes of column {label!r} are only known at the end of the "
+                "stream; list them: dataset.classes=[ham,spam] (or dataset.label=null)"
+            )
+            problems.append(Problem("dataset.classes", reason))
+        if shard_bytes is not None and shard_bytes < 4096:
+            reason = f"{shard_bytes}; allowed: 4096 or more, or null for whole files"
+            problems.append(Problem("dataset.shard_bytes", reason))
+        if problems:
+            raise ConfigError(problems)
+        self._limits = limits
         self._counted = 0  # bytes read to count the lines of bad records
-        _check(label, classes, shard_bytes)
         self._files = files or Files()
         if not is_remote(root) and self._files.local(root).is_file():
             self._addresses, self._names, divided = [root], [self._files.local(root).name], False
@@ -232,21 +243,6 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
 
     def _path(self, number: int) -> Path:
         return self._files.local(self._addresses[number])
-
-
-def _check(label: str | None, classes: Sequence[str] | None, shard_bytes: int | None) -> None:
-    problems = []
-    if label is not None and not classes:
-        reason = (
-            f"is not set, and the classes of column {label!r} are only known at the end of the "
-            "stream; list them: dataset.classes=[ham,spam] (or dataset.label=null)"
-        )
-        problems.append(Problem("dataset.classes", reason))
-    if shard_bytes is not None and shard_bytes < 4096:
-        reason = f"{shard_bytes}; allowed: 4096 or more, or null for whole files"
-        problems.append(Problem("dataset.shard_bytes", reason))
-    if problems:
-        raise ConfigError(problems)
 
 
 def _line_starts(file: PositionedFile, size: int) -> list[int]:

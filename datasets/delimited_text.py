@@ -28,7 +28,7 @@ from pipeline.datasets.text.delimited_format import BadRecord, DelimitedFormat, 
 from pipeline.datasets.text.record_index import Quoting, RecordIndex
 from pipeline.datasets.text.record_reader import compression_of
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.limits import Limits
+from pipeline.files.limits import DEFAULT, Limits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,15 +86,13 @@ class DelimitedText(FileDataset, Dataset[dict[str, Any]]):
         split_seed: int = 0,
         cache_dir: str = "data/cache/text",
         files: Files | None = None,
-        limits: Limits | None = None,
+        limits: Limits = DEFAULT,
     ) -> None:
         check_split(split, val_fraction)
         chosen = val_file if val_file and split == "val" else file
         self.path = path = _local(root, chosen, files)
         self._name = (chosen or root).rpartition("/")[2]  # a fetched file has another
-        self.format = DelimitedFormat.of(
-            path.name, delimiter, quoting, encoding, limits or Limits()
-        )
+        self.format = DelimitedFormat.of(path.name, delimiter, quoting, encoding, limits)
         self.index = RecordIndex(path, quoting, self.format.delimiter, cache_dir, limits)
         if not len(self.index):
             raise DataError(f"{str(path)!r} is empty: it needs records of a text and its class.")

@@ -45,8 +45,7 @@ class FaceLandmarks(FolderDataset):
         csv: the table, relative to `root`.
         images: the folder that the names in the table start from, relative to `root`.
         reader: "torchvision", "pillow" or "skimage".
-        val_fraction: share of the images that validate.
-        split_seed: another seed, another split.
+        val_fraction, split_seed: share of the images that validate, and the seed of the split.
         num_landmarks: how many the table must have; None takes what it has.
         files: access to addresses.
         limits: what a file and the table may claim.

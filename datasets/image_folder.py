@@ -86,7 +86,13 @@ class ImageFolder(FolderDataset):
         root_folder = open_root(root, "a folder of images for each class", files, limits)
         divided = _is_divided(root_folder)
         self.folder = root_folder.below(split) if divided else root_folder
-        self.classes = _classes(root_folder.below("train") if divided else root_folder)
+        classes = root_folder.below("train") if divided else root_folder
+        self.classes = classes.folders()
+        if not self.classes:
+            raise DataError(
+                f"{str(classes)!r} has no folders in it: ImageFolder needs one for each class. Set "
+                "dataset.root to the folder that contains them."
+            )
         check_classes(len(self.classes), str(root_folder), limits)
         # Both splits of an undivided folder skip the same files: one of them warns.
         warns = divided or split == "train"
@@ -165,13 +171,3 @@ def _is_divided(root: Folder) -> bool:
             f"or set dataset.root={root.path(there[0])} to divide that one by dataset.val_fraction."
         )
     return len(there) == 2
-
-
-def _classes(folder: Folder) -> list[str]:
-    classes = folder.folders()
-    if not classes:
-        raise DataError(
-            f"{str(folder)!r} has no folders in it: ImageFolder needs one for each class. "
-            "Set dataset.root to the folder that contains them."
-        )
-    return classes

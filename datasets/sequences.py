@@ -39,8 +39,7 @@ class Sequences(FileDataset, Dataset[dict[str, Any]]):
         root: folder of the files; a path or an address.
         split: "train" or "val"; each class gives its share to both.
         values, offsets, labels, classes: names of the files, relative to `root`.
-        val_fraction: share of the sequences that validate.
-        split_seed: another seed, another split.
+        val_fraction, split_seed: share of the sequences that validate, and the seed of the split.
         files: access to addresses.
         limits: bytes of a sequence, number of sequences and of classes.
 

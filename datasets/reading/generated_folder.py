@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.own_files import check_own, check_tree, own_folder
 
 VARIABLE = "PENSTOCK_CACHE"
-NamedArrays = Mapping[str, npt.NDArray[np.generic]]
+NamedArrays = Mapping[str, npt.NDArray[Any]]
 
 _log = logging.getLogger(__name__)
 

@@ -98,23 +98,17 @@ def _jpeg(content: bytes, most: int) -> Claim | None:
                 continue
             elif marker in (0xD9, 0xDA):  # the end, or a scan before any frame
                 return None
-            else:
-                _note_exif(content[at + 4 : at + 2 + length], marker, exif)
+            elif marker == 0xE1 and content.startswith(b"Exif\0\0", at + 4):
+                exif.append(content[at + 10 : at + 2 + length])  # Pillow joins several parts
+                if len(exif) > _MOST_EXIF:
+                    raise ValueError(f"it has more than {_MOST_EXIF} parts of EXIF data")
+            elif marker == 0xE2 and content.startswith(b"MPF\0", at + 4):
+                check_exif(content[at + 8 : at + 2 + length])
         at += length + 2 if length > 2 or marker in _BARE else 4
         parts += 1
         if parts >= _MOST_PARTS:
             _check_parts(parts)
     return None
-
-
-def _note_exif(body: bytes, marker: int, exif: list[bytes]) -> None:
-    """Collect EXIF data: Pillow joins that of several parts."""
-    if marker == 0xE1 and body.startswith(b"Exif\0\0"):
-        exif.append(body[6:])
-        if len(exif) > _MOST_EXIF:
-            raise ValueError(f"it has more than {_MOST_EXIF} parts of EXIF data")
-    elif marker == 0xE2 and body.startswith(b"MPF\0"):
-        check_exif(body[4:])
 
 
 def _png(content: bytes) -> Claim:

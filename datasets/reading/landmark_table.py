@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -103,8 +103,7 @@ def _lines(file: io.TextIOBase, path: str) -> Iterator[str]:
         number += 1
 
 
-@dataclass(frozen=True)
-class _Columns:
+class _Columns(NamedTuple):
     header: list[str]
     name: int
     coordinates: list[int]  # places of part_0_x, part_0_y, part_1_x ...
@@ -182,15 +181,13 @@ def _read_rows(
 
 def _refuse_row(path: str, line: int, row: list[str], columns: _Columns) -> None:
     for place in columns.coordinates:
+        value = row[place]
         try:
-            finite = math.isfinite(float(row[place]))
-            wrong = "is not finite"
+            wrong = "" if math.isfinite(float(value)) else f"{value!r} is not finite"
         except ValueError:
-            finite, wrong = False, "is not a number"
-        if not finite:
-            value = row[place]
-            said = f"{value!r} {wrong}" if value.strip() else "the value is empty"
+            wrong = f"{value!r} is not a number" if value.strip() else "the value is empty"
+        if wrong:
             raise DataError(
-                f"{path!r}, line {line}, column {columns.header[place]!r}: {said}. "
+                f"{path!r}, line {line}, column {columns.header[place]!r}: {wrong}. "
                 "Put a number in pixels there or remove the row."
             )

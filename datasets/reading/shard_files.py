@@ -62,8 +62,19 @@ class ShardFiles:
                 f"dataset.root: {root!r} has no file that ends in {', '.join(suffixes)}. Set it "
                 "to a folder that does, or to a file."
             )
-        chosen, divided = _of_split(found, split, root)
-        return cls(list(chosen.values()), list(chosen), divided)
+        kinds = {name: split_of(name) for name in found}
+        divided = "val" in kinds.values()
+        wanted: str | None = split
+        if not divided:  # files for training are divided by rows, if there are any
+            wanted = "train" if "train" in kinds.values() else None
+        names = [name for name in found if kinds[name] == wanted]
+        if not names:
+            first = next(name for name in found if kinds[name] == "val")
+            raise DataError(
+                f"dataset.root: {root!r} has files for validation ({first!r}) and none whose name "
+                "begins with 'train'. Add or rename them."
+            )
+        return cls([found[name] for name in names], names, divided)
 
 
 def _found(root: str, suffixes: tuple[str, ...], files: Files) -> dict[str, str]:
@@ -108,21 +119,6 @@ def _choices(inside: str, pattern: str) -> list[str]:
     else:
         return [str(number).zfill(len(bounds[1])) for number in range(first, last + 1)]
     raise ConfigError(Problem("dataset.root", f"{pattern!r}: the range {{{inside}}} {wrong}"))
-
-
-def _of_split(found: dict[str, str], split: str, root: str) -> tuple[dict[str, str], bool]:
-    kinds = {name: split_of(name) for name in found}
-    if "val" not in kinds.values():  # those of training are divided, if there are any
-        only = "train" if "train" in kinds.values() else None
-        return {name: found[name] for name in found if kinds[name] == only}, False
-    chosen = {name: found[name] for name in found if kinds[name] == split}
-    if not chosen:
-        first = next(name for name in found if kinds[name] == "val")
-        raise DataError(
-            f"dataset.root: {root!r} has files for validation ({first!r}) and none whose name "
-            "begins with 'train'. Add or rename them."
-        )
-    return chosen, True
 
 
 def split_of(name: str) -> str | None:

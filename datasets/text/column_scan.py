@@ -64,45 +64,37 @@ class ColumnScan:
     ) -> None:
         self._index, self._format, self._columns, self._codes = index, format, columns, codes
         given = repr(codes and list(codes.items()))
-        per_record = ["lengths"] if columns.label is None else ["lengths", "labels"]
-        found = self._kept("columns", given, self._scanned, per_record)
+        found = self._kept("columns", given, self._scanned)
         self.classes: list[str] = json.loads(found["classes"].tobytes())
         allowed = format.limits.classes
         if len(self.classes) > allowed and codes is None:  # kept under higher limits
             claim = f"it has {len(self.classes)} classes (dataset.label)"
             raise DataError(f"{str(index.file.path)!r}: {format.limits.refusal('classes', claim)}.")
-        self.lengths: Codes = found["lengths"].astype(np.int32, copy=False)
-        self.labels: Codes | None = None
-        if columns.label is not None:
-            self.labels = found["labels"].astype(np.int32, copy=False)
+        self.lengths: Codes = found["lengths"]
+        self.labels: Codes | None = found["labels"] if columns.label is not None else None
 
     def text_lengths(self, length: Callable[[str], int], name: str) -> Codes:
-        """The length of each record's text as `length` counts it: int32[N], kept like the rest.
-
-        Args:
-            name: of the way of counting; another one, another result.
-        """
+        """The length of each record's text as `length` counts it: int32[N], kept under `name`."""
 
         def counted() -> NamedArrays:
             count = len(self.lengths)
-            return {"lengths": np.fromiter(map(length, self._texts()), np.int32, count)}
+            lengths = np.fromiter(map(length, self._texts()), np.int32, count)
+            return {"lengths": lengths, "labels": lengths[:0], "classes": lengths[:0]}
 
-        found = self._kept("tokens", name, counted, ["lengths"])
-        return found["lengths"].astype(np.int32, copy=False)
+        counts: Codes = self._kept("tokens", name, counted)["lengths"]
+        return counts
 
-    def _kept(
-        self, kind: str, how: str, make: Callable[[], NamedArrays], per_record: list[str]
-    ) -> NamedArrays:
-        """Arrays of `make`, kept with the index; those of `per_record` have a number a record."""
+    def _kept(self, kind: str, how: str, make: Callable[[], NamedArrays]) -> NamedArrays:
         if self._index.folder is None:
             return make()
         count = len(self._index) - self._columns.in_file
+
+        def is_sound(found: NamedArrays) -> bool:
+            sizes = len(found["lengths"]), len(found["labels"])
+            return "classes" in found and sizes in ((count, 0), (count, count))
+
         key = fingerprint([repr(self._format), repr(self._columns), how])
-        return self._index.folder.arrays(
-            f"{kind}-{key[:16]}",
-            make,
-            lambda found: all(len(found[name]) == count for name in per_record),
-        )
+        return self._index.folder.arrays(f"{kind}-{key[:16]}", make, is_sound)
 
     def _texts(self) -> Iterator[str]:
         for piece in self._pieces():

@@ -27,7 +27,7 @@ from pipeline.datasets.reading.fingerprint import fingerprint
 from pipeline.datasets.reading.generated_folder import CacheFolder, NamedArrays
 from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.errors import DataError
-from pipeline.files.limits import Limits
+from pipeline.files.limits import DEFAULT, Limits
 from pipeline.order.randomness import IntArray
 
 Quoting = Literal["standard", "none"]
@@ -79,9 +79,9 @@ class RecordIndex:
         quoting: Quoting = "standard",
         delimiter: str = ",",
         cache_dir: str | None = "data/cache/text",
-        limits: Limits | None = None,
+        limits: Limits = DEFAULT,
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits
         self.file = file = PositionedFile(path)
         self.quoting = quoting
         self._delimiter = delimiter
@@ -96,7 +96,7 @@ class RecordIndex:
         else:
             found = self.folder.arrays("records", self._scan, _is_sound)
         # Of the first record that begins in a cell, for each cell with one: number and offset.
-        self._numbers, self._offsets = found["places"].astype(np.int64, copy=False)
+        self._numbers, self._offsets = found["places"]
         self._records, self._stop = found["bounds"].tolist()
 
     def _scan(self) -> NamedArrays:
