@@ -75,7 +75,19 @@ class AudioPairs(AudioFolder):
         self.folder, self.targets = folder.below(inputs), folder.below(targets)
         found = _by_stem(self.folder, EXTENSIONS, "dataset.inputs")
         partners = _by_stem(self.targets, (".npy",), "dataset.targets")
-        _check_partners(self.folder, found, self.targets, partners)
+        if not found:
+            raise DataError(f"{str(self.folder)!r} has no audio (files that end in .wav or .flac).")
+        for these, those, here, there, kind in (
+            (found, partners, self.folder, self.targets, "target (.npy)"),
+            (partners, found, self.targets, self.folder, "input (.wav or .flac)"),
+        ):
+            alone = sorted(these.keys() - those.keys())
+            if alone:
+                more = f", nor have {len(alone) - 1} others" if len(alone) > 1 else ""
+                raise DataError(
+                    f"{here.path(these[alone[0]])!r} has no {kind} of its name in {str(there)!r}"
+                    f"{more}. Add it or remove the file."
+                )
         stems = sorted(found)
         every = np.array([os.fsencode(stem) for stem in stems])
         chosen = [stems[row] for row in split_rows(every, split, val_fraction, split_seed)]
@@ -148,24 +160,6 @@ def _by_stem(folder: Folder, extensions: tuple[str, ...], key: str) -> dict[str,
             raise DataError(f"{str(folder)!r} has both {found[stem]!r} and {name!r}.")
         found[stem] = name
     return found
-
-
-def _check_partners(
-    inputs: Folder, found: dict[str, str], targets: Folder, partners: dict[str, str]
-) -> None:
-    if not found:
-        raise DataError(f"{str(inputs)!r} has no audio (files that end in .wav or .flac).")
-    for these, those, folder, where, what in (
-        (found, partners, inputs, targets, "target (.npy)"),
-        (partners, found, targets, inputs, "input (.wav or .flac)"),
-    ):
-        alone = sorted(these.keys() - those.keys())
-        if alone:
-            more = f", nor have {len(alone) - 1} others" if len(alone) > 1 else ""
-            raise DataError(
-                f"{folder.path(these[alone[0]])!r} has no {what} of its name in {str(where)!r}"
-                f"{more}. Add it or remove the file."
-            )
 
 
 def _read_target(path: FolderFile, limits: Limits) -> torch.Tensor:

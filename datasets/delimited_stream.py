@@ -131,7 +131,11 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         self._shard_bytes = shard_bytes
         self.format = DelimitedFormat.of(self._names[0], delimiter, quoting, encoding, self._limits)
         self._given = (header, columns, text, label)
-        self._columns = self._columns_of(0, self._first_record(0))
+        batches = read_records(self._path(0), quoting, limits)
+        first = next((records[0] for _, records in batches if records), None)
+        if first is None:
+            raise DataError(f"{self._addresses[0]!r} is empty: it needs records.")
+        self._columns = self._columns_of(0, first)
         self._codes = class_codes(classes) if label is not None and classes else {}
 
     def __iter__(self) -> Iterator[Record]:
@@ -223,12 +227,6 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
                 yield from compress(found, chosen.tolist())
         if header:
             raise DataError(f"{self._addresses[shard.file]!r} is empty. Remove it from the data.")
-
-    def _first_record(self, number: int) -> bytes:
-        for _, records in read_records(self._path(number), self.format.quoting, self._limits):
-            if records:
-                return records[0]
-        raise DataError(f"{self._addresses[number]!r} is empty: it needs records.")
 
     def _columns_of(self, number: int, first: bytes) -> Columns:
         """The columns of a file, the same for all files; `first` is its first record."""

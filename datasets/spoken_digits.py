@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -75,9 +75,7 @@ class SpokenDigits(AudioFolder):
         self.limits = limits
         holds = f"{recordings!r} with <digit>_<speaker>_<take>.wav in it"
         self.folder = open_root(root, holds, files, limits).below(recordings)
-        names = _recordings(self.folder)
-        parsed = (_parsed(self.folder.path(name), name) for name in names)
-        digits, speakers, takes = zip(*parsed, strict=True)
+        names, digits, speakers, takes = zip(*_recordings(self.folder), strict=True)
         self.classes = [str(digit) for digit in range(10)]
         self.speakers = sorted(set(speakers))
         check_classes(len(self.speakers), str(self.folder), limits)
@@ -91,7 +89,7 @@ class SpokenDigits(AudioFolder):
         if not len(rows):
             key = f"val_speakers={list(val_speakers)}" if val_speakers else f"{val_takes=}"
             raise DataError(f"dataset.{key} leaves the split {split!r} of {root!r} empty.")
-        self.names = np.array([os.fsencode(name) for name in names])[rows]
+        self.names = np.array(names)[rows]
         self.labels = np.array(digits, dtype=np.int64)[rows]
         self.speaker_codes, self.takes = codes[rows], numbers[rows]
 
@@ -123,26 +121,22 @@ class SpokenDigits(AudioFolder):
         return ["spoken_digits", len(self.speakers), *self.speakers, *names, *sizes]
 
 
-def _recordings(folder: Folder) -> list[str]:
-    """Names of the audio files in `folder`, sorted; other files are ignored."""
+def _recordings(folder: Folder) -> Iterator[tuple[bytes, int, str, int]]:
+    """Name, digit, speaker and take of each audio file in `folder`, sorted by name."""
     if not folder.exists():
         raise DataError(f"{str(folder)!r} is missing. Set dataset.recordings to its name.")
     names = [name for name in folder.files()
              if "/" not in name and name.lower().endswith(EXTENSIONS)]  # fmt: skip
     if not names:
         raise DataError(f"{str(folder)!r} has no recordings (files that end in .wav or .flac).")
-    return names
-
-
-def _parsed(path: str, name: str) -> tuple[int, str, int]:
-    """Digit, speaker and take of a recording."""
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise DataError(
-            f"audio {path!r}: the name has no digit, speaker and take. Recordings are named "
-            "<digit>_<speaker>_<take>.wav, as 7_jackson_32.wav; rename it or remove it."
-        )
-    return int(match[1]), match[2], int(match[3])
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise DataError(
+                f"audio {folder.path(name)!r}: the name has no digit, speaker and take. Recordings "
+                "are named <digit>_<speaker>_<take>.wav, as 7_jackson_32.wav; rename or remove it."
+            )
+        yield os.fsencode(name), int(match[1]), match[2], int(match[3])
 
 
 def _places(names: Sequence[str], speakers: list[str]) -> list[int]:

@@ -16,9 +16,6 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -56,30 +53,24 @@ def image_damage(path: str, limits: Limits = DEFAULT) -> str | None:
 def _libjpeg_warnings(content: bytes) -> list[str]:
     """libjpeg's warnings while it decodes; torchvision lets it print to this process's stderr."""
     data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    with _stderr, _captured_stderr() as file, suppress(RuntimeError):
-        torch.ops.image.decode_image(data, _RGB, True)
-    with file:
+    with _stderr, tempfile.TemporaryFile() as file:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            torch.ops.image.decode_image(data, _RGB, True)
+        except RuntimeError:
+            pass  # reading reports it
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
         file.seek(0)
         lines = file.read().decode(errors="replace").splitlines()
     others = [line for line in lines if "JPEG" not in line]
     if others:  # another thread's
         say("\n".join(others))
     return [line.strip() for line in lines if "JPEG" in line]
-
-
-@contextmanager
-def _captured_stderr() -> Iterator[BinaryIO]:
-    """An open file that receives everything written to file descriptor 2."""
-    file = tempfile.TemporaryFile()  # noqa: SIM115
-    if sys.stderr is not None:
-        sys.stderr.flush()
-    kept = os.dup(2)
-    os.dup2(file.fileno(), 2)
-    try:
-        yield file
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def audio_damage(path: str, limits: Limits = DEFAULT) -> str | None:

@@ -112,6 +112,10 @@ class CacheFolder:
                 return found if is_sound(found) else None
             return None
 
+        def save(beside: Path) -> None:
+            for stem, array in made.items():
+                np.save(beside / f"{stem}.npy", array)
+
         try:
             own_folder(self.path.parent, link=True)
             own_folder(self.path)
@@ -125,7 +129,7 @@ class CacheFolder:
                 if found is None:
                     made = make()
                     shutil.rmtree(folder, ignore_errors=True)
-                    _make(folder, lambda beside: _save(beside, made))
+                    _make(folder, save)
                     found = read()
         except OSError as error:
             raise DataError(
@@ -133,11 +137,6 @@ class CacheFolder:
                 f"{error.strerror or error}. Set it to a folder that can be."
             ) from error
         return made if found is None else found
-
-
-def _save(folder: Path, arrays: NamedArrays) -> None:
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
 
 
 def _make(path: Path, write: Callable[[Path], None]) -> None:

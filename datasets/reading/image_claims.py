@@ -68,7 +68,15 @@ def claim_of(content: bytes, most: int) -> Claim | None:
     if content.startswith(b"GIF8"):
         return _gif(content)
     if content[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-        return _tiff(content)
+        pages = []
+        for page in TiffDirectory(content).pages():
+            pages.append(page)
+            _check_parts(len(pages))
+        if not pages:
+            return None
+        largest = max(pages, key=lambda page: page.weight)
+        total = sum(page.weight for page in pages)
+        return Claim(largest.width, largest.height, len(pages), total)
     if content[4:8] == b"ftyp" and b"Exif" in content:
         _check_any_exif(content)
     return None
@@ -190,18 +198,6 @@ def _past_blocks(content: bytes, at: int) -> int:
     while at < len(content) and content[at]:
         at += content[at] + 1
     return at + 1
-
-
-def _tiff(content: bytes) -> Claim | None:
-    pages = []
-    for page in TiffDirectory(content).pages():
-        pages.append(page)
-        _check_parts(len(pages))
-    if not pages:
-        return None
-    largest = max(pages, key=lambda page: page.weight)
-    total = sum(page.weight for page in pages)
-    return Claim(largest.width, largest.height, len(pages), total)
 
 
 def _check_any_exif(content: bytes) -> None:

@@ -11,13 +11,10 @@ import numpy.typing as npt
 from pipeline.datasets.reading.data_file import DataFile
 from pipeline.datasets.reading.fingerprint import Part
 from pipeline.datasets.reading.folder import FolderFile, LocalFolder
+from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.errors import DataError
 from pipeline.files.limits import DEFAULT, Limits
-from pipeline.files.regular_file import regular_descriptor
 from pipeline.packing.npy import map_npy
-
-_BLOCK = 4096
-_BLOCKS = 1024
 
 
 class MappedArray:
@@ -69,50 +66,43 @@ class MappedArray:
 
         Without `sized`, its name in place of the content.
         """
-        content = self.path.read(_blocks) if sized else [self.path.name]
-        return [str(self.shape), self.dtype.str, *content]
+        if not sized:
+            return [str(self.shape), self.dtype.str, self.path.name]
+        size, blocks = self.path.read(_blocks)
+        return [str(self.shape), self.dtype.str, size, *blocks]
 
     def data_file(self) -> DataFile:
         """The file, for hashing its content."""
         return self.path.folder.data_file(self.path.name)
 
 
-def _blocks(path: str) -> list[Part]:
-    """The size of a file, and its content or evenly spread blocks of it."""
-    descriptor, size = regular_descriptor(path)
-    with open(descriptor, "rb") as file:
-        if size <= _BLOCK * _BLOCKS:
-            return [size, file.read()]
-        parts: list[Part] = [size]
-        for number in range(_BLOCKS):
-            file.seek((size - _BLOCK) * number // (_BLOCKS - 1))
-            parts.append(file.read(_BLOCK))
-        return parts
+def _blocks(path: str) -> tuple[int, list[bytes]]:
+    file = PositionedFile(Path(path))
+    return file.size, file.sample(1024)
 
 
 def _opened(file: FolderFile, key: str) -> npt.NDArray[Any]:
-    name = repr(str(file))
+    name = f"{key}: {str(file)!r}"
     try:
         array: npt.NDArray[Any] = file.read(map_npy)
     except OSError as error:
-        raise DataError(f"{key}: {name} cannot be read: {error.strerror}.") from error
+        raise DataError(f"{name} cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise DataError(f"{key}: {name} {_complaint(str(error))}") from error
+        wrong = str(error)
+        if "Python objects" in wrong:
+            wrong = (
+                "holds Python objects, which are pickled and may run any code when they are read; "
+                "save an array of numbers instead."
+            )
+        elif "shorter than" in wrong:
+            wrong = "is shorter than its header says: it was cut off; copy or write it again."
+        elif "not numbers" in wrong:
+            wrong = f"cannot be used: {wrong}; save numbers with numpy.save."
+        else:
+            wrong = f"is not a .npy file ({wrong}); write it with numpy.save."
+        raise DataError(f"{name} {wrong}") from error
     if array.dtype.kind not in "biuf":
-        raise DataError(f"{key}: {name} holds {array.dtype}; save numbers with numpy.save.")
+        raise DataError(f"{name} holds {array.dtype}; save numbers with numpy.save.")
     if array.ndim == 0 or len(array) == 0:
-        raise DataError(f"{key}: {name} has the shape {array.shape}: it has no rows.")
+        raise DataError(f"{name} has the shape {array.shape}: it has no rows.")
     return array
-
-
-def _complaint(error: str) -> str:
-    if "Python objects" in error:
-        return (
-            "holds Python objects, which are pickled and may run any code when they are read; "
-            "save an array of numbers instead."
-        )
-    if "shorter than" in error:
-        return "is shorter than its header says: it was cut off; copy or write it again."
-    if "not numbers" in error:
-        return f"cannot be used: {error}; save numbers with numpy.save."
-    return f"is not a .npy file ({error}); write it with numpy.save."

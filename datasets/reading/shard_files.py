@@ -99,26 +99,25 @@ def expand_braces(pattern: str) -> list[str]:
     pieces = _BRACES.split(pattern)  # text, inside of braces, text, inside ...
     if any(brace in text for text in pieces[::2] for brace in "{}"):
         raise ConfigError(Problem("dataset.root", f"{pattern!r}: its braces do not match"))
-    choices = [_choices(piece, pattern) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
+    choices = [piece.split(",") if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
+    for number, inside in enumerate(pieces):
+        bounds = _RANGE.fullmatch(inside) if number % 2 else None
+        if bounds:
+            first, last = int(bounds[1]), int(bounds[2])
+            if last < first:
+                reason = f"goes from {first} down to {last}; write the lower number first"
+            elif last - first >= _MOST_FILES:
+                reason = f"stands for more than {_MOST_FILES} files"
+            else:
+                width = len(bounds[1])
+                choices[number] = [str(one).zfill(width) for one in range(first, last + 1)]
+                continue
+            reason = f"{pattern!r}: the range {{{inside}}} {reason}"
+            raise ConfigError(Problem("dataset.root", reason))
     if math.prod(map(len, choices)) > _MOST_FILES:
-        raise ConfigError(
-            Problem("dataset.root", f"{pattern!r} stands for more than {_MOST_FILES} files")
-        )
+        reason = f"{pattern!r} stands for more than {_MOST_FILES} files"
+        raise ConfigError(Problem("dataset.root", reason))
     return ["".join(parts) for parts in product(*choices)]
-
-
-def _choices(inside: str, pattern: str) -> list[str]:
-    bounds = _RANGE.fullmatch(inside)
-    if not bounds:
-        return inside.split(",")
-    first, last = int(bounds[1]), int(bounds[2])
-    if last < first:
-        wrong = f"goes from {first} down to {last}; write the lower number first"
-    elif last - first >= _MOST_FILES:
-        wrong = f"stands for more than {_MOST_FILES} files"
-    else:
-        return [str(number).zfill(len(bounds[1])) for number in range(first, last + 1)]
-    raise ConfigError(Problem("dataset.root", f"{pattern!r}: the range {{{inside}}} {wrong}"))
 
 
 def split_of(name: str) -> str | None:

@@ -113,7 +113,7 @@ class ColumnScan:
         known = _Classes(self._format, self._columns, self._codes)
         for piece in self._pieces():
             place = piece.first - self._columns.in_file
-            lengths[place : place + len(piece)] = piece.lengths()
+            lengths[place : place + len(piece)] = piece.lengths
             if len(labels):
                 labels[place : place + len(piece)] = self._labels_of(piece, known)
         names = list(known.names)
@@ -130,14 +130,19 @@ class ColumnScan:
             if stop - start > limit + 2 * _PIECE:
                 for number in range(first, len(self._index)):
                     self._index[number]  # raises DataError for the record that is too long
-            piece = _Piece(self._index.file.read(start, stop), first, self._format)
-            if first == 0 and self._columns.in_file:
-                piece.drop_first()
-            wrong = piece.count_fields() != len(self._columns.names)
+            header = first == 0 and self._columns.in_file
+            piece = _Piece(self._index.file.read(start, stop), first, header, self._format)
+            wrong = piece.field_counts != len(self._columns.names)
             if wrong.any():
-                self._refuse_count(piece, int(wrong.argmax()))
-            if int(piece.lengths().max(initial=0)) > limit:
-                self._index[piece.first + int(piece.lengths().argmax())]  # raises DataError
+                number = piece.first + int(wrong.argmax())
+                record = self._index[number]
+                try:  # a wrong encoding or wrong quotes say more
+                    count = len(self._format.fields(record))
+                    raise BadRecord(miscounted(count, self._columns, not record))
+                except BadRecord as bad:
+                    raise self._bad(number, str(bad)) from None
+            if int(piece.lengths.max(initial=0)) > limit:
+                self._index[piece.first + int(piece.lengths.argmax())]  # raises DataError
             yield piece
 
     def _labels_of(self, piece: _Piece, known: _Classes) -> Codes:
@@ -155,7 +160,12 @@ class ColumnScan:
         step = max(1, _GATHERED // max(8, longest))
         for at in range(0, len(begin), step):
             rows = slice(at, at + step)
-            _, firsts, inverse = _distinct(_gathered(piece.text, begin[rows], end[rows]))
+            # As rows of equal width, padded with a byte that UTF-8 doesn't use.
+            width = max(8, -(-int((end - begin)[rows].max()) // 8) * 8)
+            places = begin[rows, None] + np.arange(width)
+            padded = piece.text.take(places, mode="clip")
+            padded[places >= end[rows, None]] = 0xFF
+            _, firsts, inverse = _distinct(padded.view(np.uint64))
             found = []
             for row in (firsts + at).tolist():
                 try:
@@ -164,15 +174,6 @@ class ColumnScan:
                     raise self._bad(piece.first + row, str(bad)) from None
             codes[rows] = np.array(found, dtype=np.int32)[inverse]
         return codes
-
-    def _refuse_count(self, piece: _Piece, row: int) -> None:
-        number = piece.first + row
-        record = self._index[number]
-        try:  # a wrong encoding or wrong quotes say more
-            reason = miscounted(len(self._format.fields(record)), self._columns, not record)
-        except BadRecord as bad:
-            reason = str(bad)
-        raise self._bad(number, reason)
 
     def _bad(self, number: int, reason: str) -> DataError:
         return DataError(
@@ -206,10 +207,16 @@ class _Classes:
 
 
 class _Piece:
-    """Whole records, and the bounds of their fields."""
+    """Whole records, and the bounds of their fields.
 
-    def __init__(self, text: bytes, first: int, format: DelimitedFormat) -> None:
-        self.first = first
+    Args:
+        text: the records.
+        first: number of the first one.
+        header: whether that one is a header, to be left out.
+    """
+
+    def __init__(self, text: bytes, first: int, header: bool, format: DelimitedFormat) -> None:
+        self.first = first + header
         self.text = np.frombuffer(text, dtype=np.uint8)
         line_ends, delimiters = self.text == _NEWLINE, self.text == ord(format.delimiter)
         if format.quoting == "standard" and b'"' in text:
@@ -218,34 +225,19 @@ class _Piece:
             delimiters &= outside
         # A piece that is not the last one ends with a line end, after which no record begins.
         ends = np.flatnonzero(line_ends)
-        closed = len(text) > 0 and len(ends) > 0 and int(ends[-1]) == len(text) - 1
-        self._ends = ends if closed else np.append(ends, len(text))
-        self._starts = np.concatenate([[0], self._ends[:-1] + 1])
+        if not len(ends) or int(ends[-1]) < len(text) - 1:
+            ends = np.append(ends, len(text))
+        self._starts = np.concatenate([[0], ends[:-1] + 1])[header:]
+        ends = ends[header:]
+        before = self.text[np.maximum(ends - 1, 0)]
+        self._stops = ends - ((before == _RETURN) & (ends > self._starts))
         self._delimiters = np.flatnonzero(delimiters)
-        self._count()
-
-    def _count(self) -> None:
         self._first_delimiter = np.searchsorted(self._delimiters, self._starts)
-        after = self.text[np.maximum(self._ends - 1, 0)]
-        returns = (after == _RETURN) & (self._ends > self._starts)
-        self._stops = self._ends - returns
+        self.lengths: IntArray = self._stops - self._starts
+        self.field_counts = np.searchsorted(self._delimiters, ends) - self._first_delimiter + 1
 
     def __len__(self) -> int:
         return len(self._starts)
-
-    def drop_first(self) -> None:
-        """Remove the header."""
-        self.first += 1
-        self._starts, self._ends = self._starts[1:], self._ends[1:]
-        self._count()
-
-    def lengths(self) -> IntArray:
-        return self._stops - self._starts
-
-    def count_fields(self) -> IntArray:
-        """Fields of each record."""
-        stops = np.searchsorted(self._delimiters, self._ends)
-        return stops - self._first_delimiter + 1
 
     def field(self, place: int, count: int) -> tuple[IntArray, IntArray]:
         """Begin and end of a field in each record; records have `count` fields."""
@@ -255,17 +247,6 @@ class _Piece:
         if place < count - 1:
             end = self._delimiters[self._first_delimiter + place]
         return begin, end
-
-
-def _gathered(
-    text: npt.NDArray[np.uint8], begin: IntArray, end: IntArray
-) -> npt.NDArray[np.uint64]:
-    """Fields as rows of equal width, padded with a byte that UTF-8 doesn't use."""
-    width = max(8, -(-int((end - begin).max(initial=0)) // 8) * 8)
-    places = begin[:, None] + np.arange(width)
-    rows = text.take(places, mode="clip")
-    rows[places >= end[:, None]] = 0xFF
-    return rows.view(np.uint64)
 
 
 def _distinct(rows: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], IntArray, IntArray]:

@@ -112,10 +112,7 @@ class DelimitedFormat:
             fields = text.split(self.delimiter, self.limits.columns)
             self._check_count(fields)
             return fields
-        return self._quoted_fields(text)
-
-    def _quoted_fields(self, text: str) -> list[str]:
-        fields: list[str] = []
+        fields = []
         place = 0
         while True:
             match = self._field.match(text, place)
@@ -180,24 +177,21 @@ class DelimitedFormat:
         if len(set(chosen)) < len(chosen):
             double = Counter(chosen).most_common(1)[0][0]
             raise DataError(f"{name!r}, line 1: column {double!r} appears twice.")
-        places = [self._place(chosen, one, key, name) for key, one in
-                  [("text", text), ("label", label)] if one is not None]  # fmt: skip
-        return Columns(tuple(chosen), places[0], places[1] if label is not None else None, in_file)
-
-    def _place(self, names: list[str], wanted: str, key: str, file: str) -> int:
-        if wanted in names:
-            return names.index(wanted)
-        raise DataError(
-            f"{file!r}, line 1: column {wanted!r} (dataset.{key}) is missing; there are "
-            f"{_listed(names)}. Name one of these; if that is not a header, set dataset.columns. "
-            f"dataset.delimiter is {self.delimiter!r}."
-        )
+        for key, one in (("text", text), ("label", label)):
+            if one is not None and one not in chosen:
+                raise DataError(
+                    f"{name!r}, line 1: column {one!r} (dataset.{key}) is missing; there are "
+                    f"{_listed(chosen)}. Name one of these; if that is not a header, set "
+                    f"dataset.columns. dataset.delimiter is {self.delimiter!r}."
+                )
+        place = None if label is None else chosen.index(label)
+        return Columns(tuple(chosen), chosen.index(text), place, in_file)
 
     def sample(self, record: bytes, columns: Columns, codes: Mapping[str, int]) -> dict[str, Any]:
         """`text` (str) and, with a label column, `label` (int).
 
         Raises:
-            BadRecord: not as many fields as columns, or a label that `codes` doesn't have.
+            BadRecord: too few or too many fields, or a label that `codes` doesn't have.
         """
         fields = self.fields(record)
         if len(fields) != len(columns.names):

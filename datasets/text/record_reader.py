@@ -15,10 +15,9 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from pipeline.datasets.reading.expansion import check_expansion
 from pipeline.datasets.reading.positioned_file import PositionedFile
@@ -57,7 +56,7 @@ def read_records(
             longer than `limits` allow; names the file and the line.
     """
     if compression_of(path) is not None:
-        start, pieces = 0, _forwards(path, limits)
+        start, pieces = 0, unpacked(path, limits)
     else:
         file = PositionedFile(path)
         first, last = text_bounds(file)
@@ -72,18 +71,12 @@ def line_at(path: Path, place: int, limits: Limits) -> int:
     if compression_of(path) is None:
         return line_of(PositionedFile(path), place)
     lines, before = 1, 0
-    for piece in _forwards(path, limits):
+    for piece in unpacked(path, limits):
         lines += piece[: place - before].count(b"\n")
         before += len(piece)
         if before >= place:
             break
     return lines
-
-
-def _forwards(path: Path, limits: Limits) -> Iterator[bytes]:
-    with opened(path, limits) as file:
-        while piece := file.read(_PIECE):
-            yield piece
 
 
 class _Splitter:
@@ -190,14 +183,6 @@ class _Splitter:
         return blank_places + places[:last], blank + records[:last]
 
 
-class Text(Protocol):
-    """The unpacked content of a file."""
-
-    def read(self, size: int) -> bytes:
-        """At most `size` bytes; b"" at the end."""
-        ...
-
-
 def compression_of(path: Path) -> str | None:
     """ "gzip", "zstd" or None; raises DataError if the file cannot be read."""
     try:
@@ -210,9 +195,8 @@ def compression_of(path: Path) -> str | None:
     return next((name for name, magic in _MAGIC.items() if start.startswith(magic)), None)
 
 
-@contextmanager
-def opened(path: Path, limits: Limits) -> Iterator[Text]:
-    """The content of a file, unpacked if it is compressed; for reading forwards.
+def unpacked(path: Path, limits: Limits) -> Iterator[bytes]:
+    """The content of a file in pieces of 1 MiB, unpacked if it is compressed.
 
     Raises:
         DataError: the file cannot be read, is damaged or cut off, expands beyond
@@ -220,13 +204,17 @@ def opened(path: Path, limits: Limits) -> Iterator[Text]:
     """
     name = repr(str(path))
     kind = compression_of(path)
+    done = 0
     try:
         with open_regular(path) as raw:
-            if kind is None:
-                yield raw
-            else:
+            text: BinaryIO | gzip.GzipFile | _Zstd = raw
+            if kind is not None:
                 text = gzip.GzipFile(fileobj=raw, mode="rb") if kind == "gzip" else _Zstd(raw, name)
-                yield _Counted(text, raw, name, limits)
+            while piece := text.read(_PIECE):
+                done += len(piece)
+                if kind is not None:
+                    check_expansion(done, raw.tell(), limits, name)
+                yield piece
     except (EOFError, gzip.BadGzipFile, zlib.error, _Damage) as error:
         raise DataError(
             f"{name} is damaged or cut off ({kind}: {error}). Copy or write it again."
@@ -237,20 +225,6 @@ def opened(path: Path, limits: Limits) -> Iterator[Text]:
 
 class _Damage(Exception):
     """A file of zstd is cut off or damaged."""
-
-
-class _Counted:
-    """Text whose size is checked against that of its compressed form."""
-
-    def __init__(self, text: Text, raw: BinaryIO, name: str, limits: Limits) -> None:
-        self._text, self._raw, self._name, self._limits = text, raw, name, limits
-        self._done = 0
-
-    def read(self, size: int) -> bytes:
-        found = self._text.read(size)
-        self._done += len(found)
-        check_expansion(self._done, self._raw.tell(), self._limits, self._name)
-        return found
 
 
 class _Zstd:
@@ -266,30 +240,29 @@ class _Zstd:
 
     def read(self, size: int) -> bytes:
         parts, missing = [], size
-        while missing and (self._text or self._fill()):
+        while missing:
+            packed = b"" if self._text else self._left or self._raw.read(_FED)
+            if packed:
+                self._unpack(packed)
+            elif not self._text:
+                break
             parts.append(bytes(self._text[:missing]))
             self._text = self._text[missing:]
             missing -= len(parts[-1])
+        if missing and self._begun:
+            raise _Damage("the last frame is not complete")
         return b"".join(parts)
 
-    def _fill(self) -> bool:
-        """Unpack a little more; False at the end."""
-        while not self._text:
-            packed = self._left or self._raw.read(_FED)
-            if not packed:
-                if self._begun:
-                    raise _Damage("the last frame is not complete")
-                return False
-            if self._frame.eof:
-                self._frame = self._new()
-            try:
-                self._text = memoryview(self._frame.decompress(packed[:_FED]))
-            except self._errors as error:
-                raise _Damage(str(error)) from error
-            self._begun = not self._frame.eof
-            unused = self._frame.unused_data if self._frame.eof else b""
-            self._left = unused + packed[_FED:]
-        return True
+    def _unpack(self, packed: bytes) -> None:
+        if self._frame.eof:
+            self._frame = self._new()
+        try:
+            self._text = memoryview(self._frame.decompress(packed[:_FED]))
+        except self._errors as error:
+            raise _Damage(str(error)) from error
+        self._begun = not self._frame.eof
+        unused = self._frame.unused_data if self._frame.eof else b""
+        self._left = unused + packed[_FED:]
 
 
 def _zstd(name: str) -> tuple[Any, Any]:

@@ -18,7 +18,7 @@ from pipeline.datasets.delimited_text import DelimitedText
 from pipeline.datasets.files import Files
 from pipeline.datasets.text import column_scan
 from pipeline.datasets.text.delimited_format import DelimitedFormat
-from pipeline.datasets.text.record_reader import opened
+from pipeline.datasets.text.record_reader import unpacked
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.limits import Limits
 
@@ -418,11 +418,8 @@ def test_zstd_without_its_package(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(zstd(b"x"))
     monkeypatch.setitem(sys.modules, "zstandard", None)
     monkeypatch.setitem(sys.modules, "compression", None)
-    with (
-        pytest.raises(DataError, match=r"pip install zstandard"),
-        opened(tmp_path / "a", Limits()) as file,
-    ):
-        file.read(10)
+    with pytest.raises(DataError, match=r"pip install zstandard"):
+        next(unpacked(tmp_path / "a", Limits()))
 
 
 @pytest.mark.parametrize(
