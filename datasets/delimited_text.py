@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -90,7 +89,19 @@ class DelimitedText(FileDataset, Dataset[dict[str, Any]]):
     ) -> None:
         check_split(split, val_fraction)
         chosen = val_file if val_file and split == "val" else file
-        self.path = path = _local(root, chosen, files)
+        address = root if chosen is None else f"{root.rstrip('/')}/{chosen}"
+        self.path = path = (files or Files()).local(address)
+        if chosen is None and path.is_dir():
+            reason = f"{str(path)!r} is a folder; name the file in it"
+            raise ConfigError(Problem("dataset.file", reason))
+        packed = compression_of(path)
+        if packed is not None:
+            reason = (
+                f"{str(path)!r} is compressed ({packed}) and can only be read forwards: unpack it, "
+                "or use dataset=delimited_stream "
+                "(pipeline.datasets.delimited_stream.DelimitedStream)"
+            )
+            raise ConfigError(Problem("dataset.file" if chosen else "dataset.root", reason))
         self._name = (chosen or root).rpartition("/")[2]  # a fetched file has another
         self.format = DelimitedFormat.of(path.name, delimiter, quoting, encoding, limits)
         self.index = RecordIndex(path, quoting, self.format.delimiter, cache_dir, limits)
@@ -168,18 +179,3 @@ class DelimitedText(FileDataset, Dataset[dict[str, Any]]):
 
     def data_files(self) -> list[DataFile]:
         return [DataFile(self._name, str(self.path))]
-
-
-def _local(root: str, name: str | None, files: Files | None) -> Path:
-    path = (files or Files()).local(root if name is None else f"{root.rstrip('/')}/{name}")
-    if name is None and path.is_dir():
-        reason = f"{str(path)!r} is a folder; name the file in it"
-        raise ConfigError(Problem("dataset.file", reason))
-    packed = compression_of(path)
-    if packed is not None:
-        reason = (
-            f"{str(path)!r} is compressed ({packed}) and can only be read forwards: unpack it, or "
-            "use dataset=delimited_stream (pipeline.datasets.delimited_stream.DelimitedStream)"
-        )
-        raise ConfigError(Problem("dataset.file" if name else "dataset.root", reason))
-    return path

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pipeline.datasets.reading.expansion import FREE
 from pipeline.datasets.reading.file_kind import stranger
-from pipeline.datasets.reading.regular_file import check_regular
+from pipeline.datasets.reading.positioned_file import check_regular
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
 

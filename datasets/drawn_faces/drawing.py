@@ -1,13 +1,9 @@
 """Draws one face as a picture whose landmarks are known exactly.
 
-1. `background`: a gradient with blurred and sharp clutter.
-2. `_draw_person`: shoulders, neck, ears, head and features as filled shapes, from the projected
-   landmarks themselves, three times as large as the picture and then averaged down.
-3. Soft shadows and blush; hair and light from the head's ellipsoid.
-4. `_photographed`: white balance, sensor noise, a little blur.
-
-Points are float64[n, 2] in pixels of the picture; pixel (0, 0) has its centre at (0, 0). Cost: 7 ms
-for 128 px on one core.
+A background with clutter; the person as filled shapes, from the projected landmarks themselves,
+three times as large as the picture and then averaged down; soft shadows and blush; hair and light
+from the head's ellipsoid; white balance, noise and blur. Points are float64[n, 2] in pixels of the
+picture; pixel (0, 0) has its centre at (0, 0). Cost: 7 ms for 128 px on one core.
 """
 
 from __future__ import annotations

@@ -115,10 +115,9 @@ def read_header(path: str, limits: Limits = DEFAULT) -> Header:
 def lengths_and_rates(
     folder: Folder, names: Iterable[str], limits: Limits = DEFAULT
 ) -> tuple[IntArray, IntArray]:
-    """Frames and Hz of many files of a folder: int64[n] each, 0 where a header cannot be read.
+    """Frames and Hz of many files: int64[n] each, 0 where a header cannot be read.
 
-    One bad file among a million should not hide the table of the others; reading its sample gives
-    the error.
+    One bad file should not hide the table of a million others; reading its sample gives the error.
     """
 
     def header_or_zeros(path: str) -> Header:
@@ -180,10 +179,9 @@ def _check_header(header: Header, path: str, limits: Limits) -> None:
 
 
 def _wav_header(file: BinaryIO, path: str) -> Header | None:
-    """The header of a WAV file with frames of equal size; None for any other file.
+    """The header of a WAV file with frames of equal size; None for other files.
 
-    Raises:
-        DataError: any WAV file has fewer samples than it claims.
+    DataError if any WAV file has fewer samples than it claims.
     """
     try:
         start = file.read(12)

@@ -27,11 +27,7 @@ class DataFile(NamedTuple):
 
 
 def data_file(name: str, address: str, files: Files) -> DataFile:
-    """The file at a path or an address, which is not fetched.
-
-    Raises:
-        DataError: its store gives neither a checksum nor a version.
-    """
+    """The file at a path or an address; DataError if its store gives no checksum or version."""
     if not is_remote(address):
         return DataFile(name, str(Path(local_path(address)).expanduser()))
     found = files.catalog.look(address)

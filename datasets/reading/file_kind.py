@@ -4,11 +4,7 @@ from __future__ import annotations
 
 
 def stranger(start: bytes) -> str | None:
-    """Describe a file by its first bytes, when they show that it is neither image nor audio.
-
-    Args:
-        start: the first bytes of the file, 64 or more unless it is shorter.
-    """
+    """Describe a file by its first bytes (64 or more) if they are neither of image nor of audio."""
     text = start.lstrip().lower()
     if not start:
         return "it is empty"

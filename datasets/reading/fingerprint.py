@@ -28,11 +28,8 @@ class FileDataset:
         return {"num_classes": count, "num_outputs": count} if count else {}
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """The parts of the hash: how files are read and divided, and their names.
-
-        Args:
-            sized: also their sizes; of a few large files, evenly spread blocks.
-        """
+        """The parts of the hash: how files are read and divided, their names and, if `sized`, their
+        sizes; of a few large files, evenly spread blocks."""
         raise NotImplementedError
 
     def data_files(self) -> Iterable[DataFile]:

@@ -90,12 +90,7 @@ class FolderFile:
 
 
 class LocalFolder:
-    """A folder of this machine.
-
-    Args:
-        path: of the folder.
-        limits: `files` of one walk through it.
-    """
+    """A folder of this machine; `limits.files` bounds one walk through it."""
 
     def __init__(self, path: str | Path, limits: Limits = DEFAULT) -> None:
         self._path = str(path)
@@ -145,13 +140,7 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A folder at an address.
-
-    Args:
-        files: access to it.
-        root: the address that is listed when names or sizes are needed.
-        inner: the folder, relative to `root`; "" for that itself.
-    """
+    """The folder `inner` below the address `root`, which is listed on first use."""
 
     def __init__(self, files: Files, root: str, inner: str = "") -> None:
         self._files = files
@@ -213,12 +202,9 @@ class RemoteFolder:
 def open_root(
     root: str, holds: str, files: Files | None = None, limits: Limits = DEFAULT
 ) -> Folder:
-    """The folder `root`, a path of this machine or an address.
-
-    A path is checked; an address is first asked for when something in it is needed.
+    """The folder `root`, a path of this machine or an address, which is accessed on first use.
 
     Args:
-        root: as configured.
         holds: its expected content, for the message: "the images and their CSV".
         files: access to addresses; None takes the defaults.
         limits: `files` of one walk through a folder of this machine.

@@ -59,9 +59,8 @@ def generated_folder(path: Path, write: Callable[[Path], None]) -> Path:
     """Return the folder `path`, which `write(folder)` fills if it is not there yet.
 
     It is written beside its place and renamed, so nobody sees a part of it, even if the process is
-    killed. Of several processes that want it at once, such as the ranks of a run, one writes and
-    the others wait. Where the file system has no locks, all write; `write` has to give the same
-    files every time.
+    killed. Of several processes, such as the ranks of a run, one writes and the others wait. Where
+    the file system has no locks, all write: `write` must give the same files every time.
 
     Raises:
         DataError: the folder cannot be written.

@@ -48,6 +48,7 @@ _ORIENTATION = 0x0112  # the EXIF tag
 # nor containers of pictures and of compressed data of any size.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "DIB", "PCX",
             "QOI", "SGI", "DDS", "TGA")  # fmt: skip
+_REPLACE = "Replace it or remove it from the data."
 _DEFLATE = (8, 32946)  # compressions of TIFF
 
 
@@ -111,7 +112,18 @@ def decode_image(
                 f"image {name!r} claims {limits.refusal('pixels', f'{bomb[1]} pixels')}; or "
                 "remove it from the data."
             ) from error
-        raise DataError(f"image {name!r} {_complaint(content[:256], reader, error)}") from error
+        # torchvision's message without the place in its source and its C++ stack.
+        detail = re.sub(r"^.*\.cpp:\d+, ", "", str(error).split("\n")[0]) or type(error).__name__
+        wrong = f"is truncated or damaged (reader {reader!r}: {detail}). {_REPLACE}"
+        other = stranger(content[:256])
+        if other is not None:
+            wrong = f"is not an image: {other}. {_REPLACE}"
+        elif "Unsupported image file" in detail:
+            wrong = (
+                "has a format that reader 'torchvision' does not know (it reads JPEG, PNG, WebP "
+                "and GIF). Convert it, or set dataset.reader=pillow."
+            )
+        raise DataError(f"image {name!r} {wrong}") from error
 
 
 def check_reader(reader: str) -> None:
@@ -262,19 +274,3 @@ def _upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
         image = image.transpose(1, 2)
     flips = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation)
     return image.flip(flips) if flips else image
-
-
-def _complaint(start: bytes, reader: str, error: Exception) -> str:
-    """The error of a file that starts with `start`, and what to do."""
-    replace = "Replace it or remove it from the data."
-    other = stranger(start)
-    if other is not None:
-        return f"is not an image: {other}. {replace}"
-    # torchvision's message without the place in its source and its C++ stack.
-    detail = re.sub(r"^.*\.cpp:\d+, ", "", str(error).split("\n")[0]) or type(error).__name__
-    if "Unsupported image file" in detail:
-        return (
-            "has a format that reader 'torchvision' does not know (it reads JPEG, PNG, WebP and "
-            "GIF). Convert it, or set dataset.reader=pillow."
-        )
-    return f"is truncated or damaged (reader {reader!r}: {detail}). {replace}"

@@ -13,11 +13,7 @@ from pipeline.order.randomness import IntArray
 
 
 def read_labels(labels: MappedArray, key: str, limits: Limits = DEFAULT) -> IntArray:
-    """Labels as int64[N], at most `limits.files`, each 0 or more and below `limits.classes`.
-
-    Raises:
-        DataError: they are anything else.
-    """
+    """Labels as int64[N]; DataError unless all are integers from 0 to below `limits.classes`."""
     name = repr(str(labels.path))
     if labels.dtype.kind not in "bui" or len(labels.shape) != 1:
         raise DataError(

@@ -62,10 +62,7 @@ class MappedArray:
         return self.__dict__ | {"_map": None}  # a pickled map would hold all of the array
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """Shape, dtype and 1024 blocks of 4 KiB, evenly spread (at most 4 MiB read), or all of it.
-
-        Without `sized`, its name in place of the content.
-        """
+        """Shape, dtype and, if `sized`, 1024 blocks of 4 KiB, evenly spread, else the name."""
         if not sized:
             return [str(self.shape), self.dtype.str, self.path.name]
         size, blocks = self.path.read(_blocks)

@@ -1,13 +1,40 @@
-"""A local file that is read at given places, by any number of processes and threads."""
+"""Local files: regular ones only, and reading them at given places."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from pipeline.datasets.reading.regular_file import regular_descriptor
 from pipeline.errors import DataError
+from pipeline.files import regular_file
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """A regular file, or a link to one, open for reading.
+
+    Raises:
+        OSError: it is missing, or may not be read.
+        DataError: it is a folder, a pipe, a socket or a device.
+    """
+    return os.fdopen(regular_descriptor(path), "rb")
+
+
+def regular_descriptor(path: str | Path) -> int:
+    """The descriptor of a regular file that was opened for reading; errors as `open_regular`."""
+    try:
+        return regular_file.regular_descriptor(path)[0]
+    except IsADirectoryError as error:
+        raise DataError(f"{str(path)!r} is a folder, not a file. Name the file in it.") from error
+    except regular_file.IrregularFileError as error:
+        raise DataError(
+            f"{str(path)!r} cannot be read: {error.strerror}. Replace it, or take it out."
+        ) from error
+
+
+def check_regular(path: str | Path) -> None:
+    """Refuse other files before a library opens them; errors as `open_regular`."""
+    os.close(regular_descriptor(path))
 
 
 class PositionedFile:
@@ -17,9 +44,6 @@ class PositionedFile:
     and a copy sent to a spawned one opens the file again. Nothing is mapped, so the data doesn't
     stay in the process. Cost: about 2 us for a cached read. POSIX only.
 
-    Attributes:
-        path, size (bytes), mtime_ns: of the file.
-
     Raises:
         DataError: the file is missing or not regular, may not be read, or has changed since.
     """
@@ -28,7 +52,7 @@ class PositionedFile:
         self.path = path
         self._descriptor = self._open()
         status = os.fstat(self._descriptor)
-        self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
+        self.size, self.mtime_ns = status.st_size, status.st_mtime_ns  # bytes, ns
 
     def read(self, start: int, stop: int) -> bytes:
         """Bytes start .. stop-1."""

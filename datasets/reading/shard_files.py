@@ -1,6 +1,4 @@
-"""The files of a dataset of many files, and which of them train and which validate.
-
-A root is a folder (or the address of one), one file, or a pattern of braces:
+"""The files of a dataset of many files: a folder, one file, or a pattern of braces.
 
     data/digits                           the files in it with the right suffixes
     data/digits.parquet                   this file

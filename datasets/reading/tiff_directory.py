@@ -47,9 +47,6 @@ class _Tag(NamedTuple):
 class TiffDirectory:
     """The directories of a TIFF structure; each is read once, so loops end.
 
-    Args:
-        content: the structure from its first byte.
-
     Raises:
         ValueError: its tags claim far more than its size.
     """
@@ -74,7 +71,13 @@ class TiffDirectory:
                 if place and place not in seen:
                     seen.add(place)
                     self._tags(place)
-            yield self._page(tags)
+            width, height = self._value(tags, _WIDTH), self._value(tags, _HEIGHT)
+            bits = (self._value(tags, _BITS) or 1) * (self._value(tags, _CHANNELS) or 1)
+            tile = self._value(tags, _TILE_WIDTH) * self._value(tags, _TILE_HEIGHT)
+            weight = max(width * height, tile) * max(bits, _FULL_PIXEL) // _FULL_PIXEL
+            starts, sizes = (_TILES, _TILE_BYTES) if _TILES in tags else (_STRIPS, _STRIP_BYTES)
+            pieces = zip(self._values(tags, starts), self._values(tags, sizes), strict=False)
+            yield Page(width, height, weight, self._value(tags, _COMPRESSION), tuple(pieces))
 
     def _tags(self, at: int) -> tuple[dict[int, _Tag], int]:
         """The tags of a directory, and the place of the next directory."""
@@ -104,15 +107,6 @@ class TiffDirectory:
                     f"are {len(self._content)} bytes"
                 )
         return tags, self._number(at, self._long)
-
-    def _page(self, tags: dict[int, _Tag]) -> Page:
-        width, height = self._value(tags, _WIDTH), self._value(tags, _HEIGHT)
-        bits = (self._value(tags, _BITS) or 1) * (self._value(tags, _CHANNELS) or 1)
-        tile = self._value(tags, _TILE_WIDTH) * self._value(tags, _TILE_HEIGHT)
-        weight = max(width * height, tile) * max(bits, _FULL_PIXEL) // _FULL_PIXEL
-        starts, sizes = (_TILES, _TILE_BYTES) if _TILES in tags else (_STRIPS, _STRIP_BYTES)
-        pieces = tuple(zip(self._values(tags, starts), self._values(tags, sizes), strict=False))
-        return Page(width, height, weight, self._value(tags, _COMPRESSION), pieces)
 
     def _value(self, tags: dict[int, _Tag], number: int) -> int:
         return next(iter(self._values(tags, number, 1)), 0)

@@ -17,14 +17,11 @@ _log = logging.getLogger(__name__)
 def walk(folder: Path, limits: Limits = DEFAULT) -> list[str]:
     """Names of all files below a folder, relative, sorted; hidden ones left out.
 
-    Links to files and folders are followed, also out of the folder, as people link data that they
-    keep elsewhere. A folder seen before, or one that contains this folder, is skipped, so loops
-    end. Real folders come before links, and links in the order of their names: the same on every
-    machine. Entries that are not files (a FIFO, a broken link) are listed: reading them says what
-    they are. Cost: about 2 us a file.
-
-    One warning counts the folders that were skipped: those seen before, those that may not be read,
-    and empty ones that are named like files.
+    Links are followed, also out of the folder, as people link data that they keep elsewhere; real
+    folders come first, then links in the order of their names. Folders that were seen before or
+    contain this one are skipped, so loops end; those that may not be read, and empty ones named
+    like files, too. One warning counts them. Entries that are not files (a FIFO, a broken link) are
+    listed: reading them says what they are. Cost: about 2 us a file.
 
     Raises:
         DataError: there are more than `limits.files`.

@@ -207,13 +207,7 @@ class _Classes:
 
 
 class _Piece:
-    """Whole records, and the bounds of their fields.
-
-    Args:
-        text: the records.
-        first: number of the first one.
-        header: whether that one is a header, to be left out.
-    """
+    """The records of `text` from number `first` on, without a header, and their fields' bounds."""
 
     def __init__(self, text: bytes, first: int, header: bool, format: DelimitedFormat) -> None:
         self.first = first + header

@@ -50,16 +50,13 @@ class Columns:
 
 @dataclass(frozen=True)
 class DelimitedFormat:
-    """The syntax of records.
+    """The syntax of records; ConfigError if an argument is invalid.
 
     Args:
         delimiter: one ASCII character.
         quoting: "standard" or "none".
         encoding: UTF-8, or one with a byte a character that agrees with ASCII.
         limits: `columns`.
-
-    Raises:
-        ConfigError: one of these is invalid.
     """
 
     delimiter: str = "\t"
@@ -97,9 +94,7 @@ class DelimitedFormat:
     def fields(self, record: bytes) -> list[str]:
         """The fields of a record.
 
-        Raises:
-            BadRecord: it is not text in this encoding, its quotes are wrong, or it has more fields
-                than `limits.columns`.
+        BadRecord: wrong encoding or quotes, or more fields than `limits.columns`.
         """
         try:
             text = record.decode(self.encoding)
@@ -152,9 +147,7 @@ class DelimitedFormat:
         Args:
             first: the first record.
             name: of the file, for messages.
-            header: whether `first` names the columns; None: it does if `names` are not given, or
-                are the same.
-            names, text, label: as configured.
+            header, names, text, label: as configured.
 
         Raises:
             DataError: the file has other columns, or names one twice.
@@ -188,11 +181,7 @@ class DelimitedFormat:
         return Columns(tuple(chosen), chosen.index(text), place, in_file)
 
     def sample(self, record: bytes, columns: Columns, codes: Mapping[str, int]) -> dict[str, Any]:
-        """`text` (str) and, with a label column, `label` (int).
-
-        Raises:
-            BadRecord: too few or too many fields, or a label that `codes` doesn't have.
-        """
+        """`text` (str) and, with a label column, `label` (int); raises BadRecord."""
         fields = self.fields(record)
         if len(fields) != len(columns.names):
             raise BadRecord(miscounted(len(fields), columns, blank=not record))
@@ -222,11 +211,7 @@ def unknown_label(label: str, columns: Columns, classes: Mapping[str, int]) -> s
 
 
 def class_codes(classes: Sequence[str]) -> dict[str, int]:
-    """Class name -> number.
-
-    Raises:
-        ConfigError: a class appears twice, or there is none.
-    """
+    """Class name -> number; ConfigError if a class appears twice, or there is none."""
     codes = {name: code for code, name in enumerate(classes)}
     if len(codes) < len(classes) or not codes or not all(isinstance(one, str) for one in codes):
         reason = f"{list(classes)!r}; allowed: a list of different texts (quote numbers in YAML)"

@@ -2,16 +2,11 @@
 
 For each cell of 4 KiB the index holds the number and place of the first record that begins there:
 16 bytes a cell, 8 MB for 2 GB, however short the records are. A record is then one `pread` of about
-4 KiB and a count of line ends in it. numpy finds the records at memory speed:
-
-1. `byte == newline` gives a mask, a byte each.
-2. With RFC 4180 quoting and a quote in the chunk, a prefix xor over the packed mask of quotes masks
-   out line ends in quotes (Langdale, Lemire: "Parsing gigabytes of JSON per second", 2019, section
-   3.1.1). On the way every quote is checked to open or to close a field.
-3. Ones are counted by adding up the mask as words of eight lanes.
-
-Cost on one core: 3 to 4 GB/s without quotes, about reading the file twice; 1 GB/s with quotes.
-`benchmarks/text_index.py` measures it beside `wc -l`; docs/benchmarks.md has the figures.
+4 KiB and a count of line ends in it. To find them, `byte == newline` gives a mask, whose ones are
+counted as words of eight lanes. With quotes in a chunk, a prefix xor over their packed mask removes
+line ends in quotes (Langdale, Lemire: "Parsing gigabytes of JSON per second", 2019, section 3.1.1),
+and every quote is checked to open or close a field. Cost on one core: 3 to 4 GB/s without quotes,
+1 GB/s with (`benchmarks/text_index.py`, docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -119,11 +114,7 @@ class RecordIndex:
         return self._records
 
     def __getitem__(self, number: int) -> bytes:
-        """A record without its line end.
-
-        Raises:
-            DataError: it is longer than `limits.record_bytes`.
-        """
+        """A record without its line end; DataError if it exceeds `limits.record_bytes`."""
         block = bisect_right(self._numbers, number) - 1
         start, end = int(self._offsets[block]), self._end_of(block)
         # Of the records that begin in a cell, only the last one can be longer than the cell.
@@ -197,15 +188,11 @@ def _is_sound(found: NamedArrays) -> bool:
 def scan(
     file: PositionedFile, quoting: Quoting, delimiter: str
 ) -> tuple[npt.NDArray[np.int64], int, int]:
-    """Find all records of `file`; blank lines at its end are not records.
+    """Find all records of `file`; errors as for `RecordIndex`.
 
     Returns:
         Number and offset of the first record that begins in each cell, int64[2, n]; the number of
-        records; where the last one ends, without its line end.
-
-    Raises:
-        DataError: the file changed meanwhile; a quote neither opens nor closes a field, or is never
-            closed.
+        records; the end of the last one, without its line end.
     """
     return _Scanner(file, quoting, ord(delimiter)).run()
 
@@ -265,7 +252,10 @@ class _Scanner:
             mask = self._line_ends(position + chunk * _CHUNK)
             mask.view(np.uint64).reshape(-1, 128).sum(axis=1, out=lanes[chunk])
             mask.reshape(-1, CELL).argmax(axis=1, out=firsts[chunk])
-        return _lane_sums(lanes).reshape(-1, 4).sum(axis=1), firsts.reshape(-1)
+        # Eight lanes of a byte each, at most 8 x 128 together: added up as lanes of two bytes.
+        pairs = (lanes & _PAIRS) + ((lanes >> np.uint64(8)) & _PAIRS)
+        sums = ((pairs * _ADD_UP) >> np.uint64(48)).astype(np.int64)
+        return sums.reshape(-1, 4).sum(axis=1), firsts.reshape(-1)
 
     def _line_ends(self, position: int) -> Mask:
         """A mask of the next chunk; zero outside of the records."""
@@ -334,9 +324,3 @@ def _prefix_xor(bits: Words, carry: bool) -> tuple[Words, bool]:
     words[1:] ^= np.negative(parity[:-1])  # all ones where the words before have an odd number
     words[0] ^= np.uint64(0xFFFFFFFFFFFFFFFF) if carry else np.uint64(0)
     return words, bool(parity[-1])
-
-
-def _lane_sums(lanes: Words) -> IntArray:
-    """Eight lanes of a byte each, added up: at most 8 x 128, so in lanes of two bytes first."""
-    pairs = (lanes & _PAIRS) + ((lanes >> np.uint64(8)) & _PAIRS)
-    return ((pairs * _ADD_UP) >> np.uint64(48)).astype(np.int64)

@@ -1,13 +1,9 @@
 """Records of a text file, plain or compressed, read forwards.
 
-    .gz     by Python's gzip
-    .zst    by Python from 3.14 on, before that by the package zstandard
-
-The first bytes of a file tell its compression, not its name. Concatenated files are read as one, as
-by gzip and zstd. The output is checked against `limits.expansion`, and no call gives more than it
-was asked for, so a small file cannot fill the memory. Cost: 300 MB/s of text for gz, 1 GB/s for
-zst; then 0.15 us a record and 1 ms a MB without quotes, as only lines with quotes are split in
-Python.
+The first bytes of a file tell its compression (gzip or zstd), not its name; concatenated files are
+read as one. The output is checked against `limits.expansion`, and no call gives more than it was
+asked for, so a small file cannot fill the memory. Cost: 300 MB/s of text for gz, 1 GB/s for zst;
+then 0.15 us a record and 1 ms a MB without quotes: only lines with quotes are joined in Python.
 """
 
 from __future__ import annotations
@@ -20,8 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline.datasets.reading.expansion import check_expansion
-from pipeline.datasets.reading.positioned_file import PositionedFile
-from pipeline.datasets.reading.regular_file import open_regular
+from pipeline.datasets.reading.positioned_file import PositionedFile, open_regular
 from pipeline.datasets.text.record_index import QUOTES, Quoting, line_of, text_bounds
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
@@ -198,9 +193,7 @@ def compression_of(path: Path) -> str | None:
 def unpacked(path: Path, limits: Limits) -> Iterator[bytes]:
     """The content of a file in pieces of 1 MiB, unpacked if it is compressed.
 
-    Raises:
-        DataError: the file cannot be read, is damaged or cut off, expands beyond
-            `limits.expansion`, or there is no reader for it.
+    DataError: it cannot be read, is damaged or cut off, or expands beyond `limits.expansion`.
     """
     name = repr(str(path))
     kind = compression_of(path)
