@@ -100,10 +100,8 @@ class FaceLandmarks(FolderDataset):
         )
         points = torch.from_numpy(self.landmarks[index].copy())
         height, width = image.shape[-2:]
-        return {
-            "image": image,
-            "landmarks": tv_tensors.KeyPoints(points, canvas_size=(height, width)),
-        }
+        landmarks = tv_tensors.KeyPoints(points, canvas_size=(height, width))
+        return {"image": image, "landmarks": landmarks}
 
     @property
     def metadata(self) -> pd.DataFrame:

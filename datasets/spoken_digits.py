@@ -95,12 +95,8 @@ class SpokenDigits(AudioFolder):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         audio, rate = self.audio(index)
-        return {
-            "audio": audio,
-            "rate": rate,
-            "label": int(self.labels[index]),
-            "speaker": int(self.speaker_codes[index]),
-        }
+        label, speaker = int(self.labels[index]), int(self.speaker_codes[index])
+        return {"audio": audio, "rate": rate, "label": label, "speaker": speaker}
 
     @property
     def metadata(self) -> pd.DataFrame:

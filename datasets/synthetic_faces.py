@@ -66,13 +66,7 @@ class SyntheticFaces(FaceLandmarks):
             root, "synthetic_faces", name, lambda folder: _write(folder, name, count, size, seed)
         ) as made:
             super().__init__(
-                made,
-                split,
-                csv=_CSV,
-                reader=reader,
-                val_fraction=val_fraction,
-                split_seed=split_seed,
-                num_landmarks=68,
+                made, split, _CSV, ".", reader, val_fraction, split_seed, num_landmarks=68
             )
 
 
