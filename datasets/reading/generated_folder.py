@@ -92,10 +92,7 @@ class CacheFolder:
     def arrays(
         self, name: str, make: Callable[[], NamedArrays], is_sound: Callable[[NamedArrays], bool]
     ) -> NamedArrays:
-        """The arrays of `make`, mapped from the folder `name`, where they are kept.
-
-        They are made again if `is_sound` refuses them: a machine that lost its power may have torn
-        them.
+        """The arrays of `make`, kept in the folder `name` and mapped; made again if not `is_sound`.
 
         Raises:
             DataError: the cache cannot be written.
