@@ -26,15 +26,13 @@ from pipeline.datasets.arrow.columns import no_column
 from pipeline.datasets.files import Files
 from pipeline.datasets.reading.data_file import DataFile, data_file
 from pipeline.datasets.reading.file_kind import stranger
-from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.fingerprint import FileDataset, Part
+from pipeline.datasets.reading.folder import leads_out
 from pipeline.datasets.reading.image import Reader, check_reader, decode_image
-from pipeline.datasets.reading.inner_name import leads_out
 from pipeline.datasets.reading.open_files import OpenFiles
 from pipeline.datasets.reading.plain_tensor import plain_tensor
-from pipeline.datasets.reading.row_split import RowSplit
 from pipeline.datasets.reading.shard_files import ShardFiles
-from pipeline.datasets.reading.split import Split, check_split
-from pipeline.datasets.reading.table_rows import AllRows, TableRows
+from pipeline.datasets.reading.split import AllRows, RowSplit, Split, TableRows, check_split
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files import plain_json
 from pipeline.files.limits import DEFAULT, Limits
@@ -52,7 +50,7 @@ _SCALARS = (
 )  # fmt: skip
 
 
-class MDS(Fingerprinted, Dataset[dict[str, Any]]):
+class MDS(FileDataset, Dataset[dict[str, Any]]):
     """One sample: its columns, by name.
 
     Images become Image (uint8 [3, H, W]), arrays tensors, floats float32; whole numbers, text and
@@ -219,12 +217,6 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
             for field, column in scalars.items():
                 columns[field].append(values[column])
         return pd.DataFrame(columns)
-
-    @property
-    def facts(self) -> dict[str, int]:
-        """num_classes and num_outputs, if classes are named."""
-        count = len(self.classes)
-        return {"num_classes": count, "num_outputs": count} if count else {}
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The fields, the rows of this split, and the descriptions of the shards."""

@@ -25,7 +25,7 @@ from torch.utils.data import IterableDataset
 
 from pipeline.datasets.files import Files
 from pipeline.datasets.reading.data_file import DataFile, data_file
-from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.fingerprint import FileDataset, Part
 from pipeline.datasets.reading.image import Reader, check_reader
 from pipeline.datasets.reading.open_files import OpenFiles
 from pipeline.datasets.reading.positioned_file import PositionedFile
@@ -45,7 +45,7 @@ Record = tuple[int, int, int, int | bytes]
 _BLOCKS = 16  # of 4 KiB of an archive that the fingerprint is made of
 
 
-class TarShards(Fingerprinted, IterableDataset[Record]):
+class TarShards(FileDataset, IterableDataset[Record]):
     """One sample: the files of one name, each a field.
 
     Args:
@@ -196,12 +196,6 @@ class TarShards(Fingerprinted, IterableDataset[Record]):
             places = [record[1:] for record in self._records(shard)]
             found.append(np.array(places, dtype=np.int64).reshape(-1, 3))
         return np.cumsum([0, *map(len, found)]), np.concatenate(found)
-
-    @property
-    def facts(self) -> dict[str, int]:
-        """num_classes and num_outputs, if classes are named."""
-        count = len(self.classes)
-        return {"num_classes": count, "num_outputs": count} if count else {}
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The fields, the split and the archives: blocks of local ones, versions of remote ones."""

@@ -21,7 +21,7 @@ import numpy as np
 from pipeline.datasets.reading.expansion import FREE
 from pipeline.datasets.reading.file_kind import stranger
 from pipeline.datasets.reading.open_files import OpenFiles
-from pipeline.datasets.reading.regular_file import check_regular
+from pipeline.datasets.reading.positioned_file import check_regular
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray

@@ -37,13 +37,19 @@ from pipeline.datasets.arrow.files import (
 from pipeline.datasets.arrow.labels import find_classes
 from pipeline.datasets.files import Files
 from pipeline.datasets.reading.data_file import DataFile, data_file
-from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.fingerprint import FileDataset, Part
 from pipeline.datasets.reading.image import Reader, check_reader
 from pipeline.datasets.reading.positioned_file import PositionedFile
-from pipeline.datasets.reading.row_split import RowSplit
 from pipeline.datasets.reading.shard_files import ShardFiles, split_of
-from pipeline.datasets.reading.split import Split, check_split
-from pipeline.datasets.reading.table_rows import AllRows, ListedRows, TableRows, rows_before
+from pipeline.datasets.reading.split import (
+    AllRows,
+    ListedRows,
+    RowSplit,
+    Split,
+    TableRows,
+    check_split,
+    rows_before,
+)
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray
@@ -61,7 +67,7 @@ _LOADS, _AGAIN, _ROWS = 200, 0.5, 4
 T = TypeVar("T")
 
 
-class ArrowTable(Fingerprinted):
+class ArrowTable(FileDataset):
     """The rows of one split: base of the map-style dataset and the stream.
 
     Arguments and errors as `pipeline.datasets.parquet.Parquet`.

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.datasets.reading.expansion import check_expansion
-from pipeline.datasets.reading.positioned_file import PositionedFile
-from pipeline.datasets.reading.regular_file import open_regular
+from pipeline.datasets.reading.positioned_file import PositionedFile, open_regular
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
 

@@ -14,8 +14,7 @@ from torchvision import tv_tensors
 from pipeline.datasets.arrow.table import RowGroups
 from pipeline.datasets.parquet import Parquet
 from pipeline.datasets.parquet_stream import ParquetStream
-from pipeline.datasets.reading.row_split import RowSplit
-from pipeline.datasets.reading.table_rows import AllRows, ListedRows, rows_before
+from pipeline.datasets.reading.split import AllRows, ListedRows, RowSplit, rows_before
 from pipeline.errors import ConfigError, DataError
 from pipeline.loading.collate import List
 from pipeline.loading.fetch import Fetch
@@ -224,7 +223,7 @@ def test_files_that_are_divided_by_name(tmp_path):
 def test_only_files_of_validation(tmp_path):
     write(tmp_path / "val.parquet", make(3))
     with pytest.raises(
-        DataError, match=r"files of validation \('val\.parquet'\) and none whose name"
+        DataError, match=r"files for validation \('val\.parquet'\) and none whose name"
     ):
         Parquet(str(tmp_path))
 
@@ -452,7 +451,7 @@ def test_a_bad_cell_costs_its_own_row_only(name, tmp_path):
 
 
 def test_roots_without_tables(tmp_path):
-    refused(tmp_path, r"holds no file that ends in \.parquet, \.arrow, \.feather")
+    refused(tmp_path, r"has no file that ends in \.parquet, \.arrow, \.feather")
     refused(tmp_path / "none", r"dataset\.root: .*none.* is missing")
     refused(tmp_path / "none.parquet", r"none\.parquet' is missing")
     write(tmp_path / "x.parquet", make(0))

@@ -360,7 +360,7 @@ CONTENTS = {
     "txt": (b"\xff\xfe", r"part 'txt' \(2 bytes\) is not UTF-8 text: .*position 0"),
     "json": (b"{", r"part 'json' \(1 bytes\) is not JSON: Expecting"),
     "left.npy": (array(np.array([{}])), r"part 'left\.npy' .*Object arrays cannot be loaded"),
-    "png": (b"<html>", r"part 'png'.* is no image: it is a web page"),
+    "png": (b"<html>", r"part 'png'.* is not an image: it is a web page"),
 }
 
 
@@ -402,7 +402,7 @@ def test_two_parts_for_one_field(tmp_path):
 
 
 def test_roots_without_archives(tmp_path):
-    with pytest.raises(DataError, match=r"holds no file that ends in \.tar, \.tar\.gz, \.tgz"):
+    with pytest.raises(DataError, match=r"has no file that ends in \.tar, \.tar\.gz, \.tgz"):
         everything(tmp_path)
     refused(tmp_path, archive([]), "there are no samples of this split")
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pipeline.config import tuned
-from pipeline.datasets.reading.cache_folder import CacheFolder
+from pipeline.datasets.reading.generated_folder import CacheFolder
 from pipeline.datasets.remote.file_cache import FileCache
 from pipeline.errors import ConfigError, DataError, PenstockError
 from pipeline.files import disk, plain_json
@@ -573,17 +573,17 @@ def test_a_strangers_cache(tmp_path, precious):
             get_both(FileCache(broken, 1 << 20))
         shutil.rmtree(broken)
 
-    def write(folder):
-        np.save(folder / "x.npy", np.zeros(1))
-
-    for name in ("made", "made/x.npy", ".made.lock", ".made.kept.lock"):
+    def made():
         index = CacheFolder(str(tmp_path / "text"), "key")
-        index.made("made", write, lambda folder: True)
+        return index.arrays("made", lambda: {"x": np.zeros(1)}, lambda found: "x" in found)
+
+    for name in ("made", "made/x.npy", ".made.lock"):
+        made()
         replace(tmp_path / "text" / "key" / name, "link", precious)
         if name.endswith(".lock"):
             shutil.rmtree(tmp_path / "text" / "key" / "made")
         with pytest.raises(NotOwnError, match=name.rpartition("/")[2]):
-            index.made("made", write, lambda folder: True)
+            made()
         shutil.rmtree(tmp_path / "text")
     uses = {
         "statistics": lambda: statistics.statistics_of(Fingerprinted(), tmp_path),
