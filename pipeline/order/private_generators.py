@@ -164,7 +164,6 @@ def _is_generator(thing: Any) -> bool:
 
 
 def _root(thing: Any) -> str:
-    """The top-level package that defines a thing."""
     owner = thing if isinstance(thing, FunctionType) else type(thing)
     return (getattr(owner, "__module__", None) or "").partition(".")[0]
 

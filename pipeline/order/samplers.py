@@ -216,7 +216,6 @@ def column_of(metadata: Any, name: str, argument: str) -> npt.NDArray[Any]:
 def _weights(
     length: int, metadata: Any, column: str | None, weights: str | npt.ArrayLike | None
 ) -> npt.NDArray[np.float64]:
-    """One checked weight a row: float64[length]."""
     if weights is None:
         if column is None:
             raise ConfigError(Problem("sampler", "set either column or weights"))

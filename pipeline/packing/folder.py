@@ -40,8 +40,6 @@ Indices = npt.NDArray[np.int64]
 
 
 class _FieldStreams:
-    """The files of one field while they are written."""
-
     def __init__(self, folder: Path, name: str, field: Field) -> None:
         self.field, self.name, self._folder = field, name, folder
         dtypes = {"": field.dtype, ".offsets": "<i8", ".shapes": "<i4"}
@@ -233,7 +231,6 @@ class Pack:
         return sizes
 
     def _check_rows(self, name: str, array: Numbers, path: Path) -> None:
-        """Refuse a file with another number of rows than there are samples."""
         stem, _, suffix = name.partition(".")
         even = [self._even[field] for field, file in self._files.items() if file == stem]
         if not even or (not suffix and not even[0]):  # a table's, or numbers in a row

@@ -87,7 +87,6 @@ class NpyStream:
             return 0
 
     def _write(self, start: int) -> None:
-        """Write the piece from `start` on."""
         with memoryview(self._piece) as piece:
             while start < self._filled:
                 place = self._written + start

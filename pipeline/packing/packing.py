@@ -116,7 +116,6 @@ def pack(
 
 
 def _packable(dataset: Any, given: str | None) -> str:
-    """The fingerprint of a dataset that can be packed."""
     kind = type(dataset).__name__
     if is_stream(dataset):
         raise ConfigError(

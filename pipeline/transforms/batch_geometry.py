@@ -275,7 +275,6 @@ def forward(angle: Tensor, scale: Tensor, shear: Tensor, shift: Tensor) -> Tenso
 
 
 def affine_move(matrices: Tensor, height: int, width: int, fill: float) -> Move:
-    """The move of pictures by `matrices`, as `forward` gives them."""
     (a, b, c), (d, e, f) = (row.unbind(1) for row in matrices.unbind(1))
     area = a * e - b * d
     x = torch.stack([e / area, -b / area, (b * f - e * c) / area], -1)

@@ -92,7 +92,6 @@ class Tokenize:
         return max(1, len(found) if isinstance(found, (bytes, list)) else sum(1 for _ in found))
 
     def _split(self, text: str) -> bytes | list[str] | Iterator[str]:
-        """The bytes or words of a text."""
         text = text.lower() if self.lower else text
         if self.kind == "bytes":
             return text[: self.max_length].encode("utf-8", "surrogatepass")[: self.max_length]
