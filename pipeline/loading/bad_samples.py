@@ -126,11 +126,6 @@ class BadSamples:
         """What becomes of a sample that is left out."""
         return "substitute" if self.on_error == "substitute" else "skip"
 
-    def check(self, row: int) -> None:
-        """Raise BadSampleError if `row` is known to be bad."""
-        if row in self.known:
-            raise BadSampleError(self.known[row], known=True)
-
 
 RAISE = BadSamples()
 

@@ -17,7 +17,9 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from copy import copy
+from functools import partial
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -36,16 +38,17 @@ from pipeline.loading.bad_samples import SampleError as SampleError  # where its
 from pipeline.loading.batch import Batch
 from pipeline.loading.collate import Mismatch, kinds_of, plain
 from pipeline.loading.encoded import EncodedImage
-from pipeline.loading.named_fields import Fields, OwnCollate, Restore
+from pipeline.loading.named_fields import NAMELESS, Fields, OwnCollate
 from pipeline.loading.repeatable import Again
-from pipeline.loading.sample_reader import NAMELESS, SampleReader
+from pipeline.loading.sample_reader import SampleReader
 from pipeline.loading.stage_timer import StageTimer
-from pipeline.loading.whole_batches import WholeBatches
+from pipeline.loading.whole_batches import NotAtOnceError, WholeBatches
 from pipeline.order.plan import Request
 from pipeline.order.private_generators import PrivateGenerators
 from pipeline.order.randomness import (
     GLOBAL,
     Draws,
+    IntArray,
     begin_sample,
     sample_key_array,
     sample_keys,
@@ -59,8 +62,7 @@ class Fetch:
     """Work on one request.
 
     Args:
-        dataset: rows by index, or records forwards. Where nothing is done to single samples, or no
-            more than decoding, batches are made at once (pipeline/loading/whole_batches.py).
+        dataset: rows by index, or records forwards.
         transform: None leaves samples as they are.
         seed: of the run.
         hashed: also hash every sample; about 1 ms a MiB.
@@ -71,6 +73,7 @@ class Fetch:
     Attributes:
         traced: batches say when and where they were worked on (pipeline/loading/stage_timer.py).
         tried: the samples of a first batch have been made twice and compared, or need not be.
+        reads_many: rows are read by `__getitems__`.
     """
 
     def __init__(
@@ -94,13 +97,30 @@ class Fetch:
         self.bad = bad
         self.traced = False
         # torch's Subset only loops over `__getitem__` here, whose draws have keys of their own.
-        keyed = getattr(transform, "keyed", transform is None)
-        self._keyed = keyed and not getattr(dataset, "draws", True)
+        self.reads_many = hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)
         self._seeding = Seeding()
-        named = {f"transform.{name}": step for name, step in self._steps().items()}
-        self._own = PrivateGenerators({"dataset": dataset, **named, "collate": collate})
+        self._order = getattr(collate, "order", None)
+        self._restores = isinstance(collate, OwnCollate)
+        self._choose_way()
+
+    def _choose_way(self) -> None:
+        """Decide what depends on dataset, transform and collate function."""
+        keyed = getattr(self.transform, "keyed", self.transform is None)
+        self._keyed = keyed and not getattr(self.dataset, "draws", True)
         self.tried = self._keyed
-        self._many = hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)
+        named = {f"transform.{name}": step for name, step in self._steps().items()}
+        self._own = PrivateGenerators({"dataset": self.dataset, **named, "collate": self.collate})
+        self._whole = WholeBatches(self)
+
+    def with_transforms(
+        self, transform: Transform | None, batch_transform: Callable[[Batch], Batch] | None
+    ) -> Self:
+        """The same with other transforms."""
+        fetch = copy(self)
+        fetch.transform, fetch.batch_transform = transform, batch_transform
+        fetch._seeding = Seeding()
+        fetch._choose_way()
+        return fetch
 
     def __call__(self, request: Request, draws: Draws = GLOBAL) -> Batch:
         """The batch of `request`.
@@ -113,7 +133,8 @@ class Fetch:
                 place, or rows do not fit together.
             SampleError: the dataset's, a transform's or the collate function's code failed.
         """
-        return self.work(request, self.dataset, self._with_own(request.epoch, draws))
+        draws = self._with_own(request.epoch, draws)
+        return self.work(request, self.dataset, draws, StageTimer(self.traced))
 
     def _steps(self) -> Mapping[str, Callable[[Any], Any]]:
         """The transforms by name."""
@@ -133,21 +154,33 @@ class Fetch:
         return self.dataset
 
     def work(
-        self, request: Request, rows: Any, draws: Draws, substitutes: Substitutes | None = None
+        self,
+        request: Request,
+        rows: Any,
+        draws: Draws,
+        timer: StageTimer,
+        substitutes: Substitutes | None = None,
     ) -> Batch:
         """The batch of `request` with its samples read from `rows`, by index.
 
         Args:
             substitutes: which rows may stand in for bad ones; None takes those of `bad`.
         """
-        batch = self._at_once(request, rows, draws, substitutes)
-        if batch is not None:
-            return batch
-
-        def make(draws: Draws) -> Batch:
-            with output_buffers.batch(len(request)):
-                return self._worked(request, rows, draws, substitutes)
-
+        warnings: dict[str, str] = {}
+        if self._whole.usable:
+            keys = sample_key_array(self.seed, request.epoch, request.positions)
+            try:
+                fields, kinds = self._whole.make(
+                    self, request, rows, keys, draws, timer, substitutes
+                )
+                return self._finished(fields, request, np.arange(len(request)), timer, kinds=kinds)
+            except NotAtOnceError as error:
+                if str(error):
+                    warnings["slow"] = (
+                        f"batch {request.address} is made sample by sample, which takes longer: "
+                        f"{error}"
+                    )
+        make = partial(self._by_sample, request, rows, timer, substitutes, warnings)
         try:
             if self._keyed:
                 return make(UNSEEDED if draws is GLOBAL else draws)
@@ -158,114 +191,89 @@ class Fetch:
                 batch = make(self._with_own(request.epoch, draws))
         finally:
             begin_sample(None)
-        if batch.unlike and self.hashed:
-            raise SampleError(f"{batch.unlike}. A hash of it would say nothing")
+        if self.hashed and "unrepeatable" in batch.warnings:
+            raise SampleError(f"{batch.warnings['unrepeatable']}. A hash of it would say nothing")
         return batch
 
-    def _at_once(
-        self, request: Request, rows: Any, draws: Draws, substitutes: Substitutes | None
-    ) -> Batch | None:
-        """The batch without a step of Python for each sample; None where that cannot be."""
-        whole = WholeBatches(self.dataset, self.transform, self.collate)
-        if self.hashed or not whole.usable or (self.bad.known and not whole.by_sample):
-            return None
-        timer = self._timer()
-        reader = SampleReader(request, rows, self.dataset, None, self.bad, substitutes,
-                      self._many and whole.by_sample, draws, self.fields)  # fmt: skip
-        keys = sample_key_array(self.seed, request.epoch, request.positions)
-        made = whole.make(reader, rows, keys, timer)
-        if made is None:
-            return None
-        batch = Batch(made.fields, request, np.arange(len(request)))
-        batch.kinds = made.kinds
-        return self._finished(batch, timer)
-
-    def _worked(
-        self, request: Request, rows: Any, draws: Draws, substitutes: Substitutes | None
+    def _by_sample(
+        self,
+        request: Request,
+        rows: Any,
+        timer: StageTimer,
+        substitutes: Substitutes | None,
+        warnings: Mapping[str, str],
+        draws: Draws,
     ) -> Batch:
-        timer = self._timer()
-        keys = sample_keys(self.seed, request.epoch, request.positions)
-        reader = SampleReader(
-            request, rows, self.dataset, self.transform, self.bad, substitutes, self._many, draws,
-            self.fields,
-        )  # fmt: skip
-        again = self._again(request, rows, keys, draws)
-        timer.lap("read")
-        samples: list[Any] = []
-        bad: dict[int, BadSampleError] = {}
-        begin = begin_sample if self._keyed else draws.seed
-        here = worker_status.current_cell()
-        for place, key in enumerate(keys):
-            begin(key)
-            try:
-                here[worker_status.PLACE], here[worker_status.STAGE] = place, worker_status.READ
-                sample = reader.read(place)
-                here[worker_status.STAGE] = worker_status.TRANSFORM
-                if not self._many:  # it was read before
-                    timer.lap("read")
-                samples.append(reader.transformed(sample, place))
-            except BadSampleError as error:
-                samples.append(None)
-                bad[place] = error
-            timer.lap("transform")
-        unlike = again.unlike(samples, bad, hash_sample) if again is not None else ""
-        worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
-        if not bad:
-            batch = self._collated(samples, request, reader.restore)
-        else:
-            rest = reader.without(bad, samples, keys, draws)
-            batch = self._collated(rest.samples, rest.request, reader.restore)
-            batch.places, batch.left_out = rest.places[batch.places], rest.left_out
-        batch.unlike = unlike
+        with output_buffers.batch(len(request)):
+            keys = sample_keys(self.seed, request.epoch, request.positions)
+            reader = SampleReader(self, request, rows, self.transform, draws, timer, substitutes)
+            again = None
+            if not self.tried and self._own.is_foreign(request.epoch):
+                self.tried = True
+                again = Again.of(request, rows, self.reads_many, self._steps(), keys, draws,
+                                 self.fields.named)  # fmt: skip
+            timer.lap("read")
+            samples: list[Any] = []
+            bad: dict[int, BadSampleError] = {}
+            begin = begin_sample if self._keyed else draws.seed
+            for place, key in enumerate(keys):
+                begin(key)
+                try:
+                    samples.append(reader.sample(place))
+                except BadSampleError as error:
+                    samples.append(None)
+                    bad[place] = error
+                timer.lap("transform")
+            differs = again.unlike(samples, bad, hash_sample) if again is not None else ""
+            if differs:
+                warnings = {**warnings, "unrepeatable": differs}
+            worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
+            if bad:
+                samples = reader.without(bad, samples, keys)
+            return self._collated(samples, reader, timer, warnings)
+
+    def _collated(
+        self, samples: list[Any], reader: SampleReader, timer: StageTimer,
+        warnings: Mapping[str, str],
+    ) -> Batch:  # fmt: skip
+        request, restore, places = reader.request, reader.restore, reader.places
+        given = [restore(sample) for sample in samples] if self._restores and restore else samples
+        reorder = None if self._order is None else self._order(given)
+        order = np.arange(len(samples)) if reorder is None else np.asarray(reorder)
+        if reorder is not None:
+            given = [given[place] for place in order]
+            samples = [samples[place] for place in order]
+        try:
+            fields = dict(self.collate(given))
+        except Mismatch as error:
+            first, second = (int(request.indices[order[row]]) for row in error.rows)
+            raise DataError(
+                f"batch (epoch {request.epoch}, step {request.step}) cannot be put together: field "
+                f"{error.field!r} of samples {first} and {second}: {error.reason}. Resize in a "
+                "transform, or choose another collate (collate=pad for unequal lengths, "
+                "collate=list to stack nothing)"
+            ) from error
+        except Exception as error:
+            raise explained(error, "collate", request) from error
+        hashes = [hash_sample(sample) for sample in samples] if self.hashed else None
+        kinds = kinds_of(samples[0])
         timer.lap("collate")
-        return self._finished(batch, timer)
+        return self._finished(
+            fields, request, order, timer, places=None if places is None else places[order],
+            kinds=kinds, hashes=hashes, left_out=reader.left_out, warnings=warnings,
+        )  # fmt: skip
 
-    def _again(self, request: Request, rows: Any, keys: list[int], draws: Draws) -> Again | None:
-        """How the first samples of a process are made again; None where that need not be tried."""
-        if self.tried or not self._own.is_foreign(request.epoch):
-            return None
-        self.tried = True
-        named = self.fields.named
-        return Again.of(request, rows, self._many, self._steps(), keys, draws, named)
-
-    def _finished(self, batch: Batch, timer: StageTimer) -> Batch:
+    def _finished(
+        self, fields: dict[str, Any], request: Request, order: IntArray, timer: StageTimer,
+        **attributes: Any,
+    ) -> Batch:  # fmt: skip
+        """The batch after its transforms, with the time that it took."""
+        batch = Batch(fields, request, order, **attributes)
         if self.batch_transform is not None:
             worker_status.report(worker_status.WHOLE, worker_status.BATCH)
             batch = self.batch_transform(batch)
             timer.lap("batch")
-        batch.timing, batch.trace = timer.seconds, timer.trace()
-        return batch
-
-    def _timer(self) -> StageTimer:
-        """For the batch at hand."""
-        return StageTimer(self.traced)
-
-    def _collated(self, samples: list[Any], request: Request, restore: Restore | None) -> Batch:
-        theirs = isinstance(self.collate, OwnCollate) and restore is not None
-        given = [restore(sample) for sample in samples] if theirs and restore else samples
-        reorder = getattr(self.collate, "order", lambda _: None)(given)
-        order = np.arange(len(samples)) if reorder is None else np.asarray(reorder)
-        given = [given[place] for place in order]
-        samples = [samples[place] for place in order] if theirs else given
-        try:
-            batch = Batch(self.collate(given), request, order)
-        except Mismatch as error:
-            first, second = (int(request.indices[order[row]]) for row in error.rows)
-            raise DataError(
-                f"batch {_at(request)} cannot be put together: field {error.field!r} of samples "
-                f"{first} and {second}: {error.reason}. Resize in a transform, or choose another "
-                "collate (collate=pad for unequal lengths, collate=list to stack nothing)"
-            ) from error
-        except Exception as error:
-            raise explained(error, "collate", request) from error
-        batch.kinds = kinds_of(samples[0])
-        if self.hashed:
-            batch.hashes = [hash_sample(sample) for sample in samples]
-        return batch
-
-
-def _at(request: Request) -> str:
-    return f"(epoch {request.epoch}, step {request.step})"
+        return batch.replace(timing=timer.seconds, trace=timer.trace() if self.traced else None)
 
 
 def batch_hash(batches: Iterable[Batch]) -> str:

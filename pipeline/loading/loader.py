@@ -124,7 +124,7 @@ class Loader:
         self._deaths = 0  # in backends that were left
         self._next = (0, 0)
         self._broken_off = False
-        self._warned = False
+        self._warned: set[str] = set()
 
     @property
     def deaths(self) -> int:
@@ -212,14 +212,16 @@ class Loader:
     def _delivered(self, result: Batch | Failure) -> Batch:
         if isinstance(result, Failure):
             raise result.error
-        if result.unlike and not self._warned:  # every worker has tried
-            self._warned = True
-            log.warning("%s", result.unlike)
+        for kind, warning in result.warnings.items():
+            if kind not in self._warned:  # every worker may say it
+                self._warned.add(kind)
+                log.warning("%s", warning)
         self.fetch.tried = True  # workers that begin later need not
         if self.world.device != "cpu" and self._transfer is None:
             began = time.perf_counter()
             result = result.to(self.world.device)
-            result.timing["transfer"] = time.perf_counter() - began
+            took = time.perf_counter() - began
+            result = result.replace(timing={**result.timing, "transfer": took})
         return result if self.batch_transform is None else self.batch_transform(result)
 
     def state_dict(self) -> dict[str, Any]:

@@ -78,6 +78,9 @@ class Fields:
         return dict(zip(self.of(len(values)), values, strict=True))
 
 
+NAMELESS = Fields()
+
+
 def own_names(sample: Any) -> tuple[str, ...] | None:
     """The names that a named tuple or a dataclass has for its parts; None for anything else."""
     if isinstance(sample, tuple):

@@ -21,8 +21,7 @@ from pipeline.errors import DataError, PenstockError
 from pipeline.loading.bad_samples import ATTEMPTS, RAISE, BadSamples
 from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import Fetch
-from pipeline.loading.named_fields import Fields
-from pipeline.loading.sample_reader import NAMELESS
+from pipeline.loading.named_fields import NAMELESS, Fields
 from pipeline.loading.stage_timer import StageTimer
 from pipeline.order.plan import Request, deal
 from pipeline.order.randomness import GLOBAL, Draws, IntArray, Permutation, hash64
@@ -210,7 +209,7 @@ class StreamFetch(Fetch):
     def __call__(self, request: StreamRequest, draws: Draws = GLOBAL) -> Batch | End:  # type: ignore[override]
         """The batch of `request`, or End."""
         draws = self._with_own(request.epoch, draws)
-        self._local.timer = StageTimer(self.traced)  # raw records are read before there are samples
+        timer = StageTimer(self.traced)  # raw records are read before there are samples
         start = request.step * self.batch_size
         found = self._records(request, start, start + self.batch_size, draws)
         full = len(found) == self.batch_size
@@ -225,10 +224,7 @@ class StreamFetch(Fetch):
         )  # fmt: skip
         first = partial(self._records, request, 0, ATTEMPTS, draws)
         records = _Decoded(self.dataset, found, first, self.seed)
-        return self.work(share, records, draws, records)
-
-    def _timer(self) -> StageTimer:
-        return self._local.timer
+        return self.work(share, records, draws, timer, records)
 
     def _records(
         self, request: StreamRequest, start: int, stop: int, draws: Draws
@@ -297,7 +293,6 @@ class _Local(threading.local):
     def __init__(self) -> None:
         self._reader: StreamReader | None = None
         self._process = -1
-        self.timer = StageTimer()
 
     def reader(self, dataset: Any, order: StreamOrder) -> StreamReader:
         if self._reader is None or self._process != os.getpid():

@@ -116,7 +116,7 @@ class Transfer:
         self._slots[turn].clear()
         self._stream = self._stream or torch.cuda.Stream(self._device)
         with torch.cuda.stream(self._stream):
-            result.map(lambda tensor: self._moved(tensor, self._slots[turn]))
+            result = result.map(lambda tensor: self._moved(tensor, self._slots[turn]))
             copied = torch.cuda.Event()
             copied.record(self._stream)
         self._copied[turn] = copied

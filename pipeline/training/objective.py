@@ -366,9 +366,7 @@ def _without_padding(batch: Batch) -> Batch:
         else value
         for name, value in batch.items()
     }
-    rows = Batch(fields, batch.request, batch.places)
-    rows.valid = None
-    return rows
+    return batch.replace(fields, valid=None)
 
 
 def _valid(rows: Tensor, batch: Batch) -> Tensor:

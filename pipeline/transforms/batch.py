@@ -89,10 +89,11 @@ class BatchCompose:
             changed = {
                 name: value for name, value in batch.items() if before.get(name) is not value
             }
-            batch.hashes = [
+            hashes = [
                 hash_sample([old.hex(), _row(batch, changed, row)])
                 for row, old in enumerate(batch.hashes)
             ]
+            batch = batch.replace(hashes=hashes)
         return batch
 
     def _applied(self, name: str, step: BatchTransform, batch: Batch) -> Batch:
