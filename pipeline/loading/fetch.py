@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import Any, Self
@@ -210,8 +211,9 @@ class Fetch:
             again = None
             if not self.tried and self._own.is_foreign(request.epoch):
                 self.tried = True
-                again = Again.of(request, rows, self.reads_many, self._steps(), keys, draws,
-                                 self.fields.named)  # fmt: skip
+                with suppress(Exception):  # a record that cannot be copied
+                    again = Again(request, rows, self.reads_many, self.fields.named,
+                                  self._steps(), keys, draws)  # fmt: skip
             timer.lap("read")
             samples: list[Any] = []
             bad: dict[int, BadSampleError] = {}
@@ -224,7 +226,7 @@ class Fetch:
                     samples.append(None)
                     bad[place] = error
                 timer.lap("transform")
-            differs = again.unlike(samples, bad, hash_sample) if again is not None else ""
+            differs = again.difference(samples, bad, hash_sample) if again is not None else ""
             if differs:
                 warnings = {**warnings, "unrepeatable": differs}
             worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
