@@ -1,7 +1,7 @@
-"""A stream's requests to batches: read forwards to the records, work on those of the share.
+"""Requests of a stream to batches: read forwards to the records, work on those of the share.
 
-Each executor has a reader of its own, which goes through all raw records, or around shards that it
-can pass over. Going on where it stands costs the records in between and no more.
+Each executor has a reader of its own, which goes through all raw records, but for shards that it
+can skip.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import DataError, PenstockError
-from pipeline.loading.bad_samples import ATTEMPTS, RAISE, BadSamples
+from pipeline.loading.bad_samples import ATTEMPTS
 from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import Fetch
-from pipeline.loading.named_fields import NAMELESS, Fields
 from pipeline.loading.stage_timer import StageTimer
 from pipeline.order.plan import Request, deal
 from pipeline.order.randomness import GLOBAL, Draws, IntArray, Permutation, hash64
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class StreamReader:
-    """One executor's way through the raw records of a dataset.
+    """Reads the raw records of a dataset for one executor.
 
     Going forwards costs the records in between, going back starts again; shards of known length and
     `seek` make both cheap.
@@ -57,21 +56,18 @@ class StreamReader:
         try:
             with worker_info(None):
                 self._draws = draws
-                self._turn_to(epoch)
+                if epoch == self._epoch:
+                    draws.restore(self._states)
+                else:
+                    self._epoch, self._end, self._ends, self._block = epoch, None, None, (-1, [])
+                    if hasattr(self._dataset, "set_epoch"):
+                        self._dataset.set_epoch(epoch)
+                    self._open(0)
                 found = self._positions(start, stop)
             self._states = draws.save()
         finally:
             draws.restore(outside)
         return found
-
-    def _turn_to(self, epoch: int) -> None:
-        if epoch == self._epoch:
-            self._draws.restore(self._states)
-            return
-        self._epoch, self._end, self._ends, self._block = epoch, None, None, (-1, [])
-        if hasattr(self._dataset, "set_epoch"):
-            self._dataset.set_epoch(epoch)
-        self._open(0)
 
     def _positions(self, start: int, stop: int) -> list[tuple[int, Any]]:
         if not self._order.buffer:
@@ -79,20 +75,16 @@ class StreamReader:
         found: list[tuple[int, Any]] = []
         while start < stop:
             first, last = self._order.block(self._epoch, start)
-            records = self._shuffled(first, last)
-            taken = records[start - first : stop - first]
-            found += taken
+            if self._block[0] != first:
+                raw = self._raw(first, last)
+                order = self._order.within(self._epoch, first, len(raw))
+                self._block = (first, [raw[place] for place in order.tolist()])
+            records = self._block[1]
+            found += records[start - first : stop - first]
             if len(records) < last - first:
                 break
             start = last
         return found
-
-    def _shuffled(self, first: int, last: int) -> list[tuple[int, Any]]:
-        if self._block[0] != first:
-            records = self._raw(first, last)
-            order = self._order.within(self._epoch, first, len(records))
-            self._block = (first, [records[place] for place in order.tolist()])
-        return self._block[1]
 
     def _raw(self, start: int, stop: int) -> list[tuple[int, Any]]:
         """Raw records by number."""
@@ -100,22 +92,17 @@ class StreamReader:
             return []
         if start < self._next or (start > self._next and self._worth_a_jump(start)):
             self._open(start)
-        skipped = sum(1 for _ in islice(self._records, start - self._next))
-        self._next += skipped
+        self._next += sum(1 for _ in islice(self._records, start - self._next))
         wanted = stop - self._next if self._next == start else 0
         records = list(islice(self._records, wanted))
-        numbered = list(enumerate(records, start))
         self._next += len(records)
         if self._next < stop:
-            self._reached_end()
-        return numbered
-
-    def _reached_end(self) -> None:
-        self._end = self._next
-        claimed = length_of(self._dataset)
-        if claimed is not None and claimed != self._end:
-            log.warning("%s says it has %d records, but gave %d",
-                        type(self._dataset).__name__, claimed, self._end)  # fmt: skip
+            self._end = self._next
+            claimed = length_of(self._dataset)
+            if claimed is not None and claimed != self._end:
+                log.warning("%s says it has %d records, but gave %d",
+                            type(self._dataset).__name__, claimed, self._end)  # fmt: skip
+        return list(enumerate(records, start))
 
     def _worth_a_jump(self, record: int) -> bool:
         """Whether `record` can be had without reading those before it."""
@@ -127,19 +114,17 @@ class StreamReader:
         return hasattr(self._dataset, "seek")
 
     def _open(self, record: int) -> None:
-        """Be before raw record `record`, or as near before it as can be had for nothing."""
+        """Be before raw record `record`, or as near before it as is free."""
         self._seed(-1)
         if hasattr(self._dataset, "shards"):
             self._open_shards(record)
         elif hasattr(self._dataset, "seek"):
             self._next, self._records = record, forwards(iter(self._dataset.seek(record)))
         else:
-            self._next, self._records = 0, forwards(self._iterator())
-
-    def _iterator(self) -> Iterator[Any]:
-        """Of the dataset; of a copy where it is its own iterator, which other threads may share."""
-        records = iter(self._dataset)
-        return iter(copy(self._dataset)) if records is self._dataset else records
+            records = iter(self._dataset)
+            if records is self._dataset:  # its own iterator, which other threads may share
+                records = iter(copy(self._dataset))
+            self._next, self._records = 0, forwards(records)
 
     def _open_shards(self, record: int) -> None:
         shards = self._dataset.shards()
@@ -160,41 +145,28 @@ class StreamReader:
             start = 0
 
     def _seed(self, shard: int) -> None:
-        """What is drawn while a shard is read depends on the shard and the epoch alone."""
+        """Let draws while a shard is read depend on the shard and the epoch alone."""
         self._draws.seed(hash64(self._order.seed, "stream", self._epoch, shard))
 
 
 class StreamFetch(Fetch):
-    """Work on one request of a stream.
+    """Work on one request of a stream; arguments are those of `Fetch`, and:
 
     Args:
-        dataset: an iterable of records, or one that offers more (see the module).
+        dataset: an iterable of records, or one that offers more (`pipeline.protocols`).
+        bad: the substitute of a bad record is another one of the same global batch, or else one of
+            the epoch's first.
         order: the sampler.
-        batch_size: records in a global batch; None hands records through one by one.
-        tail: what becomes of the last, smaller batch.
+        batch_size: records in a global batch.
+        tail: of the last, smaller batch.
         together: rows of a batch that stay on one rank.
-        transform, collate, seed, hashed, batch_transform, bad, fields: as in `Fetch`; what stands
-            in for a bad record is another one of the same global batch, or else one of the epoch's
-            first.
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        transform: Any,
-        collate: Any,
-        seed: int,
-        hashed: bool = False,
-        batch_transform: Any = None,
-        bad: BadSamples = RAISE,
-        fields: Fields = NAMELESS,
-        *,
-        order: StreamOrder,
-        batch_size: int,
-        tail: Tail = "keep",
-        together: int = 1,
-    ) -> None:
-        super().__init__(dataset, transform, collate, seed, hashed, batch_transform, bad, fields)
+        self, *args: Any, order: StreamOrder, batch_size: int, tail: Tail = "keep",
+        together: int = 1, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(*args, **kwargs)
         self.order = order
         self.batch_size = batch_size
         self.tail = tail
@@ -203,7 +175,7 @@ class StreamFetch(Fetch):
 
     def dataset_of_worker(self) -> Any:
         # A `worker_init_fn` written for torch would cut its worker's share out of this. It gets a
-        # copy to do so, since here every worker reads everything.
+        # copy, since here every worker reads everything.
         return copy(self.dataset)
 
     def __call__(self, request: StreamRequest, draws: Draws = GLOBAL) -> Batch | End:  # type: ignore[override]
@@ -245,11 +217,11 @@ class StreamFetch(Fetch):
 
 
 class _Decoded:
-    """The records of one batch as rows of a map-style dataset, decoded when they are asked for.
+    """The records of one batch as rows of a map-style dataset, decoded on access.
 
     Args:
         found: (number, raw record) of the whole global batch.
-        first: gives the epoch's first records; reading them may mean to read all again.
+        first: gives the epoch's first records, which may mean to read all again.
     """
 
     def __init__(
@@ -276,7 +248,7 @@ class _Decoded:
         return _Decoded(self._stream, found, self._first, self._seed)
 
     def rows(self, request: Request, place: int) -> Iterator[int]:
-        """Numbers of records to try in the place of a bad one (`bad_samples.StandIns`)."""
+        """Numbers of records for the place of a bad one, as `bad_samples.Substitutes`."""
         key = hash64(self._seed, "substitute", request.epoch, int(request.positions[place]))
         own = int(request.indices[place])
         order = Permutation(len(self._numbers), key)(np.arange(len(self._numbers)))
