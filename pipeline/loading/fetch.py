@@ -1,12 +1,12 @@
 """Request to batch: the one function that every backend runs.
 
-1. Seed the generators from the sample's key (seed, epoch, position), as long as dataset and
-   transform draw from them (order/seeding.py), and those that they hold
-   (order/private_generators.py).
-2. Read the row, transform it, hash it when asked to.
-3. Collate the share, and transform it as a batch where it is to be done here.
-4. Time each stage. A bad sample ends the run, or is replaced or left out (sample_reader.py).
-5. Of the first batch make two samples again, to see that they are the same (repeatable.py).
+Where samples need no more than decoding, the batch is made at once (whole_batches.py). Else:
+
+1. Read each row and transform it (sample_reader.py), with the generators seeded from the sample's
+   key (seed, epoch, position), as far as dataset and transform draw from them (order/seeding.py),
+   and with those that they hold (order/private_generators.py).
+2. Collate the samples, and transform the batch where that is to be done here.
+3. Make two samples of the first batch again, to see that they are the same (repeatable.py).
 
 A `Fetch` is a plain callable that can be pickled; it knows nothing of workers, ranks or devices.
 Cost beside the data's own: about 10 us a sample for seeding where something draws, 30 us a batch.
@@ -35,7 +35,7 @@ from pipeline.loading.bad_samples import (
     Substitutes,
     explained,
 )
-from pipeline.loading.bad_samples import SampleError as SampleError  # where its readers look for it
+from pipeline.loading.bad_samples import SampleError as SampleError  # also public from here
 from pipeline.loading.batch import Batch
 from pipeline.loading.collate import Mismatch, kinds_of, plain
 from pipeline.loading.encoded import EncodedImage
@@ -72,7 +72,7 @@ class Fetch:
         fields: names for samples that are no dicts.
 
     Attributes:
-        traced: batches say when and where they were worked on (pipeline/loading/stage_timer.py).
+        traced: batches have a `trace` of when and where they were worked on.
         tried: the samples of a first batch have been made twice and compared, or need not be.
         reads_many: rows are read by `__getitems__`.
     """
@@ -104,8 +104,7 @@ class Fetch:
         self._restores = isinstance(collate, OwnCollate)
         self._choose_way()
 
-    def _choose_way(self) -> None:
-        """Decide what depends on dataset, transform and collate function."""
+    def _choose_way(self) -> None:  # what depends on the transforms
         keyed = getattr(self.transform, "keyed", self.transform is None)
         self._keyed = keyed and not getattr(self.dataset, "draws", True)
         self.tried = self._keyed
@@ -281,8 +280,8 @@ class Fetch:
 def batch_hash(batches: Iterable[Batch]) -> str:
     """One hash over the global batch that `batches` are the shares of, in position order.
 
-    Padding counts nowhere, so the hash does not depend on how the batch was shared out.
-    Each batch must have been fetched with `hashed=True`.
+    Padding counts nowhere, so the hash does not depend on how the batch was shared out. Batches
+    have to be fetched with `hashed=True`.
     """
     return hash_of_rows(row for batch in batches for row in row_hashes(batch))
 
@@ -314,8 +313,15 @@ def _feed(update: Callable[[bytes], None], value: Any) -> None:
         for key in sorted(value, key=str):
             _feed(update, str(key))
             _feed(update, value[key])
-    elif isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
-        _feed_array(update, value)
+    elif isinstance(value, torch.Tensor):
+        tensor = plain(value).detach().cpu().contiguous()
+        update(f"{str(tensor.dtype).removeprefix('torch.')}{tuple(tensor.shape)}".encode())
+        # bfloat16 and the float8 types have no numpy dtype, but their bytes do.
+        update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    elif isinstance(value, (np.ndarray, np.generic)):
+        array = np.ascontiguousarray(value)
+        update(f"{array.dtype}{np.shape(value)}".encode())
+        update(array.tobytes())
     elif isinstance(value, (list, tuple)):
         update(b"[%d" % len(value))
         for item in value:
@@ -323,11 +329,11 @@ def _feed(update: Callable[[bytes], None], value: Any) -> None:
     elif isinstance(value, float):
         update(b"f" + struct.pack("<d", value))
     else:
-        data = value if isinstance(value, bytes) else _text(value)
+        data = value if isinstance(value, bytes) else _bytes_of(value)
         update(f"{type(value).__name__}:{len(data)}:".encode() + data)
 
 
-def _text(value: Any) -> bytes:
+def _bytes_of(value: Any) -> bytes:
     """Bytes of a plain value, or of a picture that has not become a tensor yet."""
     if value is None or isinstance(value, (str, int, bool)):
         return str(value).encode()
@@ -336,16 +342,3 @@ def _text(value: Any) -> bytes:
     if isinstance(value, EncodedImage):
         return value.content
     raise DataError(f"a field of type {type(value).__name__} cannot be hashed; make it a tensor")
-
-
-def _feed_array(update: Callable[[bytes], None], value: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        tensor = plain(value).detach().cpu().contiguous()
-        kind, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-        # bfloat16 and the float8 types have no numpy dtype, but their bytes do.
-        array = tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0)
-    else:
-        array = np.ascontiguousarray(value)
-        kind, shape = str(array.dtype), tuple(np.shape(value))
-    update(f"{kind}{shape}".encode())
-    update(array.tobytes())
