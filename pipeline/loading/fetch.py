@@ -18,9 +18,9 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from copy import copy
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,9 +56,10 @@ from pipeline.order.randomness import (
 )
 from pipeline.order.seeding import UNSEEDED, Seeding
 from pipeline.order.thread_generators import ThreadRandomness, held_by_parts
-from pipeline.protocols import Collate, MapDataset, StreamDataset, Transform
+from pipeline.protocols import Collate, Transform
 
 
+@dataclass(eq=False, repr=False)
 class Fetch:
     """Work on one request.
 
@@ -77,50 +78,29 @@ class Fetch:
         reads_many: rows are read by `__getitems__`.
     """
 
-    def __init__(
-        self,
-        dataset: MapDataset | StreamDataset,
-        transform: Transform | None,
-        collate: Collate,
-        seed: int,
-        hashed: bool = False,
-        batch_transform: Callable[[Batch], Batch] | None = None,
-        bad: BadSamples = RAISE,
-        fields: Fields = NAMELESS,
-    ) -> None:
-        self.fields = fields
-        self.dataset: Any = dataset
-        self.transform = transform
-        self.collate = collate
-        self.seed = seed
-        self.hashed = hashed
-        self.batch_transform = batch_transform
-        self.bad = bad
-        self.traced = False
-        # torch's Subset only loops over `__getitem__` here, whose draws have keys of their own.
-        self.reads_many = hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)
-        self._seeding = Seeding()
-        self._order = getattr(collate, "order", None)
-        self._restores = isinstance(collate, OwnCollate)
-        self._choose_way()
+    dataset: Any  # MapDataset | StreamDataset
+    transform: Transform | None
+    collate: Collate
+    seed: int
+    hashed: bool = False
+    batch_transform: Callable[[Batch], Batch] | None = None
+    bad: BadSamples = RAISE
+    fields: Fields = NAMELESS
+    traced: bool = field(default=False, init=False)
 
-    def _choose_way(self) -> None:  # what depends on the transforms
+    def __post_init__(self) -> None:
         keyed = getattr(self.transform, "keyed", self.transform is None)
         self._keyed = keyed and not getattr(self.dataset, "draws", True)
         self.tried = self._keyed
+        # torch's Subset only loops over `__getitem__` here, whose draws have keys of their own.
+        many = hasattr(self.dataset, "__getitems__")
+        self.reads_many = many and not isinstance(self.dataset, Subset)
+        self._seeding = Seeding()
         named = {f"transform.{name}": step for name, step in self._steps().items()}
         self._own = PrivateGenerators({"dataset": self.dataset, **named, "collate": self.collate})
+        self._order = getattr(self.collate, "order", None)
+        self._restores = isinstance(self.collate, OwnCollate)
         self._whole = WholeBatches(self)
-
-    def with_transforms(
-        self, transform: Transform | None, batch_transform: Callable[[Batch], Batch] | None
-    ) -> Self:
-        """The same with other transforms."""
-        fetch = copy(self)
-        fetch.transform, fetch.batch_transform = transform, batch_transform
-        fetch._seeding = Seeding()
-        fetch._choose_way()
-        return fetch
 
     def __call__(self, request: Request, draws: Draws = GLOBAL) -> Batch:
         """The batch of `request`.
@@ -153,26 +133,17 @@ class Fetch:
         """What `get_worker_info().dataset` is in a worker process, for `worker_init_fn`."""
         return self.dataset
 
-    def work(
-        self,
-        request: Request,
-        rows: Any,
-        draws: Draws,
-        timer: StageTimer,
-        substitutes: Substitutes | None = None,
-    ) -> Batch:
-        """The batch of `request` with its samples read from `rows`, by index.
+    def substitutes(self, rows: Any) -> Substitutes | None:
+        """Rows that may take the place of bad ones."""
+        return self.bad.substitutes
 
-        Args:
-            substitutes: which rows may stand in for bad ones; None takes those of `bad`.
-        """
+    def work(self, request: Request, rows: Any, draws: Draws, timer: StageTimer) -> Batch:
+        """The batch of `request` with its samples read from `rows`, by index."""
         warnings: dict[str, str] = {}
         if self._whole.usable:
             keys = sample_key_array(self.seed, request.epoch, request.positions)
             try:
-                fields, kinds = self._whole.make(
-                    self, request, rows, keys, draws, timer, substitutes
-                )
+                fields, kinds = self._whole.make(self, request, rows, keys, draws, timer)
                 return self._finished(fields, request, np.arange(len(request)), timer, kinds=kinds)
             except NotAtOnceError as error:
                 if str(error):
@@ -180,7 +151,7 @@ class Fetch:
                         f"batch {request.address} is made sample by sample, which takes longer: "
                         f"{error}"
                     )
-        make = partial(self._by_sample, request, rows, timer, substitutes, warnings)
+        make = partial(self._by_sample, request, rows, timer, warnings)
         try:
             if self._keyed:
                 return make(UNSEEDED if draws is GLOBAL else draws)
@@ -196,17 +167,12 @@ class Fetch:
         return batch
 
     def _by_sample(
-        self,
-        request: Request,
-        rows: Any,
-        timer: StageTimer,
-        substitutes: Substitutes | None,
-        warnings: Mapping[str, str],
+        self, request: Request, rows: Any, timer: StageTimer, warnings: Mapping[str, str],
         draws: Draws,
-    ) -> Batch:
+    ) -> Batch:  # fmt: skip
         with output_buffers.batch(len(request)):
             keys = sample_keys(self.seed, request.epoch, request.positions)
-            reader = SampleReader(self, request, rows, self.transform, draws, timer, substitutes)
+            reader = SampleReader(self, request, rows, self.transform, draws, timer)
             again = None
             if not self.tried and self._own.is_foreign(request.epoch):
                 self.tried = True

@@ -20,7 +20,6 @@ from pipeline.loading.bad_samples import (
     LeftOut,
     SampleError,
     Stage,
-    Substitutes,
     explained,
     in_one_line,
     is_bad,
@@ -42,7 +41,6 @@ class SampleReader:
         rows: what they are read from, by index.
         transform: sample -> sample; None leaves it.
         draws: the generators that samples are keyed by; reading many at once must not use them.
-        substitutes: which rows may stand in for bad ones; None takes those of `fetch.bad`.
 
     Attributes:
         request: what the samples belong to; after `without`, without the bad ones.
@@ -52,15 +50,9 @@ class SampleReader:
     """
 
     def __init__(
-        self,
-        fetch: Fetch,
-        request: Request,
-        rows: Any,
-        transform: Callable[[Any], Any] | None,
-        draws: Draws,
-        timer: StageTimer,
-        substitutes: Substitutes | None = None,
-    ) -> None:
+        self, fetch: Fetch, request: Request, rows: Any, transform: Callable[[Any], Any] | None,
+        draws: Draws, timer: StageTimer,
+    ) -> None:  # fmt: skip
         self.request = request
         self.places: IntArray | None = None
         self.left_out: tuple[LeftOut, ...] = ()
@@ -68,7 +60,6 @@ class SampleReader:
         self._asked: list[int] = request.indices.tolist()
         self._fetch, self._bad, self._known = fetch, fetch.bad, fetch.bad.known
         self._rows, self._transform, self._draws, self._timer = rows, transform, draws, timer
-        self._substitutes = substitutes or fetch.bad.substitutes
         self._cell = worker_status.current_cell()
         self._early: list[Any] | None = None
         if fetch.reads_many:
@@ -134,9 +125,8 @@ class SampleReader:
         if row in self._known:
             raise BadSampleError(self._known[row], known=True)
         try:
-            sample = (
-                self._rows.__getitems__([row])[0] if self._fetch.reads_many else self._rows[row]
-            )
+            many = self._fetch.reads_many
+            sample = self._rows.__getitems__([row])[0] if many else self._rows[row]
             return sample if type(sample) is dict else self._named(sample)
         except Exception as error:
             raise self._failed(error, "read", place) from error
@@ -191,7 +181,8 @@ class SampleReader:
 
     def _substitute(self, place: int, bad: BadSampleError, key: int) -> tuple[int, Any]:
         """Row and sample for the place of a bad one; its draws are those of the place."""
-        rows = self._substitutes.rows(self.request, place) if self._substitutes else iter(())
+        substitutes = self._fetch.substitutes(self._rows)
+        rows = substitutes.rows(self.request, place) if substitutes else iter(())
         for row in islice(rows, ATTEMPTS):
             self._draws.seed(key)
             try:

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from copy import copy, deepcopy
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import DataError, PenstockError
-from pipeline.loading.bad_samples import ATTEMPTS
+from pipeline.loading.bad_samples import ATTEMPTS, Substitutes
 from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.stage_timer import StageTimer
@@ -149,6 +150,7 @@ class StreamReader:
         self._draws.seed(hash64(self._order.seed, "stream", self._epoch, shard))
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class StreamFetch(Fetch):
     """Work on one request of a stream; arguments are those of `Fetch`, and:
 
@@ -162,15 +164,13 @@ class StreamFetch(Fetch):
         together: rows of a batch that stay on one rank.
     """
 
-    def __init__(
-        self, *args: Any, order: StreamOrder, batch_size: int, tail: Tail = "keep",
-        together: int = 1, **kwargs: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(*args, **kwargs)
-        self.order = order
-        self.batch_size = batch_size
-        self.tail = tail
-        self.together = together
+    order: StreamOrder
+    batch_size: int
+    tail: Tail = "keep"
+    together: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._local = _Local()
 
     def dataset_of_worker(self) -> Any:
@@ -196,24 +196,30 @@ class StreamFetch(Fetch):
         )  # fmt: skip
         first = partial(self._records, request, 0, ATTEMPTS, draws)
         records = _Decoded(self.dataset, found, first, self.seed)
-        return self.work(share, records, draws, timer, records)
+        return self.work(share, records, draws, timer)
+
+    def substitutes(self, rows: Any) -> Substitutes:
+        return rows  # `_Decoded` knows all records of the batch
 
     def _records(
         self, request: StreamRequest, start: int, stop: int, draws: Draws
     ) -> list[tuple[int, Any]]:
         """(number, raw record) at positions of the request's epoch."""
+        local = self._local
+        if local.reader is None or local.process != os.getpid():
+            local.reader, local.process = StreamReader(self.dataset, self.order), os.getpid()
+        reader, local.reader = local.reader, None  # a broken iterator cannot be read on
         try:
-            reader = self._local.reader(self.dataset, self.order)
-            return reader.read(request.epoch, start, stop, draws)
+            found = reader.read(request.epoch, start, stop, draws)
         except PenstockError:
-            self._local.forget()
             raise
         except Exception as error:
-            self._local.forget()
             raise DataError(
                 f"{type(self.dataset).__name__} cannot be read for epoch {request.epoch}, step "
                 f"{request.step}: {type(error).__name__}: {error}"
             ) from error
+        local.reader = reader
+        return found
 
 
 class _Decoded:
@@ -262,18 +268,8 @@ class _Decoded:
 class _Local(threading.local):
     """A reader for each thread of each process; none travels to another."""
 
-    def __init__(self) -> None:
-        self._reader: StreamReader | None = None
-        self._process = -1
-
-    def reader(self, dataset: Any, order: StreamOrder) -> StreamReader:
-        if self._reader is None or self._process != os.getpid():
-            self._reader, self._process = StreamReader(dataset, order), os.getpid()
-        return self._reader
-
-    def forget(self) -> None:
-        """Begin anew next time; a broken iterator can't be read on."""
-        self._reader = None
+    reader: StreamReader | None = None
+    process: int = -1
 
     def __reduce__(self) -> tuple[type[_Local], tuple[()]]:
         return type(self), ()

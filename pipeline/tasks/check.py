@@ -29,14 +29,7 @@ from pipeline.config.schema import Config
 from pipeline.distributed.preemption import Preempted, Stop
 from pipeline.distributed.world import World
 from pipeline.errors import DataError
-from pipeline.loading.bad_samples import (
-    BadSampleError,
-    LeftOut,
-    Stage,
-    Substitutes,
-    in_one_line,
-    path_of,
-)
+from pipeline.loading.bad_samples import BadSampleError, LeftOut, Stage, in_one_line, path_of
 from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.loader import Loader
@@ -133,14 +126,7 @@ def make_loader(parts: Parts, split: str) -> Loader:
 class _Checking(Fetch):
     """Tells what is wrong with samples, in place of their batch."""
 
-    def work(
-        self,
-        request: Request,
-        rows: Any,
-        draws: Draws,
-        timer: StageTimer,
-        substitutes: Substitutes | None = None,
-    ) -> Batch:
+    def work(self, request: Request, rows: Any, draws: Draws, timer: StageTimer) -> Batch:
         reader = _Suspicious(self, request, rows, self.transform, draws, timer)
         left_out = tuple(self._wrong(reader, request, draws))
         return Batch({}, request, np.arange(len(request)), left_out=left_out)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -467,9 +468,10 @@ def test_normalising_while_decoding_changes_no_bit(tmp_path, decoder):
     early = parts.fetch("train")
     request = parts.plan("train").request(0, 0, 0, 1)
     assert early.batch_transform is None or not early.batch_transform.steps
-    bytes_first = parts.fetch("train", whole=True).with_transforms(
-        parts.transform("train"), BatchCompose({"normalize": Normalize("imagenet")}, 0)
-    )
+    bytes_first = replace(
+        parts.fetch("train", whole=True), transform=parts.transform("train"),
+        batch_transform=BatchCompose({"normalize": Normalize("imagenet")}, 0),
+    )  # fmt: skip
     one, other = early(request)["image"], bytes_first(request)["image"]
     assert torch.equal(one, other)
 
