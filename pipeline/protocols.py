@@ -2,16 +2,6 @@
 
 They are for type checkers; nothing has to inherit from them. A part may have only some of the
 optional members: each is looked for by its name, and the class says what happens without it.
-
-    MapDataset        rows by index, for any sampler
-    StreamDataset     records forwards, for `sampler=stream`
-    ShardedStream     the same in shards that can be begun anywhere
-    Described         facts about rows, for samplers, models and manifests
-    Fingerprinted     the identity of a dataset's content
-    Checkable         a closer look than reading, for `task=check`
-    Transform         sample -> sample
-    KeyedTransform    the same, drawing from its sample's key and from no generator
-    Collate           samples -> fields of a batch
 """
 
 from __future__ import annotations
@@ -23,7 +13,7 @@ Sample = Any  # a dict of fields, or what `dataset.fields` gives names to
 
 
 class MapDataset(Protocol):
-    """Rows by index. Only these two members are required.
+    """Rows by index, for any sampler. Only these two members are required.
 
     `__getitems__(indices) -> list of samples`, if there is one, reads many rows at once; it must
     not draw at random, as its samples have one key each.
@@ -68,7 +58,7 @@ class ShardedStream(Protocol):
 
 
 class Described(Protocol):
-    """Facts about a dataset's rows; every member is optional.
+    """Facts about a dataset's rows, for samplers, models and manifests; all are optional.
 
     Without `metadata`, samplers that read a column refuse the dataset (`targets` or `labels`, as
     torchvision's have them, become the column `label`). Without `facts`, models and metrics get the

@@ -24,12 +24,7 @@ LOOK_EVERY = 30.0  # seconds between two looks at the memory while nothing chang
 
 @dataclass(frozen=True)
 class Auto:
-    """The bounds of the search.
-
-    Attributes:
-        most: workers at most.
-        memory: bytes that the process and its workers may take together; None: any.
-    """
+    """The bounds of the search: workers at most, and bytes that all processes may take together."""
 
     most: int
     memory: int | None = None
@@ -37,13 +32,8 @@ class Auto:
 
 @dataclass(frozen=True)
 class Window:
-    """Some batches in a row, all made by the same number of workers.
-
-    Attributes:
-        batches: how many.
-        waited, elapsed: seconds of the consumer's time.
-        memory: bytes of the process and its workers, 0 if unknown.
-    """
+    """Consecutive batches by the same number of workers: their count, the consumer's seconds, and
+    the bytes of the process and its workers (0 if unknown)."""
 
     batches: int
     waited: float
@@ -82,7 +72,6 @@ class Climb:
 
     @property
     def settled(self) -> bool:
-        """Whether it stays where it is for the time being."""
         return self._resting is not None
 
     def observe(self, window: Window) -> int:
@@ -125,11 +114,7 @@ class Climb:
 
 
 class Autotune:
-    """Cuts a loader's statistics into windows and asks the climb after each.
-
-    Args:
-        memory: gives the bytes that the process and its workers take now.
-    """
+    """Cuts a loader's statistics into windows; `memory` gives the bytes taken now."""
 
     def __init__(self, start: int, bounds: Auto, memory: Callable[[], int]) -> None:
         self._memory = memory
@@ -157,8 +142,7 @@ class Autotune:
         """Whether the number of workers changes before the next batch.
 
         Args:
-            batches: delivered since the epoch began.
-            waited, elapsed: seconds since then.
+            batches, waited, elapsed: batches and seconds since the epoch began.
         """
         before, self._seen = self._seen, (batches, waited, elapsed)
         if self._skip > 0:

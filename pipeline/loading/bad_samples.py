@@ -68,14 +68,9 @@ class BadSampleError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A sample that is not in its batch.
+    """A sample that is not in its batch; `path` is "" if the dataset does not know it.
 
-    Attributes:
-        index, position, epoch, step: which sample, and where it would have been.
-        path: its file, or "" if the dataset does not know it.
-        cause: the error, in one line.
-        action: "substitute" or "skip".
-        known: whether a quarantine lists it, so that it was not read.
+    `cause` is the error in one line; `known` samples were not read, since a quarantine lists them.
     """
 
     index: int
@@ -126,13 +121,7 @@ RAISE = BadSamples()
 def rule(
     on_error: OnError, known: Mapping[int, str], sampler: Any, length: int | None, seed: int
 ) -> BadSamples:
-    """The policy for a split.
-
-    Args:
-        known: causes by row, from a quarantine.
-        sampler: of the plan: an order or a batch strategy.
-        length: of the dataset; None for a stream, whose fetch knows its substitutes.
-    """
+    """The policy for a split; `length` is None for a stream, whose fetch knows its substitutes."""
     substitutes: Substitutes | None = None
     if length is not None and on_error == "substitute":
         substitutes = FromOrder(copy(sampler), seed)  # the plan's own may be asked in other threads

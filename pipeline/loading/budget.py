@@ -1,7 +1,4 @@
-"""How many samples of an epoch may be left out before the run stops.
-
-Cost: under 1 us a batch.
-"""
+"""How many samples of an epoch may be left out before the run stops; under 1 us a batch."""
 
 from __future__ import annotations
 
@@ -37,7 +34,6 @@ class Budget:
         self.begin(0)
 
     def begin(self, epoch: int) -> None:
-        """Count anew."""
         self._epoch = epoch
         self._seen = 0
         self._left_out: list[LeftOut] = []

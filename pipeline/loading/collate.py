@@ -1,9 +1,8 @@
 """Samples to a batch: stack equal shapes, pad unequal lengths, or keep a list.
 
-A collate function takes the samples of one share (list of dicts with the same fields) and gives a
-dict of batched fields. What cannot be put together raises `Mismatch`, to which fetch adds the rows
-of the dataset. The stacking itself is torch's `default_collate`: in a worker process it writes
-straight into shared memory.
+A collate function takes the samples of one share (dicts with the same fields) and gives a dict of
+batched fields, or raises `Mismatch`. torch's `default_collate` stacks, in a worker process straight
+into shared memory.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import default_collate, default_convert
 
 from pipeline.loading import output_buffers
@@ -22,13 +22,7 @@ Sample = Mapping[str, Any]
 
 
 class Mismatch(Exception):
-    """Two samples that do not fit into one batch.
-
-    Attributes:
-        field: the field in which they differ.
-        rows: their places among the samples that were to be collated.
-        reason: how they differ, e.g. the two shapes.
-    """
+    """Two samples, by their places, that do not fit into one batch, and why: in which field."""
 
     def __init__(self, field: str, rows: tuple[int, int], reason: str) -> None:
         super().__init__(f"field {field!r}: {reason}")
@@ -77,7 +71,7 @@ class _Padding:
                 raise Mismatch(name, (0, 0), f"to be padded, but the samples have only {known}")
         return list(self.fields)
 
-    def _padded(self, name: str, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _padded(self, name: str, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
 
@@ -110,7 +104,7 @@ class Pad(_Padding):
         lengths = [len(sample[padded[0]]) for sample in samples]
         return sorted(range(len(samples)), key=lambda row: -lengths[row])
 
-    def _padded(self, name: str, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _padded(self, name: str, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
         for row, tensor in enumerate(tensors):
             if tensor.ndim == 0 or tensor.shape[1:] != tensors[0].shape[1:]:
                 raise Mismatch(name, (0, row), _shapes(tensors[0], tensor) + " beyond the length")
@@ -133,7 +127,7 @@ class PadTime(_Padding):
 
     least = 2
 
-    def _padded(self, name: str, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _padded(self, name: str, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
         first = tensors[0]
         for row, tensor in enumerate(tensors):
             if tensor.ndim == 0 or tensor.shape[:-1] != first.shape[:-1]:
@@ -162,9 +156,9 @@ class Single:
         return {name: default_convert(value) for name, value in samples[0].items()}
 
 
-def plain(value: torch.Tensor) -> torch.Tensor:
+def plain(value: Tensor) -> Tensor:
     """A tensor without torchvision's type on it (Image, KeyPoints ...); the data is shared."""
-    return value.as_subclass(torch.Tensor) if type(value) is not torch.Tensor else value
+    return value.as_subclass(Tensor) if type(value) is not Tensor else value
 
 
 def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
@@ -186,10 +180,10 @@ def _stack(field: str, values: list[Any]) -> Any:
             raise Mismatch(field, (0, row), _shapes(first, value))
     if isinstance(first, EncodedImage):  # for a batch transform that decodes
         return values
-    if isinstance(first, torch.Tensor):
+    if isinstance(first, Tensor):
         rows = [plain(value) for value in values]
-        written = output_buffers.contiguous_view(rows)
-        return default_collate(rows) if written is None else written
+        view = output_buffers.contiguous_view(rows)
+        return default_collate(rows) if view is None else view
     try:
         return default_collate(values)
     except TypeError as error:
@@ -214,7 +208,7 @@ def kinds_of(sample: Any) -> dict[str, str]:
     for name, value in sample.items() if isinstance(sample, Mapping) else ():
         if isinstance(value, EncodedImage):
             kinds[name] = "image"
-        elif type(value) is torch.Tensor or tv_tensors is None:
+        elif type(value) is Tensor or tv_tensors is None:
             continue
         elif isinstance(value, tv_tensors.BoundingBoxes):
             kinds[name] = f"boxes/{value.format.value.lower()}"

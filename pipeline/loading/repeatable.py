@@ -69,9 +69,8 @@ class Again:
         """A message about a sample that differs when it is made again; else "".
 
         Args:
-            samples: of the request, by place.
-            bad: places of those that could not be made.
-            hashed: gives bytes that tell a value from others; DataError for an unknown type.
+            bad: places of samples that could not be made.
+            hashed: a hash of a value; DataError for an unknown type.
         """
         try:
             for place, sample in enumerate(samples[:SAMPLES]):

@@ -29,6 +29,7 @@ from pipeline.order.samplers import Tail
 from pipeline.order.streams import End, StreamOrder, StreamRequest, forwards, length_of
 from pipeline.torch_internals import worker_info
 
+Records = list[tuple[int, Any]]  # by number
 log = logging.getLogger(__name__)
 
 
@@ -49,9 +50,9 @@ class StreamReader:
         self._ends: IntArray | None = None  # of the shards, in the order of the epoch, if known
         self._draws: Draws = GLOBAL
         self._states: Any = None  # of the generators, as reading has left them
-        self._block: tuple[int, list[tuple[int, Any]]] = (-1, [])
+        self._block: tuple[int, Records] = (-1, [])
 
-    def read(self, epoch: int, start: int, stop: int, draws: Draws) -> list[tuple[int, Any]]:
+    def read(self, epoch: int, start: int, stop: int, draws: Draws) -> Records:
         """(number, raw record) at positions start .. stop-1; fewer only where the epoch ends."""
         outside = draws.save()
         try:
@@ -70,10 +71,10 @@ class StreamReader:
             draws.restore(outside)
         return found
 
-    def _positions(self, start: int, stop: int) -> list[tuple[int, Any]]:
+    def _positions(self, start: int, stop: int) -> Records:
         if not self._order.buffer:
             return self._raw(start, stop)
-        found: list[tuple[int, Any]] = []
+        found: Records = []
         while start < stop:
             first, last = self._order.block(self._epoch, start)
             if self._block[0] != first:
@@ -87,7 +88,7 @@ class StreamReader:
             start = last
         return found
 
-    def _raw(self, start: int, stop: int) -> list[tuple[int, Any]]:
+    def _raw(self, start: int, stop: int) -> Records:
         """Raw records by number."""
         if self._end is not None and start >= self._end:
             return []
@@ -152,12 +153,12 @@ class StreamReader:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class StreamFetch(Fetch):
-    """Work on one request of a stream; arguments are those of `Fetch`, and:
+    """Work on one request of a stream; see `Fetch`.
+
+    A bad record is replaced by another one of the same global batch, or else by one of the epoch's
+    first.
 
     Args:
-        dataset: an iterable of records, or one that offers more (`pipeline.protocols`).
-        bad: the substitute of a bad record is another one of the same global batch, or else one of
-            the epoch's first.
         order: the sampler.
         batch_size: records in a global batch.
         tail: of the last, smaller batch.
@@ -201,9 +202,7 @@ class StreamFetch(Fetch):
     def substitutes(self, rows: Any) -> Substitutes:
         return rows  # `_Decoded` knows all records of the batch
 
-    def _records(
-        self, request: StreamRequest, start: int, stop: int, draws: Draws
-    ) -> list[tuple[int, Any]]:
+    def _records(self, request: StreamRequest, start: int, stop: int, draws: Draws) -> Records:
         """(number, raw record) at positions of the request's epoch."""
         local = self._local
         if local.reader is None or local.process != os.getpid():
@@ -231,11 +230,7 @@ class _Decoded:
     """
 
     def __init__(
-        self,
-        stream: Any,
-        found: list[tuple[int, Any]],
-        first: Callable[[], list[tuple[int, Any]]],
-        seed: int,
+        self, stream: Any, found: Records, first: Callable[[], Records], seed: int
     ) -> None:
         self._stream = stream
         self._decode = getattr(stream, "decode", None)

@@ -73,12 +73,7 @@ def ahead(items: Iterable[Item], begin: Callable[[Item], Begun]) -> Iterator[Beg
 
 
 class Transfer:
-    """Moves batches to a CUDA device, one ahead.
-
-    Args:
-        device: e.g. "cuda:0".
-        slots: sets of pinned buffers; as many batches may be on their way.
-    """
+    """Moves batches to a CUDA device, one ahead; `slots` of them may be on their way."""
 
     def __init__(self, device: str, slots: int = 3) -> None:
         self._device = torch.device(device)
@@ -106,13 +101,13 @@ class Transfer:
         self._slots[turn].clear()
         self._stream = self._stream or torch.cuda.Stream(self._device)
         with torch.cuda.stream(self._stream):
-            result = result.map(lambda tensor: self._moved(tensor, self._slots[turn]))
+            result = result.map(partial(self._moved, self._slots[turn]))
             copied = torch.cuda.Event()
             copied.record(self._stream)
         self._copied[turn] = copied
         return result, copied
 
-    def _moved(self, tensor: Tensor, buffers: Buffers) -> Tensor:
+    def _moved(self, buffers: Buffers, tensor: Tensor) -> Tensor:
         if tensor.device.type != "cpu":
             return tensor
         pinned = tensor if tensor.is_pinned() else buffers.hold(tensor)

@@ -123,7 +123,7 @@ def make_loader(parts: Parts, split: str) -> Loader:
     return Loader(own, fetch, replace(made.options, persistent_workers=False), World())
 
 
-class _Checking(Fetch):
+class Check(Fetch):
     """Tells what is wrong with samples, in place of their batch."""
 
     def work(self, request: Request, rows: Any, draws: Draws, timer: StageTimer) -> Batch:
@@ -154,12 +154,8 @@ class _Checking(Fetch):
         return said
 
 
-class Check(_Checking):
-    """Checks rows."""
-
-
-class CheckStream(_Checking, StreamFetch):
-    """Checks records."""
+class CheckStream(Check, StreamFetch):
+    """The same for records."""
 
 
 class _Suspicious(SampleReader):

@@ -132,11 +132,8 @@ def _row(batch: Batch, fields: Mapping[str, Any], row: int) -> dict[str, Any]:
 def images_of(batch: Batch, owner: object) -> dict[str, Tensor]:
     """The pictures of a batch by field, [B, C, H, W], all of one size.
 
-    Args:
-        owner: the transform that asks, for the message.
-
     Raises:
-        DataError: there is none, or they are not stacked.
+        DataError: there is none, or they are not stacked; names `owner`, the transform.
     """
     name = type(owner).__name__
     found = {field: batch[field] for field, kind in batch.kinds.items() if kind == "image"}
@@ -203,7 +200,7 @@ def around(
     value: float | Range, name: str, centre: float = 0.0, least: float = -math.inf,
     most: float = math.inf,
 ) -> Pair:  # fmt: skip
-    """Two bounds, or one number as the distance to either side of `centre`."""
+    """Two bounds, or one number as the distance from `centre` to both sides."""
     if not isinstance(value, (int, float)):
         return interval(value, name, least, most)
     if value < 0:
