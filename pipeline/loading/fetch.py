@@ -113,7 +113,7 @@ class Fetch:
                 place, or rows do not fit together.
             SampleError: the dataset's, a transform's or the collate function's code failed.
         """
-        draws = self._with_own(request.epoch, draws)
+        draws = draws if self._keyed else self._with_own(request.epoch, draws)
         return self.work(request, self.dataset, draws, StageTimer(self.traced))
 
     def _steps(self) -> Mapping[str, Callable[[Any], Any]]:
@@ -124,7 +124,7 @@ class Fetch:
 
     def _with_own(self, epoch: int, draws: Draws) -> Draws:
         """`draws`, and the generators that dataset, transforms and collate function hold."""
-        names = [] if self._keyed else self._own.names(epoch)
+        names = self._own.names(epoch)
         if names and isinstance(draws, ThreadRandomness):
             raise held_by_parts(names)
         return self._own.beside(draws) if names else draws
@@ -235,12 +235,13 @@ class Fetch:
         **attributes: Any,
     ) -> Batch:  # fmt: skip
         """The batch after its transforms, with the time that it took."""
-        batch = Batch(fields, request, order, **attributes)
-        if self.batch_transform is not None:
-            worker_status.report(worker_status.WHOLE, worker_status.BATCH)
-            batch = self.batch_transform(batch)
-            timer.lap("batch")
-        return batch.replace(timing=timer.seconds, trace=timer.trace() if self.traced else None)
+        if self.batch_transform is None:
+            trace = timer.trace() if self.traced else None
+            return Batch(fields, request, order, timing=timer.seconds, trace=trace, **attributes)
+        worker_status.report(worker_status.WHOLE, worker_status.BATCH)
+        batch = self.batch_transform(Batch(fields, request, order, **attributes))
+        timer.lap("batch")
+        return batch.replace(timing=timer.seconds, trace=timer.trace())
 
 
 def batch_hash(batches: Iterable[Batch]) -> str:

@@ -60,7 +60,7 @@ class SampleReader:
         self._asked: list[int] = request.indices.tolist()
         self._fetch, self._bad, self._known = fetch, fetch.bad, fetch.bad.known
         self._rows, self._transform, self._draws, self._timer = rows, transform, draws, timer
-        self._cell = worker_status.current_cell()
+        self._cell = worker_status.current.cell
         self._early: list[Any] | None = None
         if fetch.reads_many:
             self._early = self._read_many()

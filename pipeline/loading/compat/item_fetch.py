@@ -181,7 +181,7 @@ class ItemFetch:
 
     def _one_by_one(self, keys: Any, seeds: list[int] | None, draws: Draws) -> list[Any]:
         dataset, samples = self.dataset, []
-        here = worker_status.current_cell()
+        here = worker_status.current.cell
         here[worker_status.STAGE] = worker_status.READ
         for place, key in enumerate(keys):
             if seeds is not None:
