@@ -286,7 +286,7 @@ def test_nobody_else_says_what_is_trusted(harm, reason, birds, capsys):
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path, capsys):
     (tmp_path / "mine").write_text("kept")
-    for folder, reason in ((tmp_path, "is not empty"), (tmp_path / "mine", "is no folder")):
+    for folder, reason in ((tmp_path, "is not empty"), (tmp_path / "mine", "is not a folder")):
         done = run(capsys, "init", folder)
         assert done.code == 2
         assert reason in done.err

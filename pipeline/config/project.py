@@ -1,17 +1,13 @@
-"""What the working folder's own pyproject.toml says, as if it had been typed.
+"""Options that the working folder's own pyproject.toml holds, as if they had been typed.
 
     [tool.penstock]
     trust = ["my_faces"]      # as --trust my_faces
     config_dir = "conf"       # as --config-dir conf
 
-The folder is put on `sys.path`, so that the packages in it can be imported. What is typed wins over
-the file. As the file says whose code is run, it counts only in the working folder itself (folders
-above are not searched), and only if nobody but this user can have written it.
-
-Processes that this program starts (ranks, a launcher's jobs) find it in PENSTOCK_PROJECT and read
-no file again.
-
-Cost: 5 ms where there is a pyproject.toml that names penstock at all.
+The folder is put on `sys.path`. What is typed wins over the file. As the file says whose code is
+run, it counts only in the working folder itself (folders above are not searched), and only if
+nobody but this user can have written it. Processes that this program starts (ranks, a launcher's
+jobs) find it in PENSTOCK_PROJECT. Cost: 5 ms where a pyproject.toml names penstock at all.
 """
 
 from __future__ import annotations
@@ -41,13 +37,7 @@ _LARGEST = 1 << 20  # bytes
 
 @dataclass(frozen=True)
 class Project:
-    """What a folder's pyproject.toml says.
-
-    Attributes:
-        folder: in full.
-        trust: names of packages.
-        config_dir: in full; None if it is not said.
-    """
+    """A folder with such a table: in full, as is `config_dir`; `trust` are names of packages."""
 
     folder: str
     trust: tuple[str, ...] = ()
@@ -118,21 +108,14 @@ def _project(folder: Path, table: Any) -> Project:
         problems += check_trusted(trust, f"{_TABLE}.trust")
     found = None
     if config_dir is not None:
-        found = _inside(folder, config_dir)
-        if found is None:
+        named = isinstance(config_dir, str) and config_dir and "\0" not in config_dir
+        found = (folder / config_dir).resolve() if named else None
+        if found is None or not (found.is_dir() and found.is_relative_to(folder)):
             problems.append(Problem(f"{_TABLE}.config_dir", f"got {show(config_dir)}, expected a "
                                     f"folder inside of {folder}"))  # fmt: skip
     if problems:
         raise ConfigError(problems)
-    return Project(str(folder), tuple(trust), found)
-
-
-def _inside(folder: Path, name: Any) -> str | None:
-    """A folder inside of `folder`, in full; None if it is none."""
-    if not isinstance(name, str) or not name or "\0" in name:
-        return None
-    path = (folder / name).resolve()
-    return str(path) if path.is_dir() and path.is_relative_to(folder) else None
+    return Project(str(folder), tuple(trust), None if found is None else str(found))
 
 
 def current() -> Project | None:
@@ -141,7 +124,7 @@ def current() -> Project | None:
     if not text:
         return None
     given = json.loads(text)
-    return Project(given["folder"], tuple(given["trust"]), given["config_dir"])
+    return Project(**{**given, "trust": tuple(given["trust"])})
 
 
 def as_variable(project: Project | None) -> str:

@@ -1,11 +1,7 @@
-"""Transforms that move what a batch shows: pictures, masks, boxes and landmarks together.
+"""Batch transforms that move pictures, masks, boxes and landmarks together.
 
-    HorizontalFlip      mirrors; landmarks keep their meaning
-    RandomResizedCrop   a part of the picture at one size, antialiased
-    Affine              turns, shifts, scales and shears
-
-Coordinates move as torchvision v2 moves them: boxes count from edge to edge and are cut at the
-picture's border, landmarks are not cut. One parameter set a sample moves all of its fields.
+Coordinates move as in torchvision v2: boxes count from edge to edge and are cut at the picture's
+border, landmarks are not cut.
 """
 
 from __future__ import annotations
@@ -20,8 +16,9 @@ from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.loading.batch import Batch
-from pipeline.order.sample_generators import KeyedRandom
+from pipeline.order.randomness import KeyedRandom
 from pipeline.transforms.batch import (
+    Pair,
     Range,
     around,
     by_row,
@@ -31,15 +28,22 @@ from pipeline.transforms.batch import (
     probability,
     some,
 )
+from pipeline.transforms.crops import side_lengths
 from pipeline.transforms.image import LandmarkFlip
 from pipeline.transforms.warping import affine, crop_nearest, crop_resize
 
 
 class Move(ABC):
-    """What a transform does to each kind of field, with the parameters drawn for a batch.
+    """A transform of each kind of field, with the parameters drawn for a batch.
 
-    Tensors have a row a sample; those handed in are not to be changed.
+    Arguments must not be changed in place.
+
+    Attributes:
+        height, width: of the pictures afterwards.
     """
+
+    def __init__(self, height: int, width: int) -> None:
+        self.height, self.width = height, width
 
     @abstractmethod
     def image(self, images: Tensor) -> Tensor:
@@ -57,13 +61,9 @@ class Move(ABC):
         """Landmarks, float[B, N, 2]."""
         return self.points(points)
 
-    @abstractmethod
-    def canvas(self) -> tuple[int, int]:
-        """Height and width of the pictures afterwards."""
-
 
 class Geometric(ABC):
-    """A transform that moves pictures and everything that lies in them."""
+    """A transform that moves pictures and everything in them."""
 
     @abstractmethod
     def move(self, random: KeyedRandom, height: int, width: int) -> Move:
@@ -83,8 +83,8 @@ def _moved(batch: Batch, name: str, kind: str, move: Move) -> Any:
         return move.image(value)
     if kind == "mask":
         stacked = value if value.ndim == 4 else value[:, None]
-        return move.mask(stacked).reshape(*value.shape[:-2], *move.canvas())
-    if isinstance(value, list):  # as many a sample as there are
+        return move.mask(stacked).reshape(*value.shape[:-2], move.height, move.width)
+    if isinstance(value, list):  # samples have different numbers of them
         whole = torch.nn.utils.rnn.pad_sequence(value, batch_first=True)
         moved = _coordinates(whole, kind, move)
         return [rows[: len(one)] for rows, one in zip(moved, value, strict=True)]
@@ -117,9 +117,8 @@ def _boxes(boxes: Tensor, form: str, move: Move) -> Tensor:
     other = torch.stack([second[..., 0], first[..., 1]], -1)
     last = torch.stack([first[..., 0], second[..., 1]], -1)
     corners = torch.stack([move.points(one) for one in (first, other, second, last)])
-    height, width = move.canvas()
     low, high = (
-        torch.stack([one[..., 0].clamp(0, width), one[..., 1].clamp(0, height)], -1)
+        torch.stack([one[..., 0].clamp(0, move.width), one[..., 1].clamp(0, move.height)], -1)
         for one in (corners.amin(0), corners.amax(0))
     )
     if form == "xywh":
@@ -132,7 +131,7 @@ class HorizontalFlip(Geometric):
 
     Args:
         p: probability.
-        pairs: numbers of landmarks that change places, so that a left eye stays a left eye:
+        pairs: numbers of landmarks that are swapped, so that a left eye stays a left eye:
             "ibug68", or a list of pairs; None for landmarks without sides.
     """
 
@@ -148,8 +147,8 @@ class _Flip(Move):
     def __init__(
         self, flipped: Tensor, pairs: Sequence[Sequence[int]], height: int, width: int
     ) -> None:
+        super().__init__(height, width)
         self._flipped, self._pairs = flipped, pairs
-        self._height, self._width = height, width
 
     def image(self, images: Tensor) -> Tensor:
         return some(images, self._flipped, lambda rows: rows.flip(-1))
@@ -158,11 +157,11 @@ class _Flip(Move):
         return self.image(masks)
 
     def points(self, points: Tensor) -> Tensor:
-        return self._mirrored(points, self._width)
+        return self._mirrored(points, self.width)
 
     def keypoints(self, points: Tensor) -> Tensor:
         # A landmark counts pixels and not edges: the last of them is width - 1.
-        mirrored = self._mirrored(points, self._width - 1)
+        mirrored = self._mirrored(points, self.width - 1)
         order = torch.arange(points.shape[1])
         for left, right in self._pairs:
             order[left], order[right] = right, left
@@ -173,8 +172,18 @@ class _Flip(Move):
         mirrored = torch.stack([width - points[..., 0], points[..., 1]], dim=-1)
         return torch.where(by_row(self._flipped, points), mirrored, points)
 
-    def canvas(self) -> tuple[int, int]:
-        return self._height, self._width
+
+def random_sides(random: KeyedRandom, scale: Pair, ratio: Pair, area: int) -> Tensor:
+    """Ten sides by sqrt(area * ratio), sqrt(area / ratio) for each row: int64[B, 10, 2].
+
+    Args:
+        scale: least and largest share of `area`, in pixels.
+        ratio: least and largest ratio; its logarithm is drawn evenly.
+    """
+    areas = random.uniform(*scale, (10,)) * area
+    low, high = (math.log(one) for one in ratio)
+    ratios = random.uniform(low, high, (10,)).exp()
+    return torch.stack([(areas * ratios).sqrt(), (areas / ratios).sqrt()], -1).round().long()
 
 
 class RandomResizedCrop(Geometric):
@@ -188,18 +197,13 @@ class RandomResizedCrop(Geometric):
         ratio: least and largest width per height.
     """
 
-    TRIES = 10
-
     def __init__(
         self,
         size: int | Sequence[int],
         scale: Range = (0.08, 1.0),
         ratio: Range = (3 / 4, 4 / 3),
     ) -> None:
-        sides = [size, size] if isinstance(size, int) else list(size)
-        if len(sides) != 2 or min(sides) < 1:
-            raise ConfigError(Problem("size", f"got {size!r}, expected a side or [height, width]"))
-        self.size = sides[0], sides[1]
+        self.size = side_lengths(size)
         self.scale = interval(scale, "scale", 0.0, 1.0)
         self.ratio = positive(ratio, "ratio")
 
@@ -208,43 +212,35 @@ class RandomResizedCrop(Geometric):
 
     def boxes(self, random: KeyedRandom, height: int, width: int) -> Tensor:
         """int64[B, 4]: top, left, height, width."""
-        tries = (self.TRIES,)
-        area = random.uniform(*self.scale, tries) * (height * width)
-        low, high = (math.log(one) for one in self.ratio)
-        ratio = random.uniform(low, high, tries).exp()
-        sides = torch.stack([(area / ratio).sqrt(), (area * ratio).sqrt()], -1).round().long()
+        sides = random_sides(random, self.scale, self.ratio, height * width).flip(-1)
         room = torch.tensor([height, width]) - sides
         fits = ((sides > 0) & (room >= 0)).all(-1)
         first = fits.int().argmax(1, keepdim=True)  # the first of the largest, as documented
         chosen = torch.take_along_dim(sides, first[..., None], 1)[:, 0]
         corner = (random.uniform(size=(2,)) * (torch.tensor([height, width]) - chosen + 1)).long()
         boxes = torch.cat([corner, chosen], 1)
-        return torch.where(fits.any(1, keepdim=True), boxes, self._largest(height, width))
-
-    def _largest(self, height: int, width: int) -> Tensor:
         ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
-        sides = min(height, round(width / ratio)), min(width, round(height * ratio))
-        return torch.tensor([(height - sides[0]) // 2, (width - sides[1]) // 2, *sides])
+        high, wide = min(height, round(width / ratio)), min(width, round(height * ratio))
+        largest = torch.tensor([(height - high) // 2, (width - wide) // 2, high, wide])
+        return torch.where(fits.any(1, keepdim=True), boxes, largest)
 
 
 class _Crop(Move):
     def __init__(self, boxes: Tensor, size: tuple[int, int]) -> None:
-        self._boxes, self._size = boxes, size
+        super().__init__(*size)
+        self._boxes = boxes
 
     def image(self, images: Tensor) -> Tensor:
-        return crop_resize(images, self._boxes, self._size)
+        return crop_resize(images, self._boxes, (self.height, self.width))
 
     def mask(self, masks: Tensor) -> Tensor:
-        return crop_nearest(masks, self._boxes, self._size)
+        return crop_nearest(masks, self._boxes, (self.height, self.width))
 
     def points(self, points: Tensor) -> Tensor:
         top, left, height, width = self._boxes.double().unbind(1)
         corner = torch.stack([left, top], -1)[:, None].to(points.device, points.dtype)
-        scale = torch.stack([self._size[1] / width, self._size[0] / height], -1)[:, None]
+        scale = torch.stack([self.width / width, self.height / height], -1)[:, None]
         return (points - corner) * scale.to(points.device, points.dtype)
-
-    def canvas(self) -> tuple[int, int]:
-        return self._size
 
 
 class Affine(Geometric):
@@ -256,7 +252,7 @@ class Affine(Geometric):
         scale: least and largest factor.
         shear: largest angle of shearing along x to either side in degrees, or [least, largest].
         p: probability of doing anything.
-        fill: what stands outside of the picture, in the pixels' units.
+        fill: value outside of the picture, in the pixels' units.
     """
 
     def __init__(
@@ -306,8 +302,8 @@ def forward(angle: Tensor, scale: Tensor, shear: Tensor, shift: Tensor) -> Tenso
 
 class _Affine(Move):
     def __init__(self, matrices: Tensor, height: int, width: int, fill: float) -> None:
-        self._forward = matrices
-        self._height, self._width, self._fill = height, width, fill
+        super().__init__(height, width)
+        self._forward, self._fill = matrices, fill
 
     def image(self, images: Tensor) -> Tensor:
         return affine(images, self._inverse(), self._fill)
@@ -318,12 +314,9 @@ class _Affine(Move):
     def points(self, points: Tensor) -> Tensor:
         rows = self._forward.flatten(1)[:, :, None].to(points.device, points.dtype)
         a, b, c, d, e, f = rows.unbind(1)
-        x, y = points[..., 0] - self._width / 2, points[..., 1] - self._height / 2
-        moved = [x * a + y * b + c + self._width / 2, x * d + y * e + f + self._height / 2]
+        x, y = points[..., 0] - self.width / 2, points[..., 1] - self.height / 2
+        moved = [x * a + y * b + c + self.width / 2, x * d + y * e + f + self.height / 2]
         return torch.stack(moved, dim=-1)
-
-    def canvas(self) -> tuple[int, int]:
-        return self._height, self._width
 
     def _inverse(self) -> Tensor:
         (a, b, c), (d, e, f) = (row.unbind(1) for row in self._forward.unbind(1))

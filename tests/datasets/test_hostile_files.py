@@ -30,8 +30,8 @@ from pipeline.datasets.reading.walk import walk
 from pipeline.datasets.sequences import Sequences
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.limits import Limits
-from pipeline.order.sample_generators import KeyedRandom
-from pipeline.packing.center_crops import CenterCrops
+from pipeline.order.randomness import KeyedRandom
+from pipeline.packing.recipe import CenterCrops
 from pipeline.transforms import native_images
 from pipeline.transforms.device_decoding import DecodeBatchResizeCenterCrop
 from pipeline.transforms.image_decoding import DecodeResize
@@ -249,14 +249,14 @@ def test_tables_of_landmarks(tmp_path, header, match):
 
 DEEP = "[" * 100_000 + "]" * 100_000
 JSON = {
-    "deep": (DEEP, "no index"),
+    "deep": (DEEP, "not an index"),
     "deep value": (f'{{"version": 2, "shards": [{DEEP}]}}', "nested more than 100 levels"),
-    "many": ("[" + "[]," * 3_000_000 + "0]", "no index"),
+    "many": ("[" + "[]," * 3_000_000 + "0]", "not an index"),
     "many values": ('{"shards": [' + "[]," * 3_000_000 + "0]}", "more than 256 MiB of memory"),
-    "no list": ('{"version": 2, "shards": 7}', "no index"),
-    "list of numbers": ('{"version": 2, "shards": [7]}', "no index"),
-    "null": ("null", "no index"),
-    "digits": ("1" * 5000, "no index"),
+    "no list": ('{"version": 2, "shards": 7}', "not an index"),
+    "list of numbers": ('{"version": 2, "shards": [7]}', "not an index"),
+    "null": ("null", "not an index"),
+    "digits": ("1" * 5000, "not an index"),
 }
 
 
@@ -274,7 +274,7 @@ def test_counts_in_an_index(samples):
     shard = {"format": "mds", "samples": samples, "column_names": [], "column_encodings": [],
              "raw_data": {"basename": "a", "bytes": 8}}  # fmt: skip
     Path("index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
-    refused("no index", read_index, "./index.json", Files(), Limits())
+    refused("not an index", read_index, "./index.json", Files(), Limits())
 
 
 @pytest.mark.parametrize(("change", "match"), [
@@ -301,7 +301,7 @@ def test_files_of_packs(tmp_path, file):
     record = {"kind": "penstock pack", "version": 1, "count": 10**9, "fields": [field],
               "files": sizes, "fingerprint": "x"}  # fmt: skip
     Path("pack/pack.json").write_text(json.dumps(record))
-    refused("leads out of the pack|has to be 1000000000 rows", lambda: Packed("pack")[5])
+    refused("leads out of the pack|must have 1000000000 rows", lambda: Packed("pack")[5])
 
 
 def test_a_pattern_that_stands_for_too_many_files():

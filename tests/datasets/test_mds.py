@@ -148,7 +148,7 @@ def test_indexes_that_are_none(root):
     index = root / "index.json"
     good = json.loads(index.read_text())
     bad = {
-        "": r"is no index of MDS shards \(it is empty\)",
+        "": r"is not an index of MDS shards \(it is empty\)",
         "<html>": "it is a web page",
         "{}": r"KeyError\('version'\)",
         json.dumps({**good, "version": 1}): "has version 1; version 2 is read",

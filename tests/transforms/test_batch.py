@@ -15,14 +15,13 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.collate import List, Pad, Stack
 from pipeline.loading.fetch import Fetch, SampleError, batch_hash
 from pipeline.order.plan import Plan, Request
-from pipeline.order.sample_generators import KeyedRandom
+from pipeline.order.randomness import KeyedRandom
 from pipeline.order.samplers import Random, Sequential
 from pipeline.transforms import warping
 from pipeline.transforms.batch import BatchCompose
-from pipeline.transforms.batch_colors import ColorJitter, Normalize, RandomErasing
+from pipeline.transforms.batch_colors import BatchNormalize, ColorJitter, RandomErasing
 from pipeline.transforms.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop, forward
-from pipeline.transforms.image import LandmarkFlip
-from pipeline.transforms.image import Normalize as NormalizeSample
+from pipeline.transforms.image import LandmarkFlip, Normalize
 from pipeline.transforms.mixing import CutMix, MixUp
 from pipeline.transforms.warping import affine, crop_nearest, crop_resize, crop_resize_dense, layout
 from tests.program import SHARED
@@ -109,7 +108,7 @@ EVERYTHING = {
     "erase": RandomErasing(0.5, value="random"),
     "mixup": MixUp(CLASSES, 0.4, 0.5),
     "cutmix": CutMix(CLASSES, 1.0, 0.5),
-    "normalize": Normalize(),
+    "normalize": BatchNormalize(),
 }
 
 
@@ -527,8 +526,8 @@ def test_colors_of_grey_pictures():
 def test_a_batch_is_normalised_like_its_samples(last):
     statistics = {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7]}
     batch = batch_of()
-    expected = NormalizeSample(statistics)({"image": tv_tensors.Image(batch["image"])})["image"]
-    step = Normalize(statistics, channels_last=last)
+    expected = Normalize(statistics)({"image": tv_tensors.Image(batch["image"])})["image"]
+    step = BatchNormalize(statistics, channels_last=last)
     found = step(batch, keyed())["image"]
     torch.testing.assert_close(found, expected.as_subclass(torch.Tensor), atol=1e-5, rtol=1e-5)
     assert layout(found) == (torch.channels_last if last else torch.contiguous_format)
@@ -594,7 +593,7 @@ def test_half_of_the_rows_are_mixed_when_asked():
 
 def test_what_cannot_be_mixed_is_refused():
     with pytest.raises(
-        DataError, match=r"MixUp mixes pictures of classes.* of mask \(field 'mask'"
+        DataError, match=r"MixUp mixes pictures of classes, and cannot mix mask \(field 'mask'"
     ):
         MixUp(CLASSES)(batch_of(Marked()), keyed())
     with pytest.raises(DataError, match="the field 'name' of the batch is not int64"):

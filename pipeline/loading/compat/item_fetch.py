@@ -24,8 +24,7 @@ from pipeline.order.address import Addressed
 from pipeline.order.plan import Request
 from pipeline.order.private_generators import PrivateGenerators
 from pipeline.order.randomness import GLOBAL, Draws, begin_sample, sample_keys, scope
-from pipeline.order.seeding import UNSEEDED, Seeding
-from pipeline.order.thread_generators import ThreadRandomness, held_by_parts
+from pipeline.order.seeding import UNSEEDED, Seeding, ThreadRandomness, held_by_parts
 from pipeline.torch_internals import ExceptionWrapper, pin_memory
 
 

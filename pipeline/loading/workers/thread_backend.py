@@ -35,7 +35,7 @@ from pipeline.loading.workers.backends import (
 from pipeline.loading.workers.failures import FailureReport
 from pipeline.order.plan import Request
 from pipeline.order.randomness import scope
-from pipeline.order.thread_generators import SharedGeneratorError, ThreadRandomness, Watch, probe
+from pipeline.order.seeding import SharedGeneratorError, ThreadRandomness, Watch, probe
 
 _HANDS = 8  # a worker, for the first batch of an epoch
 _POLL = 0.5  # seconds between two looks at threads of which nothing is heard
