@@ -31,11 +31,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 def table_of(dataset: Any, fields: Fields | None = None) -> pd.DataFrame | None:
-    """A row per sample: `dataset.metadata`, or by torch's conventions; None without any.
-
-    Args:
-        fields: names for the tensors of a `TensorDataset`.
-    """
+    """A row per sample: `dataset.metadata`, or by torch's conventions; None without any."""
     table = getattr(dataset, "metadata", None)
     if hasattr(table, "columns"):
         return table

@@ -116,7 +116,6 @@ class Fetch:
         return self.work(request, self.dataset, draws, StageTimer(self.traced))
 
     def _steps(self) -> Mapping[str, Callable[[Any], Any]]:
-        """The transforms by name."""
         if self.transform is None:
             return {}
         return getattr(self.transform, "steps", {"transform": self.transform})

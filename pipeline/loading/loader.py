@@ -248,7 +248,7 @@ class Loader:
         self._broken_off = False
 
     def close(self) -> None:
-        """Stop workers that were kept for the next epoch."""
+        """Stop the workers."""
         self._backend.close()
 
     def __enter__(self) -> Loader:

@@ -38,28 +38,17 @@ class Again:
     """Makes the first samples of a request again.
 
     Args:
-        rows: what samples are read from, as they are now; `spare(indices)` gives copies of those
-            that are there already, and that transforms may write into.
+        rows: what samples are read from; `spare(indices)` gives copies of records that are there
+            already, and that transforms may write into. It raises what cannot be copied.
         many: rows are read by `__getitems__`.
         named: makes a dict of a sample that is none.
         steps: transforms by name.
-        keys: of the samples.
-        draws: the generators to put a sample's key into.
-
-    Raises:
-        Exception: a record cannot be copied.
     """
 
     def __init__(
-        self,
-        request: Request,
-        rows: Any,
-        many: bool,
-        named: Callable[[Any], Any],
-        steps: Mapping[str, Callable[[Any], Any]],
-        keys: list[int],
-        draws: Draws,
-    ) -> None:
+        self, request: Request, rows: Any, many: bool, named: Callable[[Any], Any],
+        steps: Mapping[str, Callable[[Any], Any]], keys: list[int], draws: Draws,
+    ) -> None:  # fmt: skip
         self._request, self._many, self._named = request, many, named
         self._steps, self._keys, self._draws = steps, keys, draws
         self._indices = request.indices[:SAMPLES].tolist()

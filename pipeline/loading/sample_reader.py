@@ -93,11 +93,6 @@ class SampleReader:
         A share is never empty: where nothing would be left, its first row is replaced and becomes
         padding, so that its rank takes part in the step.
 
-        Args:
-            bad: why, by place.
-            samples: by place; those of bad ones are ignored.
-            keys: of the samples, by place.
-
         Raises:
             DataError: nothing could be read in a row's place.
         """
@@ -136,7 +131,7 @@ class SampleReader:
         return self._fetch.fields.named(sample)
 
     def _read_many(self) -> list[Any]:
-        """The samples, read at once; in the place of each bad one a BadSampleError."""
+        """The samples, read at once; a BadSampleError in the place of a bad one."""
         if not self._known.keys().isdisjoint(self._asked):
             return self._one_by_one()
         before = self._draws.save()

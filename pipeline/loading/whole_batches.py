@@ -72,10 +72,6 @@ class WholeBatches:
     ) -> tuple[dict[str, Any], Mapping[str, str]]:  # fmt: skip
         """Fields of the batch of `request`, and their kinds, as `kinds_of` tells them.
 
-        Args:
-            rows: what the samples are read from.
-            keys: of the samples.
-
         Raises:
             NotAtOnceError: it has to be made sample by sample.
             DataError, SampleError: a row cannot be read, and is not to be left out.
