@@ -72,11 +72,9 @@ def runs(ours: Any, theirs: Any, images: Tensor, labels: Tensor) -> dict[str, Ru
     compose = BatchCompose({"step": ours}, 0)
 
     def batch() -> Batch:
-        made = Batch(
-            {"image": images, "label": labels}, Request(0, 0, places, places, rows), places
-        )
-        made.kinds = {"image": "image"}
-        return made
+        request = Request(0, 0, places, places, rows)
+        fields = {"image": images, "label": labels}
+        return Batch(fields, request, places, kinds={"image": "image"})
 
     found: dict[str, Run] = {"ours": lambda: compose(batch())}
     if isinstance(theirs, (v2.MixUp, v2.CutMix)):

@@ -1,18 +1,7 @@
-"""What Penstock asks of the parts that a person brings along, and what it takes if it is there.
+"""Protocols of the parts that a person brings along.
 
-Each class is a protocol for type checkers; nothing has to inherit from it. A part that has only
-some of the optional members is fine: each is looked for by its name, and the class says what
-happens without it.
-
-    MapDataset        rows by index, for any sampler
-    StreamDataset     records forwards, for `sampler=stream`
-    ShardedStream     the same in shards that can be begun anywhere
-    Described         what a dataset may tell of its rows, for samplers, models and manifests
-    Fingerprinted     what a dataset may tell of its content
-    Checkable         a closer look than reading, for `task=check`
-    Transform         sample -> sample
-    KeyedTransform    the same, drawing from its sample's key and from no generator
-    Collate           samples -> fields of a batch
+They are for type checkers; nothing has to inherit from them. A part may have only some of the
+optional members: each is looked for by its name, and the class says what happens without it.
 """
 
 from __future__ import annotations
@@ -24,15 +13,14 @@ Sample = Any  # a dict of fields, or what `dataset.fields` gives names to
 
 
 class MapDataset(Protocol):
-    """Rows by index. These two members are all that is needed.
+    """Rows by index, for any sampler. Only these two members are required.
 
-    `__getitems__(indices) -> list of samples` is used where it is there, to read many rows at once;
-    it must not draw at random, as its samples have one key each.
+    `__getitems__(indices) -> list of samples`, if there is one, reads many rows at once; it must
+    not draw at random, as its samples have one key each.
 
-    `draws = False`, on the class or an object, promises that reading takes no random numbers. It is
-    never needed: what draws is found out in the first batch, at the price of reading one batch
-    twice if that changes. It spares the watching, about 10 us a batch, and lets pictures be decoded
-    a batch at a time.
+    `draws = False`, on the class or an object, promises that reading takes no random numbers.
+    Without it, the first batch shows what draws, and is read twice if that changes. It saves about
+    10 us a batch, and lets pictures be decoded a batch at a time.
     """
 
     def __len__(self) -> int: ...
@@ -41,17 +29,16 @@ class MapDataset(Protocol):
         """The sample of a row.
 
         Raises:
-            DataError: it cannot be read; the message says which file, and the row is added.
+            DataError: it cannot be read; the message names the file, and the row is added.
         """
 
 
 class StreamDataset(Protocol):
     """Records that can only be read forwards, the same in every process and every pass.
 
-    `set_epoch(epoch)` is called before a pass where it is there. `decode(record) -> sample` is
-    called for the records of one's own batches only, so `__iter__` can stay cheap. `seek(record)`,
-    an iterator from that raw record on, makes resuming fast. `len()` is believed for showing
-    progress and for schedules, never for where the end is.
+    Optional: `set_epoch(epoch)` is called before a pass. `decode(record) -> sample` is called for
+    the records of one's own batches only, so `__iter__` can stay cheap. `seek(record)`, an iterator
+    from that raw record on, makes resuming fast. `len()` serves progress and schedules only.
     """
 
     def __iter__(self) -> Iterator[Any]: ...
@@ -61,17 +48,17 @@ class ShardedStream(Protocol):
     """A stream in shards, whose order an epoch may shuffle."""
 
     def shards(self) -> Sequence[Any]:
-        """What `read_shard` takes, one entry a shard, in a fixed order."""
+        """Arguments of `read_shard`, one a shard, in a fixed order."""
 
     def read_shard(self, shard: Any, start: int = 0) -> Iterator[Any]:
         """Raw records of a shard, from its `start`th on."""
 
     def shard_lengths(self) -> Sequence[int] | None:
-        """Records in each shard, so that a resumed run skips whole shards; None: nobody knows."""
+        """Records in each shard, so that a resumed run skips whole shards; None: unknown."""
 
 
 class Described(Protocol):
-    """What a dataset may tell of its rows; every member is optional.
+    """Facts about a dataset's rows, for samplers, models and manifests; all are optional.
 
     Without `metadata`, samplers that read a column refuse the dataset (`targets` or `labels`, as
     torchvision's have them, become the column `label`). Without `facts`, models and metrics get the
@@ -94,7 +81,7 @@ class Described(Protocol):
 
 
 class Fingerprinted(Protocol):
-    """What a dataset may tell of its content; every member is optional.
+    """The identity of a dataset's content; every member is optional.
 
     Without them the class, its length and its table stand for the content.
     """
@@ -111,10 +98,10 @@ class Fingerprinted(Protocol):
 
 
 class Checkable(Protocol):
-    """A dataset that knows more of a row than whether it can be read."""
+    """A dataset that can find errors in a row which can be read."""
 
     def check(self, index: int) -> str | None:
-        """What is wrong with a row although it can be read; None: nothing."""
+        """The error of a row, or None."""
 
 
 class Transform(Protocol):
@@ -130,8 +117,8 @@ class Transform(Protocol):
 class KeyedTransform(Transform, Protocol):
     """A step that promises with `keyed = True` to draw from no generator.
 
-    What it draws it derives from `pipeline.order.randomness.key_at_hand()`, its sample's key. Where
-    all steps do and the dataset has `draws = False`, generators are not seeded: 7 us a sample less.
+    It derives its draws from `pipeline.order.randomness.key_at_hand()`, its sample's key. Where all
+    steps do and the dataset has `draws = False`, generators are not seeded: 7 us a sample less.
     """
 
     keyed: bool
@@ -140,7 +127,7 @@ class KeyedTransform(Transform, Protocol):
 class Collate(Protocol):
     """Samples to the fields of a batch: any callable that gives a dict, or a tuple with `fields`.
 
-    `order(samples) -> places` may say in which order the rows of the batch shall stand.
+    An optional `order(samples) -> places` gives the order of the rows in the batch.
     """
 
     def __call__(self, samples: list[Any], /) -> Mapping[str, Any]: ...

@@ -1,24 +1,23 @@
-"""What Penstock uses of torch that is not public there; everything of the kind is in this file.
+"""The parts of torch that Penstock uses and that are not public.
 
     ExceptionWrapper, pin_memory    as torch's own workers and pinning use them
-    worker_info                     what `torch.utils.data.get_worker_info()` answers, for a while
-    numpy_seed                      how torch seeds numpy in a worker
+    worker_info                     sets the answer of `torch.utils.data.get_worker_info()`
+    numpy_seed                      (seed, worker) -> what torch's workers seed numpy with
     shared_storage, share_by        CPU memory that other processes can map; who makes it
-    map_descriptor, descriptor_of   the memory behind a descriptor, and the other way round
+    map_descriptor, descriptor_of   the memory behind a descriptor, and the reverse
     DRAWING                         functions behind `torch.distributions` that draw
-    scale                           many tensors times a number, in one call
+    scale                           multiplies tensors by a number in place, in one call
 
 Tested with torch 2.15. With a torch that lacks one of them, importing this file says which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 try:
     from torch._utils import ExceptionWrapper
@@ -27,14 +26,16 @@ try:
 
     WorkerInfo = _worker.WorkerInfo
     DRAWING: tuple[Any, ...] = (torch._standard_gamma, torch._sample_dirichlet)
-    _numpy_state = _worker._generate_state
+    numpy_seed: Any = _worker._generate_state
+    scale: Any = torch._foreach_mul_
+    # A descriptor may be closed once it is mapped.
+    map_descriptor: Callable[[int, int], torch.UntypedStorage]
+    map_descriptor = torch.UntypedStorage._new_shared_fd_cpu  # type: ignore[attr-defined]
     _new_shared: Any = torch.UntypedStorage._new_shared.__func__  # type: ignore[attr-defined]
-    _map: Any = torch.UntypedStorage._new_shared_fd_cpu  # type: ignore[attr-defined]
     _descriptor: Any = torch.UntypedStorage._share_fd_cpu_
-    _scale: Any = torch._foreach_mul_
 except (ImportError, AttributeError) as error:
     raise ImportError(
-        f"torch {torch.__version__} is other inside than 2.15, with which Penstock was tested: "
+        f"torch {torch.__version__} differs inside from 2.15, which Penstock was tested with: "
         f"{error}. Install that version, or a newer Penstock"
     ) from error
 
@@ -46,18 +47,13 @@ __all__ = [
 
 @contextmanager
 def worker_info(info: Any) -> Iterator[None]:
-    """Let `get_worker_info()` answer `info` in this process; None: that this is no worker."""
+    """Let `get_worker_info()` answer `info` in this process; None means no worker."""
     kept = _worker._worker_info
     _worker._worker_info = info
     try:
         yield
     finally:
         _worker._worker_info = kept
-
-
-def numpy_seed(seed: int, worker: int) -> Any:
-    """What torch's workers seed numpy with."""
-    return _numpy_state(seed, worker)
 
 
 def shared_storage(size: int) -> Any:
@@ -68,7 +64,7 @@ def shared_storage(size: int) -> Any:
 def share_by(make: Callable[[int], Any]) -> None:
     """Let `make(size)` give all of torch's own shared CPU memory in this process.
 
-    Where torch's sharing strategy is not "file_descriptor", torch goes on by itself.
+    Where torch's sharing strategy is not "file_descriptor", torch's own way stays.
     """
 
     def made(cls: Any, size: int, *, device: Any = "cpu") -> Any:
@@ -80,18 +76,7 @@ def share_by(make: Callable[[int], Any]) -> None:
     torch.UntypedStorage._new_shared = classmethod(made)  # type: ignore[assignment]
 
 
-def map_descriptor(descriptor: int, size: int) -> torch.UntypedStorage:
-    """The memory behind a descriptor, which may be closed afterwards."""
-    storage: torch.UntypedStorage = _map(descriptor, size)
-    return storage
-
-
 def descriptor_of(storage: torch.UntypedStorage) -> int:
     """The descriptor of shared CPU memory; the storage keeps it open."""
     descriptor: int = _descriptor(storage)[0]
     return descriptor
-
-
-def scale(tensors: Sequence[Tensor], factor: float | Tensor) -> None:
-    """Multiply all tensors by `factor` in place."""
-    _scale(tensors, factor)

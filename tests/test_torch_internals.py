@@ -11,7 +11,7 @@ from pipeline import torch_internals
 
 def test_a_torch_that_lacks_one_is_told(monkeypatch):
     monkeypatch.delattr(torch, "_foreach_mul_")
-    with pytest.raises(ImportError, match=r"torch [\d.]+\S* is other .*_foreach_mul_"):
+    with pytest.raises(ImportError, match=r"torch [\d.]+\S* differs inside from .*_foreach_mul_"):
         importlib.reload(torch_internals)
 
 

@@ -1,15 +1,14 @@
-"""How many workers a loader should have, found while it runs.
+"""The number of workers of a loader, tuned while it runs.
 
-1. Begin with few. After a window of batches, say how long they took and how long was waited.
+1. Begin with few. After a window of batches, look at its time and at the time waited.
 2. Where there was waiting, double the workers.
-3. Where that made batches come no faster, in two windows, step back and stay.
+3. Where batches came no faster, in two windows, step back and stay.
 4. Stay where nobody waits. Never grow past the memory budget, as far as the growth so far tells,
-   and step down where it is passed all the same.
-5. After a while look again whether more workers help by then, each time after twice as long.
+   and step down where it is exceeded all the same.
+5. After a while try again whether more workers help, each time after twice as long.
 
-`Climb` is the decision alone: no clock, no process, nothing random. `Autotune` cuts a loader's
-statistics into its windows. That the number changes in mid-run changes nothing in the batches,
-which have addresses.
+`Climb` decides, without clock or process; `Autotune` cuts a loader's statistics into its windows.
+Batches stay the same, since they have addresses.
 """
 
 from __future__ import annotations
@@ -25,12 +24,7 @@ LOOK_EVERY = 30.0  # seconds between two looks at the memory while nothing chang
 
 @dataclass(frozen=True)
 class Auto:
-    """What bounds the search.
-
-    Attributes:
-        most: workers at most.
-        memory: bytes that the process and its workers may take together; None: any.
-    """
+    """The bounds of the search: workers at most, and bytes that all processes may take together."""
 
     most: int
     memory: int | None = None
@@ -38,13 +32,8 @@ class Auto:
 
 @dataclass(frozen=True)
 class Window:
-    """Some batches in a row, all made by the same number of workers.
-
-    Attributes:
-        batches: how many.
-        waited, elapsed: seconds of the consumer's time.
-        memory: bytes of the process and its workers, 0 if that is not known.
-    """
+    """Consecutive batches by the same number of workers: their count, the consumer's seconds, and
+    the bytes of the process and its workers (0 if unknown)."""
 
     batches: int
     waited: float
@@ -62,9 +51,8 @@ class Climb:
 
     Args:
         start: workers at first.
-        bounds: of the search.
-        base: bytes of the process without workers, 0 if that is not known.
-        patience: seconds after which a settled search looks again for the first time. Starting
+        base: bytes of the process without workers, 0 if unknown.
+        patience: seconds after which a settled search tries again for the first time. Starting
             workers costs about half a second, however short the batches are.
 
     Attributes:
@@ -78,52 +66,36 @@ class Climb:
         self._base = base
         self._patience = patience
         self._from: tuple[int, float] | None = None  # workers and pace before the climb under trial
-        self._tried: float | None = None  # the best pace of that trial so far
+        self._tried = False  # whether that climb has not helped in a window
         self._resting: float | None = None  # seconds until it looks again; None: it is climbing
         self._each = 0.0  # the most that a worker was seen to take
 
     @property
     def settled(self) -> bool:
-        """Whether it stays where it is for the time being."""
         return self._resting is not None
 
     def observe(self, window: Window) -> int:
         """The number of workers to go on with, after a window with `workers` of them."""
-        if self._is_too_much(window.memory):
-            return self._shrink()
+        if window.memory and self._base:
+            self._each = max(self._each, (window.memory - self._base) / self.workers)
+        if self._budget is not None and window.memory > self._budget:
+            self._most = max(1, self.workers - 1)
+            fewer = self._from[0] if self._from else self.workers // 2
+            return self._settle(max(1, min(fewer, self._most)))
         if self._resting is not None:
             self._resting -= window.elapsed
             if self._resting > 0:
                 return self.workers
             self._resting = None
-        if self._from is not None and not self._helped(window.pace):
+        if self._from is not None and window.pace > self._from[1] * (1 - GAIN):  # of no help
+            if self._tried:
+                return self._settle(self._from[0])
+            self._tried = True  # a window may be slow for reasons of its own
             return self.workers
         return self._grow(window)
 
-    def _is_too_much(self, memory: int) -> bool:
-        if memory and self._base:
-            self._each = max(self._each, (memory - self._base) / self.workers)
-        return self._budget is not None and memory > self._budget
-
-    def _shrink(self) -> int:
-        self._most = max(1, self.workers - 1)
-        fewer = self._from[0] if self._from else self.workers // 2
-        return self._settle(max(1, min(fewer, self._most)))
-
-    def _helped(self, pace: float) -> bool:
-        """Whether the climb under trial is to be kept; steps back where it is clear that not."""
-        assert self._from is not None
-        workers, before = self._from
-        if pace <= before * (1 - GAIN):
-            return True
-        if self._tried is None:  # a window may be slow for reasons of its own
-            self._tried = pace
-        else:
-            self._settle(workers)
-        return False
-
     def _grow(self, window: Window) -> int:
-        self._from = self._tried = None
+        self._from, self._tried = None, False
         wanted = min(2 * self.workers, self._most)
         if self._budget is not None and self._each > 0:
             room = int((self._budget - window.memory) / self._each)
@@ -136,17 +108,13 @@ class Climb:
 
     def _settle(self, workers: int) -> int:
         self.workers = workers
-        self._from = self._tried = None
+        self._from, self._tried = None, False
         self._resting, self._patience = self._patience, 2 * self._patience
         return workers
 
 
 class Autotune:
-    """Cuts a loader's statistics into windows and asks the climb after each.
-
-    Args:
-        memory: gives the bytes that the process and its workers take now.
-    """
+    """Cuts a loader's statistics into windows; `memory` gives the bytes taken now."""
 
     def __init__(self, start: int, bounds: Auto, memory: Callable[[], int]) -> None:
         self._memory = memory
@@ -174,8 +142,7 @@ class Autotune:
         """Whether the number of workers changes before the next batch.
 
         Args:
-            batches: delivered since the epoch began.
-            waited, elapsed: seconds since then.
+            batches, waited, elapsed: batches and seconds since the epoch began.
         """
         before, self._seen = self._seen, (batches, waited, elapsed)
         if self._skip > 0:
@@ -185,16 +152,11 @@ class Autotune:
             self._sums[place] += self._seen[place] - before[place]
         if self._sums[0] < max(6, 2 * self.workers):
             return False
+        now, memory = time.monotonic(), 0
+        if not self._climb.settled or now - self._looked >= LOOK_EVERY:
+            self._looked, memory = now, self._memory()
         workers, (count, waiting, seconds) = self.workers, self._sums
-        changes = self._climb.observe(Window(int(count), waiting, seconds, self._look())) != workers
+        changes = self._climb.observe(Window(int(count), waiting, seconds, memory)) != workers
         # The first batches of new workers come late and all at once.
         self._begin(self.workers if changes else 1)
         return changes
-
-    def _look(self) -> int:
-        """Bytes taken now; 0 while the search rests and the last look is not long ago."""
-        now = time.monotonic()
-        if self._climb.settled and now - self._looked < LOOK_EVERY:
-            return 0
-        self._looked = now
-        return self._memory()

@@ -1,10 +1,10 @@
-"""Bad samples: which errors say that a sample is bad, and what becomes of its row.
+"""Bad samples: which errors mean that a sample is bad, and what is done about its row.
 
     raise         the run ends with a message that names the sample
-    substitute    another row stands in its place
+    substitute    another row takes its place
     skip          the row is left out, and the batch is smaller
 
-What stands in is a function of the key (seed, epoch, position) and of the sampler's own order, so
+The substitute is a function of the key (seed, epoch, position) and of the sampler's own order, so
 batches agree for any ranks, workers and resumed runs, and no other row changes.
 
 A sample is bad when its content is. While it is read, that is a DataError, an OSError, an EOFError,
@@ -13,8 +13,6 @@ In a transform it is a DataError, an OSError, an EOFError, a UnicodeError, or an
 library: images are often decoded there. Everything else is a mistake in code (TypeError, NameError,
 KeyError, a ValueError of a transform ...) or the machine's (no memory, no space, too many open
 files, a store that does not answer), and is never left out.
-
-Cost: nothing unless a sample is bad; then a few reads more.
 """
 
 from __future__ import annotations
@@ -37,16 +35,16 @@ from pipeline.order.samplers import BatchStrategy, Order
 OnError = Literal["raise", "substitute", "skip"]
 Stage = Literal["read", "transform", "collate"]
 
-ATTEMPTS = 10  # rows that are tried in the place of a bad one
+ATTEMPTS = 10  # rows that are read in the place of a bad one, at most
 
 _CONTENT = (DataError, OSError, EOFError, UnicodeError)
 _WHILE_READING = (ValueError, RuntimeError, SyntaxError)
 _CODE = (NotImplementedError, RecursionError, torch.OutOfMemoryError)
 _MACHINE = (ConnectionError, TimeoutError, ChildProcessError, MemoryError)
-_NO_MEMORY = "can't allocate memory"  # what torch's allocator says, in a plain RuntimeError
+_NO_MEMORY = "can't allocate memory"  # of torch's allocator, in a plain RuntimeError
 _MACHINE_CODES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT,
                   errno.ENOBUFS, errno.ENODEV}  # fmt: skip
-# Packages whose own exceptions speak of what they decode.
+# Packages whose own exceptions are about the data that they decode.
 _DECODERS = frozenset({
     "PIL", "av", "binascii", "csv", "_csv", "cv2", "h5py", "imageio", "json", "lzma", "_lzma",
     "pickle", "_pickle", "pyarrow", "skimage", "soundfile", "struct", "tarfile", "tifffile", "wave",
@@ -61,12 +59,7 @@ class SampleError(PenstockError):
 
 
 class BadSampleError(Exception):
-    """A row that cannot be used, on its way to be left out.
-
-    Attributes:
-        cause: what is wrong with it, in one line.
-        known: whether a quarantine said so, and it was not read.
-    """
+    """A row that is to be left out: the cause in one line, and whether a quarantine lists it."""
 
     def __init__(self, cause: str, known: bool = False) -> None:
         super().__init__(cause)
@@ -75,14 +68,9 @@ class BadSampleError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A sample that is not in its batch.
+    """A sample that is not in its batch; `path` is "" if the dataset does not know it.
 
-    Attributes:
-        index, position, epoch, step: which sample, and where it would have been.
-        path: its file, as far as the dataset knows it; else "".
-        cause: what is wrong with it, in one line.
-        action: what was done, "substitute" or "skip".
-        known: whether a quarantine named it, so that it was not read.
+    `cause` is the error in one line; `known` samples were not read, since a quarantine lists them.
     """
 
     index: int
@@ -101,20 +89,20 @@ class LeftOut:
 
 
 class Substitutes(Protocol):
-    """Says which rows may stand in for others."""
+    """Chooses rows that may take the place of others."""
 
     def rows(self, request: Request, place: int) -> Iterator[int]:
-        """Rows to try, in turn, for the one at `place` of `request`; a function of its key."""
+        """Candidates for the row at `place` of `request`; a function of its key."""
 
 
 @dataclass(frozen=True)
 class BadSamples:
-    """What becomes of bad samples.
+    """The policy for bad samples.
 
     Attributes:
-        on_error: see the module. Samples that are known are skipped under "raise", too.
+        on_error: see the module. Known samples are skipped under "raise", too.
         substitutes: needed by "substitute"; otherwise they fill shares that would be empty.
-        known: causes by row, of samples that are not to be read: a quarantine.
+        known: causes by row, from a quarantine; these rows are not read.
     """
 
     on_error: OnError = "raise"
@@ -123,13 +111,8 @@ class BadSamples:
 
     @property
     def action(self) -> OnError:
-        """What becomes of a sample that is left out."""
+        """Of a sample that is left out."""
         return "substitute" if self.on_error == "substitute" else "skip"
-
-    def check(self, row: int) -> None:
-        """Raise BadSampleError if `row` is known to be bad."""
-        if row in self.known:
-            raise BadSampleError(self.known[row], known=True)
 
 
 RAISE = BadSamples()
@@ -138,13 +121,7 @@ RAISE = BadSamples()
 def rule(
     on_error: OnError, known: Mapping[int, str], sampler: Any, length: int | None, seed: int
 ) -> BadSamples:
-    """What becomes of the bad samples of a split.
-
-    Args:
-        known: causes by row, from a quarantine.
-        sampler: of the plan: an order or a batch strategy.
-        length: of the dataset; None for a stream, whose fetch knows what may stand in.
-    """
+    """The policy for a split; `length` is None for a stream, whose fetch knows its substitutes."""
     substitutes: Substitutes | None = None
     if length is not None and on_error == "substitute":
         substitutes = FromOrder(copy(sampler), seed)  # the plan's own may be asked in other threads
@@ -158,9 +135,6 @@ class FromOrder:
 
     A batch strategy's row is replaced by another one of the same global batch, of the same group
     (identity) where the strategy has groups; then by rows of other batches.
-
-    Args:
-        sampler: of the plan. It travels to worker processes.
     """
 
     def __init__(self, sampler: Order | BatchStrategy, seed: int) -> None:
@@ -168,37 +142,30 @@ class FromOrder:
         self.seed = seed
 
     def rows(self, request: Request, place: int) -> Iterator[int]:
-        epoch, position = request.epoch, int(request.positions[place])
+        sampler, epoch, position = self.sampler, request.epoch, int(request.positions[place])
         key = hash64(self.seed, "substitute", epoch, position)
-        if isinstance(self.sampler, BatchStrategy):
-            return self._of_batches(self.sampler, request, position, key)
-        return self._of_order(self.sampler, epoch, key)
-
-    def _of_order(self, order: Order, epoch: int, key: int) -> Iterator[int]:
-        size = order.size(epoch)
-        positions = Permutation(size, key)
+        if isinstance(sampler, BatchStrategy):
+            positions, rows = sampler.batch(*request.address)
+            own = int(np.flatnonzero(positions == position)[0])
+            places = Permutation(len(rows), key)(np.arange(len(rows)))
+            others = [place for place in places.tolist() if rows[place] != rows[own]]
+            if sampler.group > 1:
+                others.sort(key=lambda place: place // sampler.group != own // sampler.group)
+            yield from (int(rows[place]) for place in others)
+            for attempt in range(len(others), ATTEMPTS):
+                step = hash64(key, "batch", attempt) % sampler.size(epoch)
+                _, rows = sampler.batch(epoch, step)
+                yield int(rows[hash64(key, "row", attempt) % len(rows)])
+            return
+        size = sampler.size(epoch)
+        shuffled = Permutation(size, key)
         for attempt in range(min(ATTEMPTS, size)):
-            position = int(positions([attempt])[0])
-            yield int(order.indices(epoch, position, position + 1)[0])
-
-    def _of_batches(
-        self, strategy: BatchStrategy, request: Request, position: int, key: int
-    ) -> Iterator[int]:
-        positions, rows = strategy.batch(*request.address)
-        own = int(np.flatnonzero(positions == position)[0])
-        places = Permutation(len(rows), key)(np.arange(len(rows)))
-        others = [place for place in places.tolist() if rows[place] != rows[own]]
-        if strategy.group > 1:
-            others.sort(key=lambda place: place // strategy.group != own // strategy.group)
-        yield from (int(rows[place]) for place in others)
-        for attempt in range(len(others), ATTEMPTS):
-            step = hash64(key, "batch", attempt) % strategy.size(request.epoch)
-            _, rows = strategy.batch(request.epoch, step)
-            yield int(rows[hash64(key, "row", attempt) % len(rows)])
+            other = int(shuffled([attempt])[0])
+            yield int(sampler.indices(epoch, other, other + 1)[0])
 
 
 class FromDataset:
-    """Any rows of the dataset: what they hold counts nowhere."""
+    """Any rows of the dataset, for padding, whose content counts nowhere."""
 
     def __init__(self, length: int, seed: int) -> None:
         self.length = length
@@ -211,7 +178,7 @@ class FromDataset:
 
 
 def is_bad(error: Exception, stage: Stage) -> bool:
-    """Whether `error` says that the sample is bad, and not the code or the machine."""
+    """Whether `error` is about the sample, and not about the code or the machine."""
     if isinstance(error, _CODE + _MACHINE) or _wants_memory(error):
         return False
     if isinstance(error, OSError) and error.errno in _MACHINE_CODES:
@@ -224,14 +191,14 @@ def is_bad(error: Exception, stage: Stage) -> bool:
 
 
 def _wants_memory(error: Exception) -> bool:
-    """Whether this process could not have more memory."""
+    """Whether this process ran out of memory."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and _NO_MEMORY in str(error)
     )
 
 
 def _is_content(error: Exception) -> bool:
-    """Whether nothing but a sample's content can have raised `error`."""
+    """Whether only a sample's content can have raised `error`."""
     if isinstance(error, _CONTENT) or type(error).__module__.split(".")[0] in _DECODERS:
         return True
     # torchvision's decoders raise a plain RuntimeError.
@@ -264,23 +231,23 @@ def explained(
         "pipeline.errors.DataError instead.\n"
     )  # fmt: skip
     if _wants_memory(error):
-        hint = ("This process may have no more memory (of the machine, or ulimit -v). That is no "
-                "fault of the sample, which is never left out for it. Fewer workers, a smaller "
-                "batch or loader.prefetch_factor=1 need less.\n")  # fmt: skip
+        hint = ("This process may have no more memory (of the machine, or ulimit -v). The sample "
+                "is not to blame, and is never left out for it. Fewer workers, a smaller batch or "
+                "loader.prefetch_factor=1 need less.\n")  # fmt: skip
     return SampleError(
         f"{where}{path}: {stage} failed{notes} with {type(error).__name__}: {error}\n{hint}{lines}"
     )
 
 
 def in_one_line(error: Exception) -> str:
-    """What went wrong, for tables: at most 300 characters."""
+    """The error for tables: at most 300 characters."""
     text = " ".join(str(error).split())
     text = text if isinstance(error, DataError) else f"{type(error).__name__}: {text}"
     return text if len(text) <= 300 else text[:297] + "..."
 
 
 def path_of(dataset: Any, row: int) -> str:
-    """The file of a sample, as far as the dataset knows it, else ""; never fails."""
+    """The file of a sample, or "" if the dataset does not know it; never fails."""
     try:
         if callable(getattr(dataset, "path", None)):
             return str(dataset.path(row))

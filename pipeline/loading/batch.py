@@ -1,8 +1,10 @@
-"""A batch: fields with a row a sample, and where each row comes from."""
+"""A batch: fields with a row per sample, and where each row comes from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,8 +15,16 @@ from pipeline.order.plan import Request
 from pipeline.order.randomness import IntArray
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Batch(dict[str, Any]):
     """The fields of one share, batched, and where they come from.
+
+    Batch transforms may replace fields. Attributes are read-only, and so are the mappings among
+    them; `replace` makes a batch with others.
+
+    Args:
+        fields: values by name.
+        order: the place in `request` of each row, int64[B].
 
     Attributes:
         request: the address, positions and indices that were asked for; without those of samples
@@ -28,41 +38,72 @@ class Batch(dict[str, Any]):
         timing: seconds spent in "read", "transform", "collate" and "batch".
         trace: when and where, if the fetch was `traced`.
         hashes: one a row, of the sample after its transforms; None unless asked for.
-        left_out: the bad samples that are not in it. Padding that is bad is not told.
-        unlike: which sample of it was another when it was made again, and why; else "".
+        left_out: the bad samples that are not in it; bad padding is not listed.
+        warnings: messages to log, by kind; one of each kind is enough.
     """
 
-    def __init__(self, fields: Mapping[str, Any], request: Request, order: IntArray) -> None:
-        super().__init__(fields)
-        self.request = request
-        self.positions = request.positions[order]
-        self.indices = request.indices[order]
-        self.places = order
+    fields: InitVar[Mapping[str, Any]]
+    request: Request
+    order: InitVar[IntArray]
+    places: IntArray = None  # type: ignore[assignment]  # by default the order
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    timing: Mapping[str, float] = field(default_factory=dict)
+    trace: StageTrace | None = None
+    hashes: Sequence[bytes] | None = None
+    left_out: tuple[LeftOut, ...] = ()
+    warnings: Mapping[str, str] = field(default_factory=dict)
+    positions: IntArray = field(init=False)
+    indices: IntArray = field(init=False)
+    valid: torch.Tensor | None = field(init=False)
+
+    def __post_init__(self, fields: Mapping[str, Any], order: IntArray) -> None:
+        self.update(fields)
+        request = self.request
         padded = request.valid < len(request)
-        self.valid = torch.from_numpy(order < request.valid) if padded else None
-        self.kinds: dict[str, str] = {}
-        self.timing: dict[str, float] = {}
-        self.trace: StageTrace | None = None
-        self.hashes: list[bytes] | None = None
-        self.left_out: tuple[LeftOut, ...] = ()
-        self.unlike = ""
+        self.__dict__.update(
+            places=order if self.places is None else self.places,
+            positions=request.positions[order],
+            indices=request.indices[order],
+            valid=torch.from_numpy(order < request.valid) if padded else None,
+            kinds=MappingProxyType(self.kinds),
+            timing=MappingProxyType(self.timing),
+            warnings=MappingProxyType(self.warnings),
+        )
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(
+            (name, MappingProxyType(value) if type(value) is dict else value)
+            for name, value in state.items()
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            name: dict(value) if type(value) is MappingProxyType else value
+            for name, value in self.__dict__.items()
+        }
+
+    def replace(self, fields: Mapping[str, Any] | None = None, **attributes: Any) -> Batch:
+        """A batch with other fields or attributes; tensors are shared."""
+        batch = Batch.__new__(Batch)
+        batch.update(self if fields is None else fields)
+        batch.__setstate__(self.__dict__ | attributes)
+        return batch
 
     def valid_mask(self, device: torch.device | str) -> torch.Tensor | None:
         """`valid` on `device`."""
         return None if self.valid is None else self.valid.to(device, non_blocking=True)
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
-        """This batch with its tensors on `device`; everything else is kept."""
+        """A batch with its tensors on `device`."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
-        """This batch with its tensors in page-locked memory."""
+        """A batch with its tensors in page-locked memory."""
         return self.map(torch.Tensor.pin_memory)
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        """This batch with each of its tensors changed, also inside of dicts and lists."""
-        self.update({name: _map(value, change) for name, value in self.items()})
-        return self
+        """A batch with each tensor changed, also inside of dicts and lists."""
+        return self.replace({name: _map(value, change) for name, value in self.items()})
 
 
 def _map(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -1,9 +1,8 @@
 """Samples to a batch: stack equal shapes, pad unequal lengths, or keep a list.
 
-A collate function takes the samples of one share (list of dicts with the same fields) and gives a
-dict of batched fields. What cannot be put together raises `Mismatch`, to which fetch adds the rows
-of the dataset. The stacking itself is torch's `default_collate`: in a worker process it writes
-straight into shared memory.
+A collate function takes the samples of one share (dicts with the same fields) and gives a dict of
+batched fields, or raises `Mismatch`. torch's `default_collate` stacks, in a worker process straight
+into shared memory.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import default_collate, default_convert
 
 from pipeline.loading import output_buffers
@@ -22,13 +22,7 @@ Sample = Mapping[str, Any]
 
 
 class Mismatch(Exception):
-    """Two samples that do not fit into one batch.
-
-    Attributes:
-        field: the field in which they differ.
-        rows: their places among the samples that were to be collated.
-        reason: how they differ, e.g. the two shapes.
-    """
+    """Two samples, by their places, that do not fit into one batch, and why: in which field."""
 
     def __init__(self, field: str, rows: tuple[int, int], reason: str) -> None:
         super().__init__(f"field {field!r}: {reason}")
@@ -46,7 +40,42 @@ class Stack:
         return {field: _stack(field, values) for field, values in _columns(samples).items()}
 
 
-class Pad:
+class _Padding:
+    """Pads fields whose lengths differ, and stacks the others."""
+
+    least: int  # dimensions of a field that is padded where none are named
+
+    def __init__(self, fields: Sequence[str] | None = None, value: float = 0.0) -> None:
+        self.fields = None if fields is None else tuple(fields)
+        self.value = value
+
+    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        batch: dict[str, Any] = {}
+        columns = _columns(samples)
+        padded = self._names(columns)
+        for name, values in columns.items():
+            if name in padded:
+                tensors = [plain(torch.as_tensor(value)) for value in values]
+                batch[name], batch[f"{name}_lengths"] = self._padded(name, tensors)
+            else:
+                batch[name] = _stack(name, values)
+        return batch
+
+    def _names(self, columns: Mapping[str, list[Any]]) -> list[str]:
+        if self.fields is None:
+            return [name for name, values in columns.items()
+                    if getattr(values[0], "ndim", 0) >= self.least]  # fmt: skip
+        for name in self.fields:
+            if name not in columns:
+                known = ", ".join(columns)
+                raise Mismatch(name, (0, 0), f"to be padded, but the samples have only {known}")
+        return list(self.fields)
+
+    def _padded(self, name: str, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+
+class Pad(_Padding):
     """Fields of unequal length padded at their end to the longest of the batch; others stacked.
 
     A field `x` of shapes [T_i, ...] becomes [B, max T, ...], and `x_lengths` (int64[B], as
@@ -59,50 +88,32 @@ class Pad:
             and indices in step.
     """
 
+    least = 1
+
     def __init__(
         self, fields: Sequence[str] | None = None, value: float = 0.0, sort: bool = False
     ) -> None:
-        self.fields = None if fields is None else tuple(fields)
-        self.value = value
+        super().__init__(fields, value)
         self.sort = sort
 
     def order(self, samples: Sequence[Sample]) -> list[int] | None:
         """The rows in the order in which the batch will hold them; None leaves them."""
-        if not self.sort:
-            return None
-        padded = self._names(_columns(samples))
+        padded = self._names(_columns(samples)) if self.sort else []
         if not padded:
             return None
         lengths = [len(sample[padded[0]]) for sample in samples]
         return sorted(range(len(samples)), key=lambda row: -lengths[row])
 
-    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        batch: dict[str, Any] = {}
-        columns = _columns(samples)
-        padded = self._names(columns)
-        for name, values in columns.items():
-            if name in padded:
-                batch[name], batch[f"{name}_lengths"] = self._pad(name, values)
-            else:
-                batch[name] = _stack(name, values)
-        return batch
-
-    def _names(self, columns: Mapping[str, list[Any]]) -> list[str]:
-        return _to_pad(columns, self.fields, 1)
-
-    def _pad(self, name: str, values: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        tensors = [plain(torch.as_tensor(value)) for value in values]
+    def _padded(self, name: str, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
         for row, tensor in enumerate(tensors):
             if tensor.ndim == 0 or tensor.shape[1:] != tensors[0].shape[1:]:
                 raise Mismatch(name, (0, row), _shapes(tensors[0], tensor) + " beyond the length")
         lengths = torch.tensor([len(tensor) for tensor in tensors])
-        padded = torch.nn.utils.rnn.pad_sequence(
-            tensors, batch_first=True, padding_value=self.value
-        )
-        return padded, lengths
+        pad = torch.nn.utils.rnn.pad_sequence
+        return pad(tensors, batch_first=True, padding_value=self.value), lengths
 
 
-class PadTime:
+class PadTime(_Padding):
     """Fields whose last dimension is time padded at its end to the longest of the batch; the
     others stacked.
 
@@ -114,29 +125,15 @@ class PadTime:
         value: what stands in the padding.
     """
 
-    def __init__(self, fields: Sequence[str] | None = None, value: float = 0.0) -> None:
-        self.fields = None if fields is None else tuple(fields)
-        self.value = value
+    least = 2
 
-    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        columns = _columns(samples)
-        batch: dict[str, Any] = {}
-        for name in self._names(columns):
-            batch[name], batch[f"{name}_lengths"] = self._pad(name, columns.pop(name))
-        return batch | {name: _stack(name, values) for name, values in columns.items()}
-
-    def _names(self, columns: Mapping[str, list[Any]]) -> list[str]:
-        return _to_pad(columns, self.fields, 2)
-
-    def _pad(self, name: str, values: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        tensors = [plain(torch.as_tensor(value)) for value in values]
+    def _padded(self, name: str, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
         first = tensors[0]
         for row, tensor in enumerate(tensors):
             if tensor.ndim == 0 or tensor.shape[:-1] != first.shape[:-1]:
                 raise Mismatch(name, (0, row), _shapes(first, tensor) + " before the last, time")
         lengths = torch.tensor([tensor.shape[-1] for tensor in tensors])
-        size = (len(tensors), *first.shape[:-1], int(lengths.max()))
-        padded = first.new_full(size, self.value)
+        padded = first.new_full((len(tensors), *first.shape[:-1], int(lengths.max())), self.value)
         for row, tensor in enumerate(tensors):
             padded[row, ..., : tensor.shape[-1]] = tensor
         return padded, lengths
@@ -159,22 +156,9 @@ class Single:
         return {name: default_convert(value) for name, value in samples[0].items()}
 
 
-def plain(value: torch.Tensor) -> torch.Tensor:
+def plain(value: Tensor) -> Tensor:
     """A tensor without torchvision's type on it (Image, KeyPoints ...); the data is shared."""
-    return value.as_subclass(torch.Tensor) if type(value) is not torch.Tensor else value
-
-
-def _to_pad(
-    columns: Mapping[str, list[Any]], fields: tuple[str, ...] | None, least: int
-) -> list[str]:
-    """Names of the fields to pad; where none were given, those of `least` dimensions or more."""
-    if fields is None:
-        return [name for name, values in columns.items() if getattr(values[0], "ndim", 0) >= least]
-    for name in fields:
-        if name not in columns:
-            known = ", ".join(columns)
-            raise Mismatch(name, (0, 0), f"to be padded, but the samples have only {known}")
-    return list(fields)
+    return value.as_subclass(Tensor) if type(value) is not Tensor else value
 
 
 def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
@@ -196,10 +180,10 @@ def _stack(field: str, values: list[Any]) -> Any:
             raise Mismatch(field, (0, row), _shapes(first, value))
     if isinstance(first, EncodedImage):  # for a batch transform that decodes
         return values
-    if isinstance(first, torch.Tensor):
+    if isinstance(first, Tensor):
         rows = [plain(value) for value in values]
-        written = output_buffers.contiguous_view(rows)
-        return default_collate(rows) if written is None else written
+        view = output_buffers.contiguous_view(rows)
+        return default_collate(rows) if view is None else view
     try:
         return default_collate(values)
     except TypeError as error:
@@ -214,26 +198,20 @@ def _shapes(first: Any, other: Any) -> str:
 
 
 def kinds_of(sample: Any) -> dict[str, str]:
-    """What the fields of a sample are, of those that have a type of torchvision's.
+    """The kinds of those fields of a sample that have a type of torchvision's, by name.
 
-    "image", "mask", "keypoints", or "boxes/" and their format ("boxes/xyxy"), by name of the field.
+    "image", "mask", "keypoints", or "boxes/" and their format ("boxes/xyxy").
     """
-    if not isinstance(sample, Mapping):
-        return {}
-    kinds = {name: _kind(value) for name, value in sample.items()}
-    return {name: kind for name, kind in kinds.items() if kind is not None}
-
-
-def _kind(value: Any) -> str | None:
-    if isinstance(value, EncodedImage):
-        return "image"
     # Where nobody has imported it, which takes seconds, there is nothing of its types.
     tv_tensors: Any = sys.modules.get("torchvision.tv_tensors")
-    if tv_tensors is None:
-        return None
-    if isinstance(value, tv_tensors.BoundingBoxes):
-        return f"boxes/{value.format.value.lower()}"
-    names = {
-        tv_tensors.Image: "image", tv_tensors.Mask: "mask", tv_tensors.KeyPoints: "keypoints",
-    }  # fmt: skip
-    return names.get(type(value))
+    kinds: dict[str, str] = {}
+    for name, value in sample.items() if isinstance(sample, Mapping) else ():
+        if isinstance(value, EncodedImage):
+            kinds[name] = "image"
+        elif type(value) is Tensor or tv_tensors is None:
+            continue
+        elif isinstance(value, tv_tensors.BoundingBoxes):
+            kinds[name] = f"boxes/{value.format.value.lower()}"
+        elif type(value) in (tv_tensors.Image, tv_tensors.Mask, tv_tensors.KeyPoints):
+            kinds[name] = type(value).__name__.lower()
+    return kinds

@@ -13,7 +13,7 @@ class Compose:
     """Transforms by name, applied in the order of the map; None leaves a step out.
 
     Attributes:
-        keyed: whether no step draws from a generator: each says of itself that it is `keyed`.
+        keyed: whether no step draws from a generator: each has `keyed = True`.
     """
 
     def __init__(self, steps: Mapping[str, Callable[[Any], Any] | None]) -> None:
@@ -25,29 +25,21 @@ class Compose:
             try:
                 sample = step(sample)
             except Exception as error:
-                if _wants_pictures(step) and not _has_pictures(sample):
-                    raise _no_pictures(name, step, sample) from error
+                if type(step).__module__.startswith("torchvision.transforms."):
+                    _require_pictures(name, step, sample, error)
                 error.add_note(f"in the transform {name!r}")
                 raise
         return sample
 
 
-def _wants_pictures(step: Any) -> bool:
-    return type(step).__module__.startswith("torchvision.transforms.")
-
-
-def _has_pictures(sample: Any) -> bool:
-    tv_tensors, pillow = (sys.modules.get(name) for name in ("torchvision.tv_tensors", "PIL.Image"))
-    kinds = [module.TVTensor for module in (tv_tensors,) if module is not None]
-    kinds += [module.Image for module in (pillow,) if module is not None]
-    values = sample.values() if isinstance(sample, Mapping) else ()
-    return any(isinstance(value, tuple(kinds)) for value in values)
-
-
-def _no_pictures(name: str, step: Any, sample: Any) -> ConfigError:
-    fields = sample.items() if isinstance(sample, Mapping) else ()
-    held = ", ".join(f"{field} ({type(value).__name__})" for field, value in fields)
-    return ConfigError(
-        Problem("transform", f"the step {name!r} ({type(step).__name__}) is for pictures, and a "
-                f"sample holds none: {held}. Choose another transform, e.g. transform=none")
-    )  # fmt: skip
+def _require_pictures(name: str, step: Any, sample: Any, error: Exception) -> None:
+    tv_tensors, pillow = sys.modules.get("torchvision.tv_tensors"), sys.modules.get("PIL.Image")
+    kinds: tuple[type, ...] = (tv_tensors.TVTensor,) if tv_tensors is not None else ()
+    kinds += (pillow.Image,) if pillow is not None else ()
+    fields = sample if isinstance(sample, Mapping) else {}
+    if not any(isinstance(value, kinds) for value in fields.values()):
+        held = ", ".join(f"{field} ({type(value).__name__})" for field, value in fields.items())
+        raise ConfigError(
+            Problem("transform", f"the step {name!r} ({type(step).__name__}) is for pictures, and "
+                    f"a sample has none: {held}. Choose another transform, e.g. transform=none")
+        ) from error  # fmt: skip

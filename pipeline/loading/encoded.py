@@ -1,8 +1,4 @@
-"""A picture that has not been decoded yet.
-
-A dataset gives it in place of pixels, so that a transform which wants only a part of the picture,
-or a small one, can say so before the decoder starts: `pipeline.transforms.image_decoding`.
-"""
+"""An image file that is not decoded yet, so that a transform may decode only a part of it."""
 
 from __future__ import annotations
 
@@ -19,8 +15,7 @@ class EncodedImage:
     """The bytes of an image file.
 
     Attributes:
-        content: the file as it is.
-        name: what messages call it: its path or address.
+        name: its path or address, for messages.
         decoder: content, name -> uint8 [3, H, W], upright. Raises DataError over a bad file.
         most_pixels: `limits.pixels`; whoever decodes without `decoder` refuses a header that
             claims more.

@@ -1,11 +1,7 @@
-"""More threads for one batch: the first, for which the consumer waits with nothing else to do.
+"""More threads for one batch: the first, for which the consumer waits.
 
-    with intra_batch.extra_threads(8):    a backend takes up such a batch
-        fetch(request)
-    intra_batch.split_rows(work, rows)    what can be divided by rows; alone without extra threads
-
-Other executors go on with the batches behind it, so there are more threads than cores: the system
-divides its time evenly, and most of it goes to the batch that has most of them.
+Other executors work on the batches behind it, so there are more threads than cores: the system
+divides its time evenly, and most of it goes to the batch with most threads.
 """
 
 from __future__ import annotations
@@ -18,8 +14,6 @@ from itertools import pairwise
 
 
 class _Threads(threading.local):
-    """How many the work of this thread may have."""
-
     count: int = 1
 
 
@@ -28,7 +22,7 @@ _threads = _Threads()
 
 @contextmanager
 def extra_threads(count: int) -> Iterator[None]:
-    """Let what this thread does be shared by `count` threads, itself among them."""
+    """Let `split_rows` in this thread use `count` threads, itself among them."""
     _threads.count = count
     try:
         yield

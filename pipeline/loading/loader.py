@@ -2,9 +2,8 @@
 
     plan -> requests -> backend (main | process | thread) -> pin, move, transform -> consumer
 
-The backend decides who works on a request and when, never what comes out; workers that die are
-replaced, and what they had not handed over is made again. The state is the address of the next
-batch to deliver; what workers have prefetched beyond it is simply asked for again.
+The backend decides who works on a request and when, never the result. The state is the address of
+the next batch to deliver; batches that workers have prefetched beyond it are requested again.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class LoaderStats:
-    """What the consumer of this rank met since the epoch began.
+    """Counts of one rank's epoch so far.
 
     Attributes:
         wait_seconds: time spent waiting inside the loader.
@@ -45,7 +44,7 @@ class LoaderStats:
         samples: rows delivered, padding included.
         batches: batches delivered.
         stages: seconds by stage of fetch, summed over all executors.
-        deaths: workers that died or stopped answering, and were replaced.
+        deaths: workers that died or stopped answering and were replaced.
     """
 
     wait_seconds: float = 0.0
@@ -59,12 +58,6 @@ class LoaderStats:
     def wait_share(self) -> float:
         """Share of the time in which the consumer waited for data, in [0, 1]."""
         return self.wait_seconds / self.total_seconds if self.total_seconds else 0.0
-
-    def count(self, batch: Batch) -> None:
-        self.batches += 1
-        self.samples += len(batch.indices)
-        for stage, seconds in batch.timing.items():
-            self.stages[stage] = self.stages.get(stage, 0.0) + seconds
 
 
 def open_backend(fetch: Fetch, options: LoaderOptions, pin: bool) -> Backend:
@@ -83,13 +76,13 @@ class Loader:
     goes through any epoch from any step.
 
     Args:
-        plan: which samples stand at which address.
+        plan: the samples at each address.
         fetch: request to batch.
         options: who works, and how far ahead.
-        world: whose share, and the device that batches are delivered on.
-        fingerprint: what the addresses depend on, by name; a state of another one is refused.
-        budget: how much may be left out of this rank's part of an epoch; None: anything.
-        batch_transform: what is done to a batch on the device; None if fetch has done it all.
+        world: the rank, and the device that batches are delivered on.
+        fingerprint: what the addresses depend on, by name; a state with another one is refused.
+        budget: how many samples may be left out of this rank's part of an epoch; None: any.
+        batch_transform: transforms a batch on the device; None if fetch has done all of it.
     """
 
     def __init__(
@@ -124,11 +117,11 @@ class Loader:
         self._deaths = 0  # in backends that were left
         self._next = (0, 0)
         self._broken_off = False
-        self._warned = False
+        self._warned: set[str] = set()
 
     @property
     def deaths(self) -> int:
-        """Workers that died or stopped answering since the loader was made, and were replaced."""
+        """Workers that died or stopped answering and were replaced, in all epochs."""
         return self._deaths + self._backend.deaths
 
     def __len__(self) -> int:
@@ -153,19 +146,21 @@ class Loader:
         if self.budget is not None:
             self.budget.begin(epoch)
         deaths = self.deaths
-        began = time.perf_counter()
-        asked = began
+        asked = began = time.perf_counter()
         with closing(self._results(epoch, start)) as results:
             for result in results:
-                self.stats.deaths = self.deaths - deaths
+                self.stats.deaths = self._deaths + self._backend.deaths - deaths
                 if isinstance(result, End):
                     break
                 batch = self._delivered(result)
                 self._next = (epoch, batch.request.step + 1)
-                now = time.perf_counter()
-                self.stats.wait_seconds += now - asked
-                self.stats.total_seconds = now - began
-                self.stats.count(batch)
+                now, stats = time.perf_counter(), self.stats
+                stats.wait_seconds += now - asked
+                stats.total_seconds = now - began
+                stats.batches += 1
+                stats.samples += len(batch.indices)
+                for stage, seconds in batch.timing.items():
+                    stats.stages[stage] = stats.stages.get(stage, 0.0) + seconds
                 yield batch
                 asked = time.perf_counter()
                 if self.budget is not None:  # only now, so that what was left out is on record
@@ -175,12 +170,13 @@ class Loader:
         self.stats.deaths = self.deaths - deaths  # with those that were found when it ended
 
     def _results(self, epoch: int, step: int) -> Generator[Batch | Failure | End]:
-        """Results from `step` on; from one backend after another where the workers are tuned.
+        """Results from `step` on; from one backend after another where workers are tuned.
 
-        What an old one has made ahead is dropped, and asked of the new one.
+        Batches that an old one has made ahead are dropped, and requested of the new one.
         """
-        if self._tuner is not None:
-            self._tuner.begin_epoch()
+        tuner = self._tuner
+        if tuner is not None:
+            tuner.begin_epoch()
         changes = True
         while changes:
             changes = False
@@ -188,21 +184,17 @@ class Loader:
                 for result in self._transfer(results) if self._transfer else results:
                     yield result
                     step += 1
-                    changes = self._tuner is not None and self._tuner.delivered(
-                        self.stats.batches, self.stats.wait_seconds, self.stats.total_seconds
-                    )
-                    if changes:
+                    stats = self.stats
+                    if tuner is not None and tuner.delivered(
+                        stats.batches, stats.wait_seconds, stats.total_seconds
+                    ):
+                        changes = True
                         break
-            if changes:
-                self._use_workers()
-
-    def _use_workers(self) -> None:
-        """Go on with as many workers as the tuner wants."""
-        assert self._tuner is not None
-        self._backend.close()
-        self._deaths += self._backend.deaths
-        self.options = replace(self.options, num_workers=self._tuner.workers)
-        self._backend = open_backend(self.fetch, self.options, self._pin)
+            if changes and tuner is not None:
+                self._backend.close()
+                self._deaths += self._backend.deaths
+                self.options = replace(self.options, num_workers=tuner.workers)
+                self._backend = open_backend(self.fetch, self.options, self._pin)
 
     def _requests(self, epoch: int, start: int) -> Iterator[Request | StreamRequest]:
         limit = self.plan.limit(epoch)
@@ -212,18 +204,20 @@ class Loader:
     def _delivered(self, result: Batch | Failure) -> Batch:
         if isinstance(result, Failure):
             raise result.error
-        if result.unlike and not self._warned:  # every worker has tried
-            self._warned = True
-            log.warning("%s", result.unlike)
+        for kind, warning in result.warnings.items():
+            if kind not in self._warned:  # by another worker
+                self._warned.add(kind)
+                log.warning("%s", warning)
         self.fetch.tried = True  # workers that begin later need not
         if self.world.device != "cpu" and self._transfer is None:
             began = time.perf_counter()
             result = result.to(self.world.device)
-            result.timing["transfer"] = time.perf_counter() - began
+            took = time.perf_counter() - began
+            result = result.replace(timing={**result.timing, "transfer": took})
         return result if self.batch_transform is None else self.batch_transform(result)
 
     def state_dict(self) -> dict[str, Any]:
-        """The address of the next batch to deliver, and what addresses depend on here."""
+        """The address of the next batch to deliver, and the fingerprint."""
         epoch, step = self._next
         return {
             "version": STATE_VERSION, "epoch": epoch, "step": step,
@@ -231,10 +225,10 @@ class Loader:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at the address of `state`.
+        """Continue at the address of `state`.
 
         Raises:
-            ConfigError: the state's addresses mean other batches than this loader's.
+            ConfigError: the addresses of the state mean other batches.
         """
         if state.get("version") != STATE_VERSION:
             raise ConfigError(
@@ -254,7 +248,7 @@ class Loader:
         self._broken_off = False
 
     def close(self) -> None:
-        """Stop workers that were kept for the next epoch."""
+        """Stop the workers."""
         self._backend.close()
 
     def __enter__(self) -> Loader:

@@ -1,10 +1,9 @@
-"""How much memory a process and all below it take, and how much there is to have.
+"""How much memory a process and all below it take, and how much is left.
 
-What processes share (torch's libraries, pages that a fork has not written to) counts once: each
-has its proportional part of it (PSS), as Linux counts in `smaps_rollup`. Elsewhere nothing is
-known, and 0 is said.
+Shared memory counts once: each process has its proportional part of it (PSS), as Linux counts in
+`smaps_rollup`. Elsewhere it is unknown, which is 0.
 
-Cost: 1 to 50 ms, growing with the memory of the processes; that is for once in a while.
+Cost: 1 to 50 ms, growing with the memory of the processes.
 """
 
 from __future__ import annotations
@@ -25,17 +24,37 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def tree_pss(root: int | None = None) -> int:
     """Bytes that process `root` (this one when None) and its descendants take together."""
-    return sum(_pss(process) for process in _tree(os.getpid() if root is None else root))
+    children: dict[int, list[int]] = {}
+    for folder in _PROC.iterdir() if _PROC.is_dir() else ():
+        if folder.name.isdigit():
+            with suppress(OSError):  # it has just ended
+                text = (folder / "stat").read_text()
+                # A command's name is in brackets and may hold anything, blanks and brackets too.
+                parent = int(text.rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(folder.name))
+    total, waiting = 0, [os.getpid() if root is None else root]
+    while waiting:
+        process = waiting.pop()
+        total += _field(_PROC / str(process) / "smaps_rollup", "Pss")
+        waiting += children.get(process, [])
+    return total
 
 
 def available() -> int:
-    """Bytes that could be taken before this machine or container is full; 0: nobody knows."""
+    """Bytes left before this machine or container is full; 0: unknown."""
     free = _field(_PROC / "meminfo", "MemAvailable")
-    return min(free, _left_in_cgroup(free))
+    try:
+        most = int((_CGROUP / "memory.max").read_text())
+        taken = int((_CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return free
+    # Cached files count as taken, but give way.
+    left = max(most - taken + _field(_CGROUP / "memory.stat", "inactive_file", 1), 0)
+    return min(free, left)
 
 
 def size_of(process: int) -> int:
-    """Bytes that a process has in memory, what it shares with others included; 0: nobody knows."""
+    """Bytes that a process has in memory, with what it shares with others; 0: unknown."""
     return _field(_PROC / str(process) / "status", "VmRSS")
 
 
@@ -74,50 +93,11 @@ def _cgroups() -> Iterator[Path]:
             yield from (one for one in roots if one.is_dir())
 
 
-def _left_in_cgroup(free: int) -> int:
-    try:
-        most = int((_CGROUP / "memory.max").read_text())
-        taken = int((_CGROUP / "memory.current").read_text())
-    except (OSError, ValueError):  # no such file, or "max"
-        return free
-    # Cached files count as taken, but give way.
-    return max(most - taken + _field(_CGROUP / "memory.stat", "inactive_file", 1), 0)
-
-
-def _tree(root: int) -> Iterator[int]:
-    children: dict[int, list[int]] = {}
-    for process, parent in _parents():
-        children.setdefault(parent, []).append(process)
-    waiting = [root]
-    while waiting:
-        process = waiting.pop()
-        yield process
-        waiting += children.get(process, [])
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    """Every process and its parent."""
-    for folder in _PROC.iterdir() if _PROC.is_dir() else ():
-        if folder.name.isdigit():
-            try:
-                text = (folder / "stat").read_text()
-            except OSError:  # it has just ended
-                continue
-            # A command's name is in brackets and may hold anything, blanks and brackets too.
-            yield int(folder.name), int(text.rpartition(")")[2].split()[1])
-
-
-def _pss(process: int) -> int:
-    return _field(_PROC / str(process) / "smaps_rollup", "Pss")
-
-
 def _field(path: Path, name: str, unit: int = 1024) -> int:
     """The number after `name` in a file of the kernel's, in bytes; 0 where there is none."""
-    try:
+    with suppress(OSError, IndexError, ValueError):
         for line in path.read_text().splitlines():
             words = line.replace(":", " ").split()
             if words[0] == name:
                 return int(words[1]) * unit
-    except (OSError, IndexError, ValueError):
-        pass
     return 0

@@ -1,17 +1,15 @@
-"""Samples that are no dicts, with names: the one place where a sample becomes named fields.
+"""Names for the fields of samples that are no dicts.
 
-Most datasets give `(x, y)`, and torch takes whatever they give. Transforms, objectives, digests and
-packs know fields by name, so a sample is named once, right after it was read:
+Transforms, objectives, digests and packs know fields by name, so a sample is named right after it
+was read:
 
-    dict, or another mapping      as it is
+    dict, or another mapping      unchanged
     (x, y), [x, y]                by position: `dataset.fields`, or the usual names
     named tuple, dataclass        by its own names
     a tensor, number, text ...    one field, the first name
-    a Pillow picture, in any of   a torchvision Image, uint8 [C, H, W], as of our own datasets
-    these
+    a Pillow picture in any       a torchvision Image, uint8 [C, H, W], as of our own datasets
 
-A collate function of a person's own (`OwnCollate`) is handed samples as the dataset gave them, and
-what it returns is named the same way. Cost: nothing for dicts, about 1 us for other samples.
+Cost: nothing for dicts, about 1 us for other samples.
 """
 
 from __future__ import annotations
@@ -25,14 +23,14 @@ from pipeline.errors import DataError
 
 Restore = Callable[[Mapping[str, Any]], Any]
 USUAL = ("input", "target")
-_DEEP = ("L", "RGB", "I;16", "I", "F")  # modes of pictures that are kept; others become RGB
+_MODES = ("L", "RGB", "I;16", "I", "F")  # of pictures that are kept; others become RGB
 
 
 class Fields:
     """Names for the positions of samples.
 
     Args:
-        names: of all positions, as a person gave them; None takes the usual ones.
+        names: of all positions; None takes the usual ones.
         usual: names of the first positions; further ones are called field_2, field_3 ...
     """
 
@@ -68,7 +66,7 @@ class Fields:
         return {self.of(1)[0]: _value(sample)}
 
     def batch(self, made: Any) -> Mapping[str, Any]:
-        """What a person's collate function has made of samples, as named fields."""
+        """A batch of a person's collate function as named fields."""
         if isinstance(made, Mapping):
             return made
         own = own_names(made)
@@ -78,8 +76,11 @@ class Fields:
         return dict(zip(self.of(len(values)), values, strict=True))
 
 
+NAMELESS = Fields()
+
+
 def own_names(sample: Any) -> tuple[str, ...] | None:
-    """The names that a named tuple or a dataclass has for its parts; None for anything else."""
+    """The names of the parts of a named tuple or a dataclass; None for anything else."""
     if isinstance(sample, tuple):
         return getattr(sample, "_fields", None)
     if dataclasses.is_dataclass(sample) and not isinstance(sample, type):
@@ -88,10 +89,10 @@ def own_names(sample: Any) -> tuple[str, ...] | None:
 
 
 def restorer(sample: Any) -> Restore | None:
-    """How fields become a sample of this one's kind again; None if it is a mapping.
+    """A function that makes a sample of this one's kind of fields; None if it is a mapping.
 
-    Fields that transforms have added come after the others. Where a named tuple or dataclass cannot
-    hold them, they stay a dict.
+    Fields that transforms have added come last. Where a named tuple or dataclass cannot hold them,
+    the sample stays a dict.
     """
     if isinstance(sample, Mapping):
         return None
@@ -113,16 +114,18 @@ def _value(value: Any) -> Any:
     from torchvision import tv_tensors
     from torchvision.transforms.v2.functional import pil_to_tensor
 
-    return tv_tensors.Image(pil_to_tensor(value if value.mode in _DEEP else value.convert("RGB")))
+    return tv_tensors.Image(pil_to_tensor(value if value.mode in _MODES else value.convert("RGB")))
 
 
 class OwnCollate:
     """A person's collate function, called as torch calls a `collate_fn`.
 
+    It is given samples as the dataset gave them; the batch that it makes is named like a sample.
+
     Args:
-        function: a list of samples -> a batch: a dict, a tuple, a tensor; `one` sample -> a batch.
-        fields: names for the positions of a batch that is no dict.
-        one: automatic batching is off (`batch.size=null`), so it is called with the sample itself.
+        function: a list of samples -> a batch: a dict, a tuple, a tensor; with `one`, a sample -> a
+            batch.
+        one: automatic batching is off (`batch.size=null`).
     """
 
     def __init__(self, function: Callable[[Any], Any], fields: Fields, one: bool = False) -> None:

@@ -5,9 +5,9 @@
         ...                                         a transform writes its sample into each
         output_buffers.contiguous_view(rows)     collate: [64, 3, 224, 224] if they lie in order
 
-A row's tensor is like any other; whatever does not fit is a tensor of its own, and is stacked as
-usual. All of it is per thread. In a worker process the batch lies in shared memory, as torch's own
-collate has it; elsewhere its memory is used again when the last tensor that shares it has gone.
+Everything is per thread, and a row that does not fit is a tensor of its own. In a worker process
+the batch lies in shared memory, as torch's own collate has it; elsewhere its memory is reused when
+the last tensor that shares it is gone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,21 +27,21 @@ from torch.utils.data import get_worker_info
 from pipeline import torch_internals
 
 Shape = tuple[int, ...]
-_MOST_IDLE = 16  # pieces of memory of one size that wait to be used again
+_MOST_IDLE = 16  # pieces of memory of one size that wait to be reused
 _LOOKED_AT = 32  # uses after which one that waited all the while is given up
 _MOST_SIZES = 4
 _LINE = 64  # bytes
 
 
 class OutputRow(NamedTuple):
-    """Room for one sample, uninitialised: the same memory as an array and as a tensor."""
+    """Memory for one sample, uninitialised, as an array and as a tensor."""
 
     array: npt.NDArray[Any]
     tensor: torch.Tensor
 
 
 class _Block(threading.local):
-    """What the batch at hand of this thread is written to."""
+    """The memory of this thread's current batch."""
 
     rows: int = 0
     taken: int = 0
@@ -50,36 +50,35 @@ class _Block(threading.local):
 
 
 class _Idle:
-    """Pieces of memory of one size that wait to be used again.
+    """Pieces of memory of one size that wait to be reused.
 
-    All come back when an epoch ends, and most are needed at once when the next begins; those that
-    are not, in many uses, were for a crowd that is over. A finalizer may give back anywhere, so
-    nothing here takes a lock: each step is atomic, and a count that is off by one does no harm.
+    All come back when an epoch ends, and most are needed at once when the next begins; one that
+    stays unused for long is given up. A finalizer may give back anywhere, so nothing here takes a
+    lock: each step is atomic, and a count that is off by one does no harm.
     """
 
     def __init__(self) -> None:
         self._pieces: list[npt.NDArray[np.uint8]] = []
         self._uses = 0
-        self._spare = 0  # that no use would have missed since they were looked at
+        self._spare = 0  # never needed since the last look
 
-    def take(self) -> npt.NDArray[np.uint8] | None:
+    def take(self, size: int) -> npt.NDArray[np.uint8]:
         self._spare = min(self._spare, len(self._pieces) - 1)
         self._uses += 1
-        if self._uses >= _LOOKED_AT:
-            if self._spare > 0:
-                self._pop()
-            self._uses, self._spare = 0, len(self._pieces)
-        return self._pop()
+        with suppress(IndexError):
+            if self._uses >= _LOOKED_AT:
+                if self._spare > 0:
+                    self._pieces.pop()
+                self._uses, self._spare = 0, len(self._pieces)
+            return self._pieces.pop()
+        # Fresh memory that begins at a cache line, as vectors like it best.
+        memory = np.empty(size + _LINE, np.uint8)
+        start = -memory.ctypes.data % _LINE
+        return memory[start : start + size]
 
     def put(self, piece: npt.NDArray[np.uint8]) -> None:
         if len(self._pieces) < _MOST_IDLE:
             self._pieces.append(piece)
-
-    def _pop(self) -> npt.NDArray[np.uint8] | None:
-        try:
-            return self._pieces.pop()
-        except IndexError:
-            return None
 
 
 _current = _Block()
@@ -88,7 +87,7 @@ _idle: dict[int, _Idle] = {}
 
 @contextmanager
 def batch(rows: int) -> Iterator[None]:
-    """Samples of one batch of `rows` follow in this thread."""
+    """Let the next `rows` samples of this thread share a batch."""
     _current.rows, _current.taken, _current.tensor = rows, 0, None
     try:
         yield
@@ -128,37 +127,27 @@ def contiguous_view(values: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def allocate(shape: Shape, dtype: np.dtype[Any]) -> OutputRow:
-    """Room for all samples of a batch, uninitialised."""
+    """Memory for all samples of a batch, uninitialised.
+
+    Fresh memory costs a page fault for every 4 KiB, 0.2 ms a picture of 224 x 224 in float32, where
+    decoding it takes 1: outside of workers, that of a batch which is gone is reused.
+    """
     size = math.prod(shape) * dtype.itemsize
     if get_worker_info() is None:
-        array = _recycled(size).view(dtype).reshape(shape)
+        idle = _idle.get(size)
+        if idle is None:
+            if len(_idle) >= _MOST_SIZES:
+                _idle.clear()
+            idle = _idle.setdefault(size, _Idle())
+        memory = idle.take(size)
+        lease = _Lease(memory)
+        weakref.finalize(lease, idle.put, memory).atexit = False
+        array = np.asarray(lease).view(dtype).reshape(shape)
         return OutputRow(array, torch.from_numpy(array))
     kind = torch.from_numpy(np.empty(0, dtype))
     shared = torch_internals.shared_storage(size)
     tensor = kind.new_empty(0).set_(shared, 0, shape)  # type: ignore[call-overload]
     return OutputRow(tensor.numpy(), tensor)
-
-
-def _recycled(size: int) -> npt.NDArray[np.uint8]:
-    """`size` bytes, of a batch that nobody holds any more if there is one of that size.
-
-    Memory fresh from the system costs a page fault for every 4 KiB: 0.2 ms a picture of 224 x 224
-    in float32, where decoding it takes 1.
-    """
-    idle = _idle.get(size)
-    memory = idle.take() if idle else None
-    if memory is None:
-        memory = _aligned(size)
-    held = _Lease(memory)
-    weakref.finalize(held, _give_back, memory).atexit = False
-    return np.asarray(held)
-
-
-def _aligned(size: int) -> npt.NDArray[np.uint8]:
-    """Fresh memory that begins where a line of the cache does, as vectors like it best."""
-    memory = np.empty(size + _LINE, np.uint8)
-    start = -memory.ctypes.data % _LINE
-    return memory[start : start + size]
 
 
 class _Lease:
@@ -169,9 +158,3 @@ class _Lease:
 
     def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
         self.__array_interface__ = memory.__array_interface__
-
-
-def _give_back(memory: npt.NDArray[np.uint8]) -> None:
-    if memory.nbytes not in _idle and len(_idle) >= _MOST_SIZES:
-        _idle.clear()
-    _idle.setdefault(memory.nbytes, _Idle()).put(memory)

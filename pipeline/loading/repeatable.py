@@ -1,10 +1,9 @@
-"""Whether a sample is the same when it is made again: tried with the first samples of a process.
+"""Whether a sample is the same when it is made again: compared for the first two of a process.
 
 Everything rests on a sample being a function of its row and its key. Code of others may break that
-without a word: a generator made anew at each call, the clock, a counter, a transform that writes
-into what the dataset keeps. So the first two samples are made once more and compared; where they
-differ, steps are compared one by one to say which it was. What differs in few samples only may go
-unseen.
+unnoticed: a generator made anew at each call, the clock, a counter, a transform that writes into
+data that the dataset keeps. Where the two differ, steps are compared one by one to name the one.
+A difference in few samples only may go unseen.
 
 Cost: two samples more when a process begins, and 1 ms a MiB of them.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import DataError
@@ -32,123 +30,90 @@ _ADVICE = (
     "are seeded for each sample"
 )
 
-Told = dict[str, bytes]
+Hashes = dict[str, bytes]  # by field
 Hashed = Callable[[Any], bytes]
-Steps = Mapping[str, Callable[[Any], Any]]
 
 
-@dataclass(frozen=True)
 class Again:
-    """How the first samples of a request are made again.
+    """Makes the first samples of a request again.
 
-    Attributes:
-        request: which samples.
-        read: gives the row at a place, before its transforms.
+    Args:
+        rows: what samples are read from; `spare(indices)` gives copies of records that are there
+            already, and that transforms may write into. It raises what cannot be copied.
+        many: rows are read by `__getitems__`.
+        named: makes a dict of a sample that is none.
         steps: transforms by name.
-        keys: of the samples.
-        draws: the generators to put a sample's key into.
     """
 
-    request: Request
-    read: Callable[[int], Any]
-    steps: Steps
-    keys: list[int]
-    draws: Draws
+    def __init__(
+        self, request: Request, rows: Any, many: bool, named: Callable[[Any], Any],
+        steps: Mapping[str, Callable[[Any], Any]], keys: list[int], draws: Draws,
+    ) -> None:  # fmt: skip
+        self._request, self._many, self._named = request, many, named
+        self._steps, self._keys, self._draws = steps, keys, draws
+        self._indices = request.indices[:SAMPLES].tolist()
+        self._rows = rows.spare(self._indices) if hasattr(rows, "spare") else rows
 
-    @classmethod
-    def of(
-        cls,
-        request: Request,
-        rows: Any,
-        many: bool,
-        steps: Steps,
-        keys: list[int],
-        draws: Draws,
-        named: Callable[[Any], Any],
-    ) -> Again | None:
-        """The same of `rows` as they are now; None where they cannot be kept.
+    def difference(self, samples: list[Any], bad: Container[int], hashed: Hashed) -> str:
+        """A message about a sample that differs when it is made again; else "".
 
         Args:
-            rows: what samples are read from; `spare(indices)` gives copies of those that are there
-                already, and that transforms may write into.
-            many: read by `__getitems__`.
-            named: makes a dict of a sample that is none.
-        """
-        indices = request.indices[:SAMPLES].tolist()
-        try:
-            spare = rows.spare(indices) if hasattr(rows, "spare") else rows
-        except Exception:  # a record that cannot be copied
-            return None
-
-        def read(place: int) -> Any:
-            worker_status.report(place, worker_status.READ)
-            row = indices[place]
-            return named(spare.__getitems__([row])[0] if many else spare[row])
-
-        return cls(request, read, steps, keys, draws)
-
-    def unlike(self, samples: list[Any], bad: Container[int], hashed: Hashed) -> str:
-        """What is to be said of a sample that is another when it is made again; else "".
-
-        Args:
-            samples: of the request, by place.
-            bad: places of those that could not be made.
-            hashed: gives bytes that tell a value from others; DataError for what it cannot tell.
+            bad: places of samples that could not be made.
+            hashed: a hash of a value; DataError for an unknown type.
         """
         try:
             for place, sample in enumerate(samples[:SAMPLES]):
-                told = _told(sample, hashed) if place not in bad else {}
-                fields = _unlike(told, self._told_again(place, hashed)) if told else []
+                first = _hashes(sample, hashed) if place not in bad else {}
+                if not first:
+                    continue
+                *_, (_, again) = self._stages(place)
+                fields = _differing(first, _hashes(again, hashed))
                 if fields:
-                    return f"{self._at(place)} {_of(fields)} when it is made again" \
-                           f"{self._culprit(place, hashed)}. {_ADVICE}"  # fmt: skip
-        except Exception:  # what goes wrong the first time is met by fetch itself
+                    row, position = self._indices[place], int(self._request.positions[place])
+                    named = " and ".join(repr(name) for name in fields if name)
+                    return (
+                        f"sample {row} (epoch {self._request.epoch}, position {position}) "
+                        f"{f'has another {named}' if named else 'is another'} when it is made again"
+                        f"{self._culprit(place, hashed)}. {_ADVICE}"
+                    )
+        except Exception:  # fetch itself meets what goes wrong the first time
             return ""
         return ""
 
-    def _at(self, place: int) -> str:
-        row, position = int(self.request.indices[place]), int(self.request.positions[place])
-        return f"sample {row} (epoch {self.request.epoch}, position {position})"
-
-    def _told_again(self, place: int, hashed: Hashed) -> Told:
-        *_, (_, sample) = self._stages(place)
-        return _told(sample, hashed)
-
     def _stages(self, place: int) -> Iterator[tuple[str, Any]]:
-        """The sample after each stage, by what messages call the stage."""
-        self.draws.seed(self.keys[place])
+        """The name that messages use for each stage, and the sample after it."""
+        self._draws.seed(self._keys[place])
+        worker_status.report(place, worker_status.READ)
+        row = self._indices[place]
+        read = self._rows.__getitems__([row])[0] if self._many else self._rows[row]
         # Of a copy: a step may write into a row that the dataset hands out again.
-        sample = deepcopy(self.read(place))
+        sample = deepcopy(self._named(read))
         yield "reading it", sample
-        for name, step in self.steps.items():
+        for name, step in self._steps.items():
             sample = step(sample)
             yield f"the transform {name!r}", sample
 
     def _culprit(self, place: int, hashed: Hashed) -> str:
-        """The first stage that gives something else the second time."""
+        """The first stage that gives another sample the second time, or writes into its sample."""
         for _ in range(_ATTEMPTS):
-            once = [(stage, _told(sample, hashed)) for stage, sample in self._stages(place)]
-            twice = [_told(sample, hashed) for _, sample in self._stages(place)]
-            for (stage, told), other in zip(once, twice, strict=True):
-                if _unlike(told, other):
+            once = [(stage, _hashes(sample, hashed)) for stage, sample in self._stages(place)]
+            twice = [_hashes(sample, hashed) for _, sample in self._stages(place)]
+            for (stage, first), second in zip(once, twice, strict=True):
+                if _differing(first, second):
                     return f": {stage} does not give the same twice"
-        return self._writer(place, hashed)
-
-    def _writer(self, place: int, hashed: Hashed) -> str:
-        """The step that writes into its sample, which the dataset may hand out again."""
-        before: tuple[Any, Told] | None = None
+        before: tuple[Any, Hashes] | None = None
         for stage, sample in self._stages(place):
-            if before is not None and _unlike(before[1], _told(before[0], hashed)):
+            if before is not None and _differing(before[1], _hashes(before[0], hashed)):
                 return (f": {stage} changes its sample in place, and the dataset hands out what it "
                         "keeps")  # fmt: skip
-            before = sample, _told(sample, hashed)
+            before = sample, _hashes(sample, hashed)
         return ", though none of its steps shows it alone"
 
 
-def _told(sample: Any, hashed: Hashed) -> Told:
+def _hashes(sample: Any, hashed: Hashed) -> Hashes:
     """The hashes of a sample's fields; those that have none are left out."""
     fields = sample if isinstance(sample, Mapping) else {"": sample}
-    found: Told = {}
+    found: Hashes = {}
     for name, value in fields.items():
         try:
             found[str(name)] = hashed(value)
@@ -157,10 +122,5 @@ def _told(sample: Any, hashed: Hashed) -> Told:
     return found
 
 
-def _unlike(one: Told, other: Told) -> list[str]:
+def _differing(one: Hashes, other: Hashes) -> list[str]:
     return [name for name in {**one, **other} if one.get(name) != other.get(name)]
-
-
-def _of(fields: list[str]) -> str:
-    named = [repr(name) for name in fields if name]
-    return f"has another {' and '.join(named)}" if named else "is another"

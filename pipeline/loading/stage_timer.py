@@ -1,12 +1,7 @@
-"""What the time of one batch went into: seconds by stage, and on request when and where.
+"""Seconds by stage of one batch; traced, also when, where and how much of it was computing.
 
-A `StageTimer` is started for a batch, and `lap` ends a stage of it. One that traces also keeps
-when each stage was, in which process and thread, and how much of it was computing, as the kernel
-counts: a thread that is neither computing nor waiting for a free core waits for something else,
-which for a loader is the data.
-
-Times are of `time.perf_counter`, which on Linux is CLOCK_MONOTONIC: those of different processes of
-one machine compare. Cost: 0.2 us a lap, 1 us where it traces.
+Times are of `time.perf_counter`, which on Linux is CLOCK_MONOTONIC, so those of all processes of a
+machine compare. Cost: 0.2 us a lap, 1 us where it traces.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ class StageTrace:
         process, thread: who did it, as the operating system numbers them.
         begin, end: when, in seconds of `time.perf_counter`.
         laps: (stage, begin, end) in order; neighbours of the same stage are one.
-        computing: seconds of its own on a core, by stage.
+        computing: seconds of its own on a core, by stage, as the kernel counts them.
         delayed: seconds in which it could have computed, but had no core.
     """
 
@@ -42,16 +37,12 @@ class StageTrace:
 
     @property
     def blocked(self) -> float:
-        """Seconds in which it waited for something other than a core."""
+        """Seconds in which it waited for something other than a core: in a loader, for data."""
         return max(self.end - self.begin - sum(self.computing.values()) - self.delayed, 0.0)
 
 
 class StageTimer:
-    """Seconds by stage of the batch that begins now.
-
-    Args:
-        traced: keep what a `StageTrace` has, too.
-    """
+    """Seconds by stage of the batch that begins now; `traced` also keeps a `StageTrace`."""
 
     def __init__(self, traced: bool = False) -> None:
         self.seconds: dict[str, float] = {}
@@ -63,24 +54,21 @@ class StageTimer:
             self._delayed = delayed()
             self._computed = time.thread_time()
         self._begin = self._last = time.perf_counter()
-        if traced:  # a delay between the two is none of the batch's
+        if traced:  # a delay between the two does not belong to the batch
             self._delayed += self._begin - before
 
     def lap(self, stage: str) -> None:
-        """What was done since the last lap was `stage`."""
+        """End a stage, which began with the last lap."""
         now = time.perf_counter()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        begin, self._last = self._last, now
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - begin
         if self._traced:
-            self._keep(stage, self._last, now)
-        self._last = now
-
-    def _keep(self, stage: str, begin: float, end: float) -> None:
-        computed = time.thread_time()
-        self._computing[stage] = self._computing.get(stage, 0.0) + computed - self._computed
-        self._computed = computed
-        if self._laps and self._laps[-1][0] == stage:
-            begin = self._laps.pop()[1]
-        self._laps.append((stage, begin, end))
+            computed = time.thread_time()
+            self._computing[stage] = self._computing.get(stage, 0.0) + computed - self._computed
+            self._computed = computed
+            if self._laps and self._laps[-1][0] == stage:
+                begin = self._laps.pop()[1]
+            self._laps.append((stage, begin, now))
 
     def trace(self) -> StageTrace | None:
         """The work up to the last lap; None if it was not traced."""
@@ -95,10 +83,7 @@ class StageTimer:
 
 
 def delayed() -> float:
-    """Seconds for which this thread has waited for a core so far; 0 where nobody counts them.
-
-    Cost: 20 us.
-    """
+    """Seconds for which this thread has waited for a core so far, 0 if not counted; 20 us."""
     try:
         return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):

@@ -14,9 +14,7 @@ class StoredPictures:
 
     Attributes:
         pixels: uint8, contiguous; each picture is [height, width, channels] somewhere in it.
-        starts: number of the byte at which each begins, int64 [B].
-        heights, widths: in pixels, int64 [B].
-        channels: int64 [B].
+        starts, heights, widths, channels: int64 [B]; `starts` in bytes.
     """
 
     pixels: npt.NDArray[np.uint8]

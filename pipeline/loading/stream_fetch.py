@@ -1,7 +1,7 @@
-"""A stream's requests to batches: read forwards to the records, work on those of the share.
+"""Requests of a stream to batches: read forwards to the records, work on those of the share.
 
-Each executor has a reader of its own, which goes through all raw records, or around shards that it
-can pass over. Going on where it stands costs the records in between and no more.
+Each executor has a reader of its own, which goes through all raw records, but for shards that it
+can skip.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from copy import copy, deepcopy
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -18,11 +19,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import DataError, PenstockError
-from pipeline.loading.bad_samples import ATTEMPTS, RAISE, BadSamples
+from pipeline.loading.bad_samples import ATTEMPTS, Substitutes
 from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import Fetch
-from pipeline.loading.named_fields import Fields
-from pipeline.loading.sample_reader import NAMELESS
 from pipeline.loading.stage_timer import StageTimer
 from pipeline.order.plan import Request, deal
 from pipeline.order.randomness import GLOBAL, Draws, IntArray, Permutation, hash64
@@ -30,11 +29,12 @@ from pipeline.order.samplers import Tail
 from pipeline.order.streams import End, StreamOrder, StreamRequest, forwards, length_of
 from pipeline.torch_internals import worker_info
 
+Records = list[tuple[int, Any]]  # by number
 log = logging.getLogger(__name__)
 
 
 class StreamReader:
-    """One executor's way through the raw records of a dataset.
+    """Reads the raw records of a dataset for one executor.
 
     Going forwards costs the records in between, going back starts again; shards of known length and
     `seek` make both cheap.
@@ -50,73 +50,61 @@ class StreamReader:
         self._ends: IntArray | None = None  # of the shards, in the order of the epoch, if known
         self._draws: Draws = GLOBAL
         self._states: Any = None  # of the generators, as reading has left them
-        self._block: tuple[int, list[tuple[int, Any]]] = (-1, [])
+        self._block: tuple[int, Records] = (-1, [])
 
-    def read(self, epoch: int, start: int, stop: int, draws: Draws) -> list[tuple[int, Any]]:
+    def read(self, epoch: int, start: int, stop: int, draws: Draws) -> Records:
         """(number, raw record) at positions start .. stop-1; fewer only where the epoch ends."""
         outside = draws.save()
         try:
             with worker_info(None):
                 self._draws = draws
-                self._turn_to(epoch)
+                if epoch == self._epoch:
+                    draws.restore(self._states)
+                else:
+                    self._epoch, self._end, self._ends, self._block = epoch, None, None, (-1, [])
+                    if hasattr(self._dataset, "set_epoch"):
+                        self._dataset.set_epoch(epoch)
+                    self._open(0)
                 found = self._positions(start, stop)
             self._states = draws.save()
         finally:
             draws.restore(outside)
         return found
 
-    def _turn_to(self, epoch: int) -> None:
-        if epoch == self._epoch:
-            self._draws.restore(self._states)
-            return
-        self._epoch, self._end, self._ends, self._block = epoch, None, None, (-1, [])
-        if hasattr(self._dataset, "set_epoch"):
-            self._dataset.set_epoch(epoch)
-        self._open(0)
-
-    def _positions(self, start: int, stop: int) -> list[tuple[int, Any]]:
+    def _positions(self, start: int, stop: int) -> Records:
         if not self._order.buffer:
             return self._raw(start, stop)
-        found: list[tuple[int, Any]] = []
+        found: Records = []
         while start < stop:
             first, last = self._order.block(self._epoch, start)
-            records = self._shuffled(first, last)
-            taken = records[start - first : stop - first]
-            found += taken
+            if self._block[0] != first:
+                raw = self._raw(first, last)
+                order = self._order.within(self._epoch, first, len(raw))
+                self._block = (first, [raw[place] for place in order.tolist()])
+            records = self._block[1]
+            found += records[start - first : stop - first]
             if len(records) < last - first:
                 break
             start = last
         return found
 
-    def _shuffled(self, first: int, last: int) -> list[tuple[int, Any]]:
-        if self._block[0] != first:
-            records = self._raw(first, last)
-            order = self._order.within(self._epoch, first, len(records))
-            self._block = (first, [records[place] for place in order.tolist()])
-        return self._block[1]
-
-    def _raw(self, start: int, stop: int) -> list[tuple[int, Any]]:
+    def _raw(self, start: int, stop: int) -> Records:
         """Raw records by number."""
         if self._end is not None and start >= self._end:
             return []
         if start < self._next or (start > self._next and self._worth_a_jump(start)):
             self._open(start)
-        skipped = sum(1 for _ in islice(self._records, start - self._next))
-        self._next += skipped
+        self._next += sum(1 for _ in islice(self._records, start - self._next))
         wanted = stop - self._next if self._next == start else 0
         records = list(islice(self._records, wanted))
-        numbered = list(enumerate(records, start))
         self._next += len(records)
         if self._next < stop:
-            self._reached_end()
-        return numbered
-
-    def _reached_end(self) -> None:
-        self._end = self._next
-        claimed = length_of(self._dataset)
-        if claimed is not None and claimed != self._end:
-            log.warning("%s says it has %d records, but gave %d",
-                        type(self._dataset).__name__, claimed, self._end)  # fmt: skip
+            self._end = self._next
+            claimed = length_of(self._dataset)
+            if claimed is not None and claimed != self._end:
+                log.warning("%s says it has %d records, but gave %d",
+                            type(self._dataset).__name__, claimed, self._end)  # fmt: skip
+        return list(enumerate(records, start))
 
     def _worth_a_jump(self, record: int) -> bool:
         """Whether `record` can be had without reading those before it."""
@@ -128,19 +116,17 @@ class StreamReader:
         return hasattr(self._dataset, "seek")
 
     def _open(self, record: int) -> None:
-        """Be before raw record `record`, or as near before it as can be had for nothing."""
+        """Be before raw record `record`, or as near before it as is free."""
         self._seed(-1)
         if hasattr(self._dataset, "shards"):
             self._open_shards(record)
         elif hasattr(self._dataset, "seek"):
             self._next, self._records = record, forwards(iter(self._dataset.seek(record)))
         else:
-            self._next, self._records = 0, forwards(self._iterator())
-
-    def _iterator(self) -> Iterator[Any]:
-        """Of the dataset; of a copy where it is its own iterator, which other threads may share."""
-        records = iter(self._dataset)
-        return iter(copy(self._dataset)) if records is self._dataset else records
+            records = iter(self._dataset)
+            if records is self._dataset:  # its own iterator, which other threads may share
+                records = iter(copy(self._dataset))
+            self._next, self._records = 0, forwards(records)
 
     def _open_shards(self, record: int) -> None:
         shards = self._dataset.shards()
@@ -161,56 +147,42 @@ class StreamReader:
             start = 0
 
     def _seed(self, shard: int) -> None:
-        """What is drawn while a shard is read depends on the shard and the epoch alone."""
+        """Let draws while a shard is read depend on the shard and the epoch alone."""
         self._draws.seed(hash64(self._order.seed, "stream", self._epoch, shard))
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class StreamFetch(Fetch):
-    """Work on one request of a stream.
+    """Work on one request of a stream; see `Fetch`.
+
+    A bad record is replaced by another one of the same global batch, or else by one of the epoch's
+    first.
 
     Args:
-        dataset: an iterable of records, or one that offers more (see the module).
         order: the sampler.
-        batch_size: records in a global batch; None hands records through one by one.
-        tail: what becomes of the last, smaller batch.
+        batch_size: records in a global batch.
+        tail: of the last, smaller batch.
         together: rows of a batch that stay on one rank.
-        transform, collate, seed, hashed, batch_transform, bad, fields: as in `Fetch`; what stands
-            in for a bad record is another one of the same global batch, or else one of the epoch's
-            first.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        transform: Any,
-        collate: Any,
-        seed: int,
-        hashed: bool = False,
-        batch_transform: Any = None,
-        bad: BadSamples = RAISE,
-        fields: Fields = NAMELESS,
-        *,
-        order: StreamOrder,
-        batch_size: int,
-        tail: Tail = "keep",
-        together: int = 1,
-    ) -> None:
-        super().__init__(dataset, transform, collate, seed, hashed, batch_transform, bad, fields)
-        self.order = order
-        self.batch_size = batch_size
-        self.tail = tail
-        self.together = together
+    order: StreamOrder
+    batch_size: int
+    tail: Tail = "keep"
+    together: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._local = _Local()
 
     def dataset_of_worker(self) -> Any:
         # A `worker_init_fn` written for torch would cut its worker's share out of this. It gets a
-        # copy to do so, since here every worker reads everything.
+        # copy, since here every worker reads everything.
         return copy(self.dataset)
 
     def __call__(self, request: StreamRequest, draws: Draws = GLOBAL) -> Batch | End:  # type: ignore[override]
         """The batch of `request`, or End."""
-        draws = self._with_own(request.epoch, draws)
-        self._local.timer = StageTimer(self.traced)  # raw records are read before there are samples
+        draws = draws if self._keyed else self._with_own(request.epoch, draws)
+        timer = StageTimer(self.traced)  # raw records are read before there are samples
         start = request.step * self.batch_size
         found = self._records(request, start, start + self.batch_size, draws)
         full = len(found) == self.batch_size
@@ -225,43 +197,40 @@ class StreamFetch(Fetch):
         )  # fmt: skip
         first = partial(self._records, request, 0, ATTEMPTS, draws)
         records = _Decoded(self.dataset, found, first, self.seed)
-        return self.work(share, records, draws, records)
+        return self.work(share, records, draws, timer)
 
-    def _timer(self) -> StageTimer:
-        return self._local.timer
+    def substitutes(self, rows: Any) -> Substitutes:
+        return rows  # `_Decoded` knows all records of the batch
 
-    def _records(
-        self, request: StreamRequest, start: int, stop: int, draws: Draws
-    ) -> list[tuple[int, Any]]:
+    def _records(self, request: StreamRequest, start: int, stop: int, draws: Draws) -> Records:
         """(number, raw record) at positions of the request's epoch."""
+        local = self._local
+        if local.reader is None or local.process != os.getpid():
+            local.reader, local.process = StreamReader(self.dataset, self.order), os.getpid()
+        reader, local.reader = local.reader, None  # a broken iterator cannot be read on
         try:
-            reader = self._local.reader(self.dataset, self.order)
-            return reader.read(request.epoch, start, stop, draws)
+            found = reader.read(request.epoch, start, stop, draws)
         except PenstockError:
-            self._local.forget()
             raise
         except Exception as error:
-            self._local.forget()
             raise DataError(
                 f"{type(self.dataset).__name__} cannot be read for epoch {request.epoch}, step "
                 f"{request.step}: {type(error).__name__}: {error}"
             ) from error
+        local.reader = reader
+        return found
 
 
 class _Decoded:
-    """The records of one batch as rows of a map-style dataset, decoded when they are asked for.
+    """The records of one batch as rows of a map-style dataset, decoded on access.
 
     Args:
         found: (number, raw record) of the whole global batch.
-        first: gives the epoch's first records; reading them may mean to read all again.
+        first: gives the epoch's first records, which may mean to read all again.
     """
 
     def __init__(
-        self,
-        stream: Any,
-        found: list[tuple[int, Any]],
-        first: Callable[[], list[tuple[int, Any]]],
-        seed: int,
+        self, stream: Any, found: Records, first: Callable[[], Records], seed: int
     ) -> None:
         self._stream = stream
         self._decode = getattr(stream, "decode", None)
@@ -280,7 +249,7 @@ class _Decoded:
         return _Decoded(self._stream, found, self._first, self._seed)
 
     def rows(self, request: Request, place: int) -> Iterator[int]:
-        """Numbers of records to try in the place of a bad one (`bad_samples.StandIns`)."""
+        """Numbers of records for the place of a bad one, as `bad_samples.Substitutes`."""
         key = hash64(self._seed, "substitute", request.epoch, int(request.positions[place]))
         own = int(request.indices[place])
         order = Permutation(len(self._numbers), key)(np.arange(len(self._numbers)))
@@ -294,19 +263,8 @@ class _Decoded:
 class _Local(threading.local):
     """A reader for each thread of each process; none travels to another."""
 
-    def __init__(self) -> None:
-        self._reader: StreamReader | None = None
-        self._process = -1
-        self.timer = StageTimer()
-
-    def reader(self, dataset: Any, order: StreamOrder) -> StreamReader:
-        if self._reader is None or self._process != os.getpid():
-            self._reader, self._process = StreamReader(dataset, order), os.getpid()
-        return self._reader
-
-    def forget(self) -> None:
-        """Begin anew next time; a broken iterator can't be read on."""
-        self._reader = None
+    reader: StreamReader | None = None
+    process: int = -1
 
     def __reduce__(self) -> tuple[type[_Local], tuple[()]]:
         return type(self), ()

@@ -1,13 +1,12 @@
-"""Batches to a CUDA device: through pinned buffers that are reused, on a stream of their own.
+"""Batches to a CUDA device: through reused pinned buffers, on a stream of their own.
 
-1. A batch that is not in pinned memory yet is copied into a buffer that is, one for each field.
-2. The copy to the device is put on a stream of its own, so that it runs beside the computation.
+1. A batch that is not in pinned memory yet is copied into a pinned buffer, one for each field.
+2. The copy to the device runs on its own stream, beside the computation.
 3. The consumer's stream waits for that copy, not the program; the memory is marked as in use there.
-4. From the second batch on, the next one's copy is begun before a batch is handed out.
+4. From the second batch on, the next one's copy begins before a batch is handed out. The first one
+   would have to wait for the second.
 
-The first batch is handed out alone: looking ahead there would make it wait for the second. Worker
-processes have their batches pinned by torch's own thread, whose memory torch reuses; then nothing
-is copied here on the CPU.
+Batches of worker processes are already pinned, by torch's own thread.
 
 Cost: a copy in memory where nothing was pinned, about 0.1 ms a MiB; two batches on the device.
 """
@@ -15,6 +14,7 @@ Cost: a copy in memory where nothing was pinned, about 0.1 ms a MiB; two batches
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -28,11 +28,7 @@ Begun = TypeVar("Begun")
 
 
 class Buffers:
-    """Memory for the tensors of one batch at a time, kept for the next.
-
-    Args:
-        pinned: page-locked, from which a device can read by itself.
-    """
+    """Memory for the tensors of one batch at a time, reused for the next; `pinned`: page-locked."""
 
     def __init__(self, pinned: bool = True) -> None:
         self._pinned = pinned
@@ -40,36 +36,28 @@ class Buffers:
         self._used = 0
 
     def clear(self) -> None:
-        """Begin a new batch: what was handed out may be overwritten."""
+        """Begin a new batch, which may overwrite the last one."""
         self._used = 0
 
     def hold(self, tensor: Tensor) -> Tensor:
-        """A copy of a CPU tensor of the same strides, in memory of this object."""
+        """A copy of a CPU tensor in these buffers, with the same strides."""
         dense = tensor.is_contiguous() or (
             tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
         )
         tensor = tensor if dense else tensor.contiguous()
-        memory = self._memory(tensor.numel() * tensor.element_size())
-        held = memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
-        return held.copy_(tensor)
-
-    def _memory(self, size: int) -> Tensor:
-        """`size` bytes that nothing else of this batch has."""
+        size = tensor.numel() * tensor.element_size()
         place, self._used = self._used, self._used + 1
-        if place == len(self._kept):
-            self._kept.append(self._new(size))
-        elif len(self._kept[place]) < size:
-            self._kept[place] = self._new(size)
-        return self._kept[place][:size]
-
-    def _new(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+        if place == len(self._kept) or len(self._kept[place]) < size:
+            fresh = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+            self._kept[place : place + 1] = [fresh]
+        memory = self._kept[place][:size].view(tensor.dtype)
+        return memory.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
 def ahead(items: Iterable[Item], begin: Callable[[Item], Begun]) -> Iterator[Begun]:
     """`begin(item)` for each item; from the second on, one is begun before the last is given.
 
-    An error of `items` or `begin` is raised after what came before it has been given.
+    An error of `items` or `begin` is raised in its turn.
     """
     begun = map(begin, items)
     yield from islice(begun, 1)
@@ -85,12 +73,7 @@ def ahead(items: Iterable[Item], begin: Callable[[Item], Begun]) -> Iterator[Beg
 
 
 class Transfer:
-    """Moves batches to a CUDA device, one ahead.
-
-    Args:
-        device: e.g. "cuda:0".
-        slots: sets of pinned buffers; as many batches may be on their way.
-    """
+    """Moves batches to a CUDA device, one ahead; `slots` of them may be on their way."""
 
     def __init__(self, device: str, slots: int = 3) -> None:
         self._device = torch.device(device)
@@ -103,7 +86,9 @@ class Transfer:
         """`results` in their order, the batches among them on the device."""
         for result, copied in ahead(results, self._begin):
             if copied is not None:
-                self._hand_over(result, copied)
+                stream = torch.cuda.current_stream(self._device)
+                stream.wait_event(copied)
+                result.map(partial(_mark, stream))
             yield result
 
     def _begin(self, result: Any) -> tuple[Any, torch.cuda.Event | None]:
@@ -116,25 +101,21 @@ class Transfer:
         self._slots[turn].clear()
         self._stream = self._stream or torch.cuda.Stream(self._device)
         with torch.cuda.stream(self._stream):
-            result.map(lambda tensor: self._moved(tensor, self._slots[turn]))
+            result = result.map(partial(self._moved, self._slots[turn]))
             copied = torch.cuda.Event()
             copied.record(self._stream)
         self._copied[turn] = copied
         return result, copied
 
-    def _moved(self, tensor: Tensor, buffers: Buffers) -> Tensor:
+    def _moved(self, buffers: Buffers, tensor: Tensor) -> Tensor:
         if tensor.device.type != "cpu":
             return tensor
         pinned = tensor if tensor.is_pinned() else buffers.hold(tensor)
         return pinned.to(self._device, non_blocking=True)
 
-    def _hand_over(self, batch: Batch, copied: torch.cuda.Event) -> None:
-        stream = torch.cuda.current_stream(self._device)
-        stream.wait_event(copied)
 
-        def mark(tensor: Tensor) -> Tensor:
-            if tensor.device.type == "cuda":
-                tensor.record_stream(stream)
-            return tensor
-
-        batch.map(mark)
+def _mark(stream: torch.cuda.Stream, tensor: Tensor) -> Tensor:
+    """Keep the memory of `tensor` from being reused before `stream` is done with it."""
+    if tensor.device.type == "cuda":
+        tensor.record_stream(stream)
+    return tensor

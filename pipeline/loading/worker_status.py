@@ -1,13 +1,8 @@
-"""Where each executor stands: address, sample and stage, to be read from outside.
-
-    board.begin(epoch, step)         a backend takes up a request
-    board.at(place, board.READ)      fetch comes to a sample, or to a stage of the batch
-    board.here()[board.STAGE] = ...  the same in a loop, at a third of the cost
-    board.rest()                     the batch is made
+"""The address, sample and stage that each executor works on, to be read from outside.
 
 Each executor writes into a cell of its own: worker processes into shared memory, which outlives
-them, threads into an array, the main process into one that nobody reads. A reader in between two
-writes sees them half done, which does for a report. Cost: 0.1 us a call.
+them, threads into an array, the main process into one that is never read. A reader may see a write
+half done, which is good enough for a report. Cost: 0.1 us a call.
 """
 
 from __future__ import annotations
@@ -20,22 +15,20 @@ STARTING, IDLE, READ, TRANSFORM, COLLATE, BATCH = range(len(STAGES))
 
 FIELDS = 4  # int64 numbers in a cell
 EPOCH, STEP, PLACE, STAGE = range(FIELDS)
-WHOLE = -1  # the place of what is done to a batch as a whole
+WHOLE = -1  # the place of work on a batch as a whole
 
 Cell = memoryview  # of FIELDS int64 numbers
 
 
 class _Current(threading.local):
-    """The cell of this thread."""
-
     cell: Cell = memoryview(bytearray(8 * FIELDS)).cast("q")
 
 
-_current = _Current()
+current = _Current()  # in a loop, writing into `current.cell` costs a third of `report`
 
 
 class WorkerStatus(NamedTuple):
-    """What a cell said.
+    """The content of a cell.
 
     Attributes:
         epoch, step: the address that was worked on last; -1 before the first.
@@ -55,43 +48,38 @@ class WorkerStatus(NamedTuple):
 
 
 def use(cell: Cell) -> None:
-    """Write what this thread does into `cell` from now on."""
-    _current.cell = cell
+    """Let this thread report into `cell` from now on."""
+    current.cell = cell
 
 
 def clear(cell: Cell) -> None:
-    """The state of an executor that is about to start."""
+    """Write the state of an executor that is about to start."""
     cell[EPOCH] = cell[STEP] = cell[PLACE] = -1
     cell[STAGE] = STARTING
 
 
 def read(cell: Cell) -> WorkerStatus:
-    """What stands in `cell` now."""
+    """The content of `cell`."""
     return WorkerStatus(*cell.tolist())
 
 
 def begin(epoch: int, step: int) -> None:
-    """This thread works on batch (epoch, step)."""
-    cell = _current.cell
+    """Report that this thread works on batch (epoch, step)."""
+    cell = current.cell
     cell[EPOCH], cell[STEP], cell[PLACE], cell[STAGE] = epoch, step, WHOLE, READ
 
 
 def report(place: int, stage: int) -> None:
-    """This thread has come to `stage` of the sample at `place`, or of the WHOLE batch."""
-    cell = _current.cell
+    """Report that this thread is at `stage` of the sample at `place`, or of the WHOLE batch."""
+    cell = current.cell
     cell[PLACE], cell[STAGE] = place, stage
 
 
-def current_cell() -> Cell:
-    """This thread's cell."""
-    return _current.cell
-
-
 def place() -> memoryview:
-    """Where this thread's place stands, int64 [1]: C code that goes through samples writes it."""
-    return _current.cell[PLACE:STAGE]
+    """The place in this thread's cell, int64 [1], for C code that goes through samples."""
+    return current.cell[PLACE:STAGE]
 
 
 def idle() -> None:
-    """This thread works on nothing."""
+    """Report that this thread has nothing to do."""
     report(WHOLE, IDLE)

@@ -28,6 +28,7 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.loader import Loader
 from pipeline.loading.sample_reader import SampleReader
+from pipeline.loading.stage_timer import StageTimer
 from pipeline.loading.stream_fetch import StreamFetch
 from pipeline.order.plan import Plan, Request
 from pipeline.order.randomness import Draws, sample_keys
@@ -114,24 +115,18 @@ def make_loader(parts: Parts, split: str) -> Loader:
 class Check(Fetch):
     """Makes batches without fields, whose `left_out` are the bad samples."""
 
-    def work(self, request: Request, rows: Any, draws: Draws, stand_ins: Any = None) -> Batch:
-        share = _Suspicious(
-            request, rows, self.dataset, self.transform, self.bad, None, self._many, draws,
-            self.fields,
-        )  # fmt: skip
-        batch = Batch({}, request, np.arange(len(request)))
-        keys = sample_keys(self.seed, request.epoch, request.positions)
-        batch.left_out = tuple(self._wrong(share, request, keys, draws))
-        return batch
+    def work(self, request: Request, rows: Any, draws: Draws, timer: StageTimer) -> Batch:
+        reader = _Suspicious(self, request, rows, self.transform, draws, timer)
+        left_out = tuple(self._wrong(reader, request, draws))
+        return Batch({}, request, np.arange(len(request)), left_out=left_out)
 
-    def _wrong(
-        self, share: SampleReader, request: Request, keys: Sequence[int], draws: Draws
-    ) -> Iterator[LeftOut]:
+    def _wrong(self, reader: SampleReader, request: Request, draws: Draws) -> Iterator[LeftOut]:
+        keys = sample_keys(self.seed, request.epoch, request.positions)
         for place, key in enumerate(keys):
             row = int(request.indices[place])
             draws.seed(key)
             try:
-                cause = not_finite(share.transformed(share.read(place), place))
+                cause = not_finite(reader.sample(place))
                 if cause is None and hasattr(self.dataset, "check"):
                     try:
                         cause = self.dataset.check(row)

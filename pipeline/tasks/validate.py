@@ -108,9 +108,10 @@ def baseline(
     spread over the split, or the first ones of a stream. All ranks find the same one.
     """
     dataset, plan = parts.dataset("train"), parts.plan("train")
-    fetch = parts.fetch("train")
-    fetch.transform = parts.transform("val")
-    fetch.batch_transform = parts.batch_transform("val") or None
+    fetch = replace(
+        parts.fetch("train"), transform=parts.transform("val"),
+        batch_transform=parts.batch_transform("val") or None,
+    )  # fmt: skip
     if not isinstance(plan, StreamPlan):  # not in the sampler's order, which may weigh samples
         count = min(len(dataset), BASELINE_SAMPLES)
         rows = np.linspace(0, len(dataset) - 1, count).round().astype(np.int64).tolist()

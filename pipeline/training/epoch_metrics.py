@@ -75,7 +75,8 @@ class EpochMetrics:
 
     def add(self, batch: Batch, losses: Tensor) -> None:
         """Count a batch; `losses` are those of this rank's samples, float32[n] on the device."""
-        self._pending.append((_row_of(batch), losses.sum(), losses.shape[0]))
+        # Without the fields, which would keep the epoch's data in memory.
+        self._pending.append((batch.replace({}), losses.sum(), losses.shape[0]))
 
     def drop_from(self, address: Address) -> None:
         """Forget batches from that address on: they will be trained on again."""
@@ -156,13 +157,6 @@ def order_hash(before: str, steps: Sequence[Step]) -> str:
         line = f"{before} {step.epoch} {step.step} {step.order:016x}"
         before = hashlib.blake2b(line.encode(), digest_size=16).hexdigest()
     return before
-
-
-def _row_of(batch: Batch) -> Batch:
-    """The batch without its fields, which would keep the epoch's data in memory."""
-    kept = Batch.__new__(Batch)
-    kept.__dict__ = batch.__dict__
-    return kept
 
 
 def _orders(batches: Sequence[Batch]) -> list[int]:

@@ -100,8 +100,7 @@ class Objective(ABC):
             else value  # which has no row a sample
             for name, value in batch.items()
         }
-        unpadded = Batch(fields, batch.request, batch.places)
-        unpadded.valid = None
+        unpadded = batch.replace(fields, valid=None)
         return self._losses(rows, unpadded).float().expand(len(rows))
 
     def to(self, device: torch.device | str) -> Objective:

@@ -1,4 +1,4 @@
-"""What transforms of whole batches are made of, and how they are put together.
+"""Transforms of whole batches: how they are applied by name, and what they share.
 
 A batch transform takes a `Batch` and the `KeyedRandom` of its rows, and gives the batch:
 
@@ -6,13 +6,11 @@ A batch transform takes a `Batch` and the `KeyedRandom` of its rows, and gives t
 
 1. It draws its parameters, a row a sample, on the CPU in float64.
 2. It finds the fields that it works on by `batch.kinds`: pictures, masks, landmarks, boxes.
-3. It puts new tensors in their place, on the device where it found them. uint8 pictures stay
-   uint8, except under `Normalize`.
+3. It puts new tensors in their place, on the same device. uint8 pictures stay uint8, except under
+   `Normalize`.
 
-What becomes of a row depends on its own sample and key (and its partner's, in `mixing.py`),
-so a batch may be shared out, padded and sorted in any way. `BatchCompose` applies them by name,
-each with random numbers of its own; the transforms are in `pipeline.transforms.batch_geometry`,
-`pipeline.transforms.batch_colors` and `pipeline.transforms.mixing`.
+A row depends on its own sample and key only (and its partner's, in `mixing.py`), so a batch may be
+shared out, padded and sorted in any way.
 """
 
 from __future__ import annotations
@@ -42,11 +40,10 @@ BatchTransform = Callable[[Batch, KeyedRandom], Batch]
 class BatchCompose:
     """Batch transforms by name, applied in the order of the map; None leaves a step out.
 
-    The numbers of a step depend on its name and not on its place, so one that is added or left
-    out changes nothing of what the others draw.
+    The numbers of a step depend on its name and not on its place, so adding or removing one does
+    not change the draws of others.
 
     Args:
-        steps: by name.
         seed: of the run.
 
     Attributes:
@@ -59,11 +56,8 @@ class BatchCompose:
     def __init__(self, steps: Mapping[str, BatchTransform | None], seed: int) -> None:
         self.steps = {name: step for name, step in steps.items() if step is not None}
         self.seed = seed
-        self._refuse_own_generators()
         self.together = math.lcm(*(getattr(step, "together", 1) for step in self.steps.values()))
-
-    def _refuse_own_generators(self) -> None:
-        """Rows of a batch have a key each, so nothing could be put into a generator of a step."""
+        # Rows of a batch have a key each, so a generator of a step could not be seeded.
         found, _ = generators_in(self.steps)
         if found:
             raise ConfigError(
@@ -75,9 +69,9 @@ class BatchCompose:
         return bool(self.steps)
 
     def __call__(self, batch: Batch) -> Batch:
-        """Apply all steps; the hashes of rows, where there are any, then cover what changed.
+        """Apply all steps; hashes of rows, if any, then cover what changed.
 
-        On an accelerator they stay what they were: its pixels differ by rounding.
+        On an accelerator they stay as they were: its pixels differ by rounding.
 
         Raises:
             SampleError: a person's own step failed.
@@ -85,20 +79,21 @@ class BatchCompose:
         before = dict(batch)
         for name, step in self.steps.items():
             batch = self._applied(name, step, batch)
-        if batch.hashes is not None and _on_cpu(batch):
-            changed = {
-                name: value for name, value in batch.items() if before.get(name) is not value
-            }
-            batch.hashes = [
-                hash_sample([old.hex(), _row(batch, changed, row)])
-                for row, old in enumerate(batch.hashes)
-            ]
-        return batch
+        tensors = (value for value in batch.values() if isinstance(value, Tensor))
+        if batch.hashes is None or any(one.device.type != "cpu" for one in tensors):
+            return batch
+        changed = {name: value for name, value in batch.items() if before.get(name) is not value}
+        hashes = [hash_sample([old.hex(), _row(batch, changed, row)])
+                  for row, old in enumerate(batch.hashes)]  # fmt: skip
+        return batch.replace(hashes=hashes)
 
     def _applied(self, name: str, step: BatchTransform, batch: Batch) -> Batch:
         epoch, number = batch.request.address
         random = KeyedRandom.of(self.seed, epoch, batch.positions, f"batch/{name}")
-        before = take() if _watched(step) else None
+        # Global generators: our steps leave them alone, and in a thread others may draw meanwhile.
+        watched = not type(step).__module__.startswith("pipeline.")
+        watched = watched and threading.current_thread() is threading.main_thread()
+        before = take() if watched else None
         try:
             done = step(batch, random)
         except PenstockError:
@@ -121,17 +116,6 @@ class BatchCompose:
         return done
 
 
-def _watched(step: BatchTransform) -> bool:
-    """Whether to look at the global generators: not for ours, which leave them alone, and not in a
-    thread, where others may draw meanwhile."""
-    ours = type(step).__module__.startswith("pipeline.")
-    return not ours and threading.current_thread() is threading.main_thread()
-
-
-def _on_cpu(batch: Batch) -> bool:
-    return all(v.device.type == "cpu" for v in batch.values() if isinstance(v, Tensor))
-
-
 def _row(batch: Batch, fields: Mapping[str, Any], row: int) -> dict[str, Any]:
     """A sample of a batch, without what collating has padded it with."""
     sample = {}
@@ -148,11 +132,8 @@ def _row(batch: Batch, fields: Mapping[str, Any], row: int) -> dict[str, Any]:
 def images_of(batch: Batch, owner: object) -> dict[str, Tensor]:
     """The pictures of a batch by field, [B, C, H, W], all of one size.
 
-    Args:
-        owner: the transform that asks, for the message.
-
     Raises:
-        DataError: there is none, or they are not stacked.
+        DataError: there is none, or they are not stacked; names `owner`, the transform.
     """
     name = type(owner).__name__
     found = {field: batch[field] for field, kind in batch.kinds.items() if kind == "image"}
@@ -219,7 +200,7 @@ def around(
     value: float | Range, name: str, centre: float = 0.0, least: float = -math.inf,
     most: float = math.inf,
 ) -> Pair:  # fmt: skip
-    """Two bounds, or one number as the distance to either side of `centre`."""
+    """Two bounds, or one number as the distance from `centre` to both sides."""
     if not isinstance(value, (int, float)):
         return interval(value, name, least, most)
     if value < 0:

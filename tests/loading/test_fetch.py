@@ -1,6 +1,9 @@
 """Fetch: keys, hashes, batches of unequal samples."""
 
+import pickle
 import random
+from copy import copy
+from dataclasses import FrozenInstanceError, fields
 
 import numpy as np
 import pytest
@@ -198,6 +201,22 @@ def test_a_subset_of_torch_keeps_its_rows_keys():
         Fetch(subset, toy.Everywhere(), Stack(), 0)(plan.request(0, 0))["draws"],
         Fetch(toy.Pictures(), toy.Everywhere(), Stack(), 0)(plan.request(0, 0))["draws"],
     )
+
+
+def test_a_batch_is_read_only():
+    request = Plan(Sequential(4), 4).request(0, 0)
+    batch = Batch({"x": torch.zeros(4)}, request, np.arange(4), kinds={"x": "image"})
+    for name in (field.name for field in fields(Batch)):
+        with pytest.raises(FrozenInstanceError, match=name):
+            setattr(batch, name, None)
+    for again in (batch, copy(batch), pickle.loads(pickle.dumps(batch)), batch.to("cpu")):
+        for mapping in (again.kinds, again.timing, again.warnings):
+            with pytest.raises(TypeError, match="does not support item assignment"):
+                mapping["x"] = "mask"
+    changed = batch.replace({"y": 1}, hashes=[b"1"])
+    assert (dict(changed), changed.hashes, changed.kinds) == ({"y": 1}, [b"1"], {"x": "image"})
+    assert list(batch) == ["x"]
+    assert batch.hashes is None
 
 
 def test_a_batch_keeps_what_it_knows_when_it_moves():

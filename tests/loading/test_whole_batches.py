@@ -20,6 +20,7 @@ from pipeline.loading.bad_samples import BadSamples
 from pipeline.loading.collate import Stack
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.loader import Loader, LoaderOptions
+from pipeline.loading.whole_batches import NotAtOnceError
 from pipeline.loading.workers.worker import Worker
 from pipeline.order.plan import Plan
 from pipeline.order.samplers import Random, Sequential
@@ -78,12 +79,17 @@ def requests(dataset, size=7):
     return [plan.request(0, step, 0, 1) for step in range(len(dataset) // size)]
 
 
+def leave(*_):
+    """Make no batch at once."""
+    raise NotAtOnceError
+
+
 def assert_same(dataset, step, monkeypatch):
     work = fetch(dataset, step)
     at_once = [work(request) for request in requests(dataset)]
     assert all("transform" in batch.timing for batch in at_once)
     with monkeypatch.context() as patch:
-        patch.setattr(whole_batches.WholeBatches, "make", lambda *_: None)
+        patch.setattr(whole_batches.WholeBatches, "make", leave)
         one_by_one = [work(request) for request in requests(dataset)]
     for batch, other in zip(at_once, one_by_one, strict=True):
         assert list(batch) == list(other)
@@ -132,6 +138,33 @@ def test_packed_files(root, monkeypatch, tmp_path):
     assert is_made_at_once(fetch(packed, DecodeResize(20)), requests(packed)[0])
 
 
+@pytest.mark.parametrize(("lazy", "tried"), [(True, 3), (False, 1)], ids=["raises", "decoded"])
+def test_a_way_that_fails_is_told_once(root, lazy, tried, monkeypatch, caplog):
+    step = DecodeResize(20)
+    dataset = ImageFolder(str(root), "train", val_fraction=0.0, lazy=lazy)
+    plan = Plan(Sequential(len(dataset)), 8)
+    with Loader(plan, fetch(dataset, STEPS["centre"]())) as loader:
+        expected = list(loader)
+    calls = []
+
+    def fail(*_):
+        raise RuntimeError("no such thing")
+
+    caplog.clear()
+    make = whole_batches.WholeBatches.make
+    monkeypatch.setattr(step, "decode_batch", fail)
+    monkeypatch.setattr(
+        whole_batches.WholeBatches, "make", lambda *args: calls.append(1) or make(*args)
+    )
+    with caplog.at_level("WARNING"), Loader(plan, fetch(dataset, step)) as loader:
+        found = list(loader)
+    assert len(calls) == tried
+    assert len(caplog.records) == 1
+    reason = "RuntimeError: no such thing" if lazy else "no field is an image file that is not"
+    assert f"batch (0, 0) is made sample by sample, which takes longer: {reason}" in caplog.text
+    assert [b.indices.tolist() for b in found] == [b.indices.tolist() for b in expected]
+
+
 class Changed(ImageFolder):
     """Samples with something else in them."""
 
@@ -154,7 +187,7 @@ def test_other_fields(root, more, at_once, monkeypatch):
     work = fetch(dataset, DecodeResize(20))
     batch = work(requests(dataset)[0])
     assert is_made_at_once(work, requests(dataset)[0]) == at_once
-    monkeypatch.setattr(whole_batches.WholeBatches, "make", lambda *_: None)
+    monkeypatch.setattr(whole_batches.WholeBatches, "make", leave)
     other = work(requests(dataset)[0])
     assert str(dict(batch)) == str(dict(other))
 

@@ -364,7 +364,7 @@ def test_a_trial_leaves_the_batch_alone():
     """Also where a transform writes into rows that are kept, which the trial finds."""
     dataset = Kept()
     batch = fetch_of(brighten, dataset, hashed=False)(PLAN.request(0, 0))
-    assert batch.unlike
+    assert "unrepeatable" in batch.warnings
     assert all(int(row[0]) == index + 1 for row, index in zip(batch["x"], batch.indices.tolist(),
                                                               strict=True))  # fmt: skip
 
@@ -374,12 +374,12 @@ def test_samples_that_cannot_be_hashed_or_fail_are_not_tried():
         def __getitem__(self, index):
             return {"x": object(), "y": index}
 
-    assert fetch_of(None, Odd(), hashed=False)(PLAN.request(0, 0)).unlike == ""
+    assert fetch_of(None, Odd(), hashed=False)(PLAN.request(0, 0)).warnings == {}
 
 
 def test_stacked_batches_are_tried_as_well():
     fetch = Fetch(Rows(), Compose({"noise": Anew()}), Stack(), 0)
-    assert "noise" in fetch(PLAN.request(0, 0)).unlike
+    assert "noise" in fetch(PLAN.request(0, 0)).warnings["unrepeatable"]
 
 
 def test_a_dataloader_seeds_them_and_leaves_them_where_they_stood():

@@ -89,9 +89,7 @@ def batch_of(dataset=None, rows=8, start=0, **more):
 def made_of(rows, **fields):
     """A batch of `rows` from fields; `image` is a picture."""
     places = np.arange(rows)
-    batch = Batch(fields, Request(0, 0, places, places, rows), places)
-    batch.kinds = {"image": "image"}
-    return batch
+    return Batch(fields, Request(0, 0, places, places, rows), places, kinds={"image": "image"})
 
 
 def keyed(rows=8, purpose="x"):
@@ -149,8 +147,8 @@ def test_any_size_and_any_world_give_the_same_rows(size, world):
 def test_nor_does_the_order_of_the_rows_matter():
     batch, other = batch_of(), batch_of()
     order = np.array([3, 1, 7, 0, 6, 2, 5, 4])
-    moved = Batch({k: v[order] for k, v in other.items()}, other.request, order)
-    moved.kinds = other.kinds
+    rows = {k: v[order] for k, v in other.items()}
+    moved = Batch(rows, other.request, order, kinds=other.kinds)
     compose = BatchCompose(EVERYTHING, 0)
     first, second = compose(batch), compose(moved)
     for field in ("image", "label", "label_soft"):
@@ -392,7 +390,9 @@ def test_landmarks_and_boxes_move_as_torchvision_moves_them():
 def test_a_flipped_left_eye_is_the_right_eye():
     points = torch.rand(4, 68, 2) * 60
     batch = batch_of(rows=4)
-    batch["landmarks"], batch.kinds["landmarks"] = points, "keypoints"
+    batch = batch.replace(
+        {**batch, "landmarks": points}, kinds={**batch.kinds, "landmarks": "keypoints"}
+    )
     HorizontalFlip(1.0, "ibug68")(batch, keyed(4))
     for row in range(4):
         sample = {"landmarks": tv_tensors.KeyPoints(points[row], canvas_size=(64, 80))}
@@ -557,9 +557,7 @@ def test_mixed_labels_have_the_shares_of_the_pictures():
     batch["image"] = torch.eye(8)[:, :, None, None].expand(8, 8, 20, 20) * 1.0
     batch["label"] = torch.arange(8) // 2 * 2 + torch.arange(8) % 2
     for step in (MixUp(8, 0.5), CutMix(8, 1.0)):
-        one = Batch(dict(batch), batch.request, np.arange(8))
-        one.kinds = batch.kinds
-        mixed = step(one, keyed())
+        mixed = step(batch.replace(), keyed())
         torch.testing.assert_close(mixed["image"].mean((2, 3)), mixed["label_soft"])
         torch.testing.assert_close(mixed["label_soft"].sum(1), torch.ones(8))
         assert torch.equal(mixed["label"], batch["label"])
@@ -603,8 +601,7 @@ def test_what_cannot_be_mixed_is_refused():
 
 
 def test_a_batch_without_pictures_is_refused():
-    batch = batch_of()
-    batch.kinds = {}
+    batch = batch_of().replace(kinds={})
     with pytest.raises(DataError, match=r"HorizontalFlip works on pictures, and no field of the "
                                         r"batch \(image, label\) is one"):  # fmt: skip
         HorizontalFlip()(batch, keyed())

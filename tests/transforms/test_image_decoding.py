@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.loading import output_buffers
 from pipeline.loading.collate import Stack
 from pipeline.loading.encoded import EncodedImage
+from pipeline.loading.fetch import Fetch
 from pipeline.loading.loader import Loader, LoaderOptions
 from pipeline.order.randomness import begin_sample, hash64, uniform, uniform_at
 from pipeline.transforms import native_images
@@ -466,9 +468,10 @@ def test_normalising_while_decoding_changes_no_bit(tmp_path, decoder):
     early = parts.fetch("train")
     request = parts.plan("train").request(0, 0, 0, 1)
     assert early.batch_transform is None or not early.batch_transform.steps
-    bytes_first = parts.fetch("train", whole=True)
-    bytes_first.transform = parts.transform("train")
-    bytes_first.batch_transform = BatchCompose({"normalize": BatchNormalize("imagenet")}, 0)
+    bytes_first = replace(
+        parts.fetch("train", whole=True), transform=parts.transform("train"),
+        batch_transform=BatchCompose({"normalize": BatchNormalize("imagenet")}, 0),
+    )  # fmt: skip
     one, other = early(request)["image"], bytes_first(request)["image"]
     assert torch.equal(one, other)
 
@@ -476,7 +479,6 @@ def test_normalising_while_decoding_changes_no_bit(tmp_path, decoder):
 def test_a_batch_is_written_in_place(tmp_path):
     root = folder(tmp_path)
     parts = Parts(compose(root))
-    fetch = parts.fetch("train")
     seen = []
 
     class Spy(Stack):
@@ -485,7 +487,7 @@ def test_a_batch_is_written_in_place(tmp_path):
             seen.append(batch["image"].data_ptr() == samples[0]["image"].data_ptr())
             return batch
 
-    fetch.collate = Spy()
+    fetch = Fetch(parts.dataset("train"), parts.transform("train"), Spy(), 0)
     fetch(parts.plan("train").request(0, 0, 0, 1))
     assert seen == [True]
 
@@ -515,8 +517,7 @@ class SaysShared(Stack):
 
 def test_workers_write_into_shared_memory(tmp_path):
     parts = Parts(compose(folder(tmp_path)))
-    fetch = parts.fetch("train")
-    fetch.collate = SaysShared()
+    fetch = Fetch(parts.dataset("train"), parts.transform("train"), SaysShared(), 0)
     for backend, shared in (("process", True), ("main", False)):
         with Loader(parts.plan("train"), fetch, LoaderOptions(backend, 1)) as loader:
             batch = next(iter(loader))

@@ -162,7 +162,7 @@ class ItemFetch(BackendFetch):
             samples = [dataset[key] for key in keys]
         else:
             samples = []
-            here = worker_status.current_cell()
+            here = worker_status.current.cell
             here[worker_status.STAGE] = worker_status.READ
             for place, key in enumerate(keys):
                 if seeds is not None:
