@@ -236,7 +236,7 @@ class TrainerSection(Section):
 class Config(Section):
     """A whole configuration: plain values, nothing of hydra left.
 
-    Parts (`dataset`, `sampler`, ...) stay nodes; `pipeline.build.parts` makes them. The keys after
+    Parts (`dataset`, `sampler`, ...) stay nodes; `pipeline.build` makes them. The keys after
     `task` are set by the tasks that use them.
 
     Attributes:

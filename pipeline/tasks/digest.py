@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Iterator
 from itertools import islice
 
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts
 from pipeline.config.schema import Config
 from pipeline.distributed import world
 from pipeline.distributed.group import Group, join
@@ -44,7 +44,8 @@ def lines(config: Config, group: Group | None = None) -> Iterator[str]:
         group: ranks that make a share of each batch; all of them get the same lines.
     """
     group = group or Group()
-    with Parts(config, group.world).loader(config.split, hashed=True) as loader:
+    split = DataParts(config, group.world).split(config.split)
+    with split.loader(hashed=True) as loader:
         for batch in islice(loader.epoch(config.epoch), config.steps):
             epoch, step = batch.request.address
             shares = group.gather((batch.request.valid, row_hashes(batch)))

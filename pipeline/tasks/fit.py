@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import fields
 from functools import partial
 from tempfile import TemporaryDirectory
 
@@ -24,7 +25,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pipeline import program
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts
+from pipeline.build.training import TrainingParts
 from pipeline.config import disclosure, hydra_output, project
 from pipeline.config.allowances import OPTIONS
 from pipeline.config.data_rules import mode_of
@@ -80,7 +82,7 @@ def _tried(config: Config, folder: str) -> Config:
 
 
 def _fit(config: Config) -> float | None:
-    parts = Parts(config)
+    parts = TrainingParts(config)
     spare_cores(parts.world)
     wanted = config.distributed
     together = wanted.strategy != "none"
@@ -88,11 +90,9 @@ def _fit(config: Config) -> float | None:
         return _run(config, parts, group)
 
 
-def _run(config: Config, parts: Parts, group: Group) -> float | None:
-    with (
-        parts.loader("train", hashed=config.trainer.digest) as train,
-        parts.loader("val") as val,
-    ):
+def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
+    data = parts.data
+    with data.train.loader(hashed=config.trainer.digest) as train, data.val.loader() as val:
         objective = parts.objective()
         options = make_options(config, objective)
         parallel = make_parallel(config)
@@ -102,13 +102,13 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
         optimizer, scheduler = scheduled(moves)
         opened = open_run(
             config, group, fingerprint(config, train.fingerprint, moves), overrides(),
-            partial(parts.data, "train"),
+            data.train.data_fingerprint,
             lambda state: run_state.check_fit(state, model, optimizer), scheduled,
             seed=config.seed, device=train.world.device, monitor=options.monitor,
-            data=_told(config, parts), code=code_of(config),
+            data=_told(config, data), code=code_of(config),
         )  # fmt: skip
         if opened.folder and config.trainer.progress != "none":
-            say(summary.of_fit(config, parts, model, train, group, opened.folder.path))
+            say(summary.of_fit(config, data, model, train, group, opened.folder.path))
         state, last = opened.state, spans(opened.fingerprint)[-1:]
         if last and last != [moves]:
             optimizer, scheduler = scheduled(*last)
@@ -120,7 +120,7 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
             compared = config.trainer.baseline
             with _placed("before the first step"):
                 if compared:
-                    try_one_batch(parts, objective, val)
+                    try_one_batch(data.val, objective, val)
             echo = 0.0 if group.alone else _REPEATS_AFTER
             with Preemption(echo, _say(group), tell=group.tell) as preemption:
                 result = fit(
@@ -133,7 +133,7 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
                 opened.checkpoints.close()
             with _placed("after the last step"):
                 shown = [one for one in observers if isinstance(one, progress.Display)]
-                constant = baseline(parts, objective, val, group, shown) if compared else {}
+                constant = baseline(data, objective, val, group, shown) if compared else {}
                 if opened.folder:
                     report(config, parts, model, objective, result, constant, opened, tracker,
                            confusions)  # fmt: skip
@@ -141,16 +141,19 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
     return result.best[f"val/{options.monitor}"] if result.best else None
 
 
-def _scheduled(parts: Parts, model: nn.Module, steps: int) -> tuple[Optimizer, LRScheduler | None]:
+def _scheduled(
+    parts: TrainingParts, model: nn.Module, steps: int
+) -> tuple[Optimizer, LRScheduler | None]:
     """A new optimizer, and its schedule for that many steps (or epochs)."""
     optimizer = parts.optimizer(model)
     return optimizer, parts.scheduler(optimizer, steps)
 
 
-def _told(config: Config, parts: Parts) -> dict[str, str]:
+def _told(config: Config, data: DataParts) -> dict[str, str]:
     """The data, for the manifest: each split's fingerprint, and what it covers."""
     mode = mode_of(config)
-    return {"fingerprint": mode, **{split: parts.data(split, mode) for split in ("train", "val")}}
+    splits = {split.name: split.data_fingerprint(mode) for split in (data.train, data.val)}
+    return {"fingerprint": mode, **splits}
 
 
 @contextmanager
@@ -163,7 +166,7 @@ def _placed(where: str) -> Iterator[None]:
 
 
 def report(
-    config: Config, parts: Parts, model: nn.Module, objective: Objective, result: Result,
+    config: Config, parts: TrainingParts, model: nn.Module, objective: Objective, result: Result,
     constant: Record, opened: Opened, tracker: Tracker, confusions: Confusions,
 ) -> None:  # fmt: skip
     """Say how it went, with the best weights, and where to look."""
@@ -204,28 +207,18 @@ def spare_cores(world: World) -> None:
 
 
 def make_options(config: Config, objective: Objective) -> TrainOptions:
-    """What the configuration says about the loop, as plain values."""
+    """The section `trainer` with null resolved: what is monitored, and when to save."""
     trainer, kept = config.trainer, config.trainer.checkpoint
     monitor, mode = monitored(config, objective)
-    return TrainOptions(
-        max_epochs=trainer.max_epochs,
-        max_steps=trainer.max_steps,
-        accumulate=trainer.accumulate,
-        clip_norm=trainer.clip_norm,
-        precision=trainer.precision,
-        compile=trainer.compile,
-        channels_last=trainer.channels_last,
-        log_every=trainer.log_every,
-        val_every=trainer.val_every,
-        schedule=(config.scheduler or {}).get("interval", "step"),
-        monitor=monitor,
-        mode=mode,
-        patience=trainer.patience,
-        save_every=kept.every_epochs if kept else 1,
-        save_every_steps=kept.every_steps if kept else None,
-        save_every_minutes=kept.every_minutes if kept else None,
-        ema=trainer.ema,
-    )
+    same = trainer.model_dump(include={field.name for field in fields(TrainOptions)})
+    saved = {} if kept is None else {
+        "save_every": kept.every_epochs, "save_every_steps": kept.every_steps,
+        "save_every_minutes": kept.every_minutes,
+    }  # fmt: skip
+    schedule = (config.scheduler or {}).get("interval", "step")
+    return TrainOptions(**{
+        **same, **saved, "monitor": monitor, "mode": mode, "schedule": schedule,
+    })  # fmt: skip
 
 
 def make_parallel(config: Config) -> Parallel:
@@ -257,7 +250,7 @@ def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
 
 @contextmanager
 def watched(
-    config: Config, parts: Parts, group: Group, opened: Opened, train: Loader
+    config: Config, parts: TrainingParts, group: Group, opened: Opened, train: Loader
 ) -> Iterator[tuple[Tracker, list[Observer]]]:
     """The tracker and the observers of a fit, and a manifest that says how it ended.
 
@@ -275,7 +268,7 @@ def watched(
     trainer = config.trainer
     display = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
     observers: list[Observer] = [Metrics(folder, tracker), display]
-    observers += recorders(config, parts, folder)
+    observers += recorders(config, parts.data, folder)
     status: Status = "failed"
     try:
         with closing(tracker), closing(display):
@@ -304,10 +297,10 @@ def watched(
             folder.finish(status)
 
 
-def recorders(config: Config, parts: Parts, folder: RunFolder) -> list[Observer]:
+def recorders(config: Config, data: DataParts, folder: RunFolder) -> list[Observer]:
     """What writes down which batches were trained on, and what was left out of them."""
-    datasets = {split: parts.fingerprint(split)["dataset"] for split in ("train", "val")}
-    budget = parts.budget("train")
+    datasets = {split.name: split.fingerprint["dataset"] for split in (data.train, data.val)}
+    budget = data.train.budget
     found: list[Observer] = [Quarantine(folder.path / quarantine.NAME, datasets, budget)]
     if config.trainer.ledger:
         found.append(Ledger(folder.path / "ledger.jsonl"))

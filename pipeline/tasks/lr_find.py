@@ -22,10 +22,10 @@ from pathlib import Path
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
-from pipeline.build.parts import Parts
+from pipeline.build.training import TrainingParts
 from pipeline.config.schema import Config
 from pipeline.distributed.group import Group
-from pipeline.distributed.world import World
+from pipeline.distributed.world import World, from_environment
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.disk import write_atomically
 from pipeline.loading.batch import Batch
@@ -52,9 +52,9 @@ def run(config: Config) -> None:
     if given.highest <= given.lowest:
         raise ConfigError(Problem("lr_find.highest", f"{given.highest:g} is not above "
                                   f"lr_find.lowest, {given.lowest:g}"))  # fmt: skip
-    parts = Parts(config, World(device=Parts(config).world.device))
+    parts = TrainingParts(config, World(device=from_environment(config.trainer.device).device))
     spare_cores(parts.world)
-    with parts.loader("train") as train:
+    with parts.data.train.loader() as train:
         train_step = _learner(config, parts)
         found = list(rates_and_losses(train_step, train, given.lowest, given.highest, steps))
     if len(found) < _FEWEST:
@@ -73,7 +73,7 @@ def run(config: Config) -> None:
     put(f"the loss falls fastest at optimizer.lr={best:.2g}")
 
 
-def _learner(config: Config, parts: Parts) -> TrainStep:
+def _learner(config: Config, parts: TrainingParts) -> TrainStep:
     objective = parts.objective()
     model = parts.model()
     optimizer = parts.optimizer(model)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from pipeline.build.parts import Parts
+from pipeline.build.training import TrainingParts
 from pipeline.runs.pictures import confusion_matrix, learning_curves
 from pipeline.runs.tracker import Tracker
 from pipeline.tasks import predictions
@@ -56,7 +56,7 @@ def _over_time(result: Result, name: str) -> float:
 
 
 def draw_pictures(
-    parts: Parts, model: nn.Module, objective: Objective, result: Result, constant: Record,
+    parts: TrainingParts, model: nn.Module, objective: Objective, result: Result, constant: Record,
     folder: Path,
 ) -> dict[str, Path | None]:  # fmt: skip
     """Draw the learning curves, and predictions of validation samples."""
@@ -64,7 +64,9 @@ def draw_pictures(
         "curves": learning_curves(
             result.history, folder / "curves.png", constant, objective.baseline_name
         ),
-        "predictions": predictions.draw(parts, model, objective, folder / "predictions.png"),
+        "predictions": predictions.draw(
+            parts.data.val, model, objective, folder / "predictions.png"
+        ),
     }
 
 

@@ -9,7 +9,7 @@ split, samples, bytes, folder. What is there already is not made again.
 
 from __future__ import annotations
 
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts
 from pipeline.config.nodes import datasets
 from pipeline.config.schema import Config
 from pipeline.distributed.world import World
@@ -19,9 +19,9 @@ from pipeline.terminal import put
 
 def run(config: Config) -> None:
     """Pack `config.split`."""
-    parts = Parts(config, World())
+    data = DataParts(config, World())
     for split in _splits(config):
-        folder = parts.pack(split)
+        folder = data.split(split).pack()
         pack = Pack(folder)
         size = sum(pack.record["files"].values())
         put(f"{split} {pack.count} samples {size} bytes {folder}", flush=True)

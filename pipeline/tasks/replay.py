@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts, Split
 from pipeline.config.schema import Config
 from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, Problem
@@ -31,25 +31,26 @@ _SHOWN = 64  # images on a contact sheet
 
 def run(config: Config) -> None:
     """Recompute batch (`config.epoch`, `config.step`) of `config.split`."""
-    parts = Parts(config, World())
-    batch = recompute(parts, config)
-    rows = describe_rows(parts.dataset(config.split), batch, parts.fields)
+    data = DataParts(config, World())
+    split = data.split(config.split)
+    batch = recompute(split, config)
+    rows = describe_rows(split.dataset, batch, data.fields)
     put("\n".join("  ".join(cells) for cells in _aligned(rows)))
     put(f"{config.epoch} {config.step} {batch.request.valid} {batch_hash([batch])}")
     folder = RunFolder.claim(Path(config.run_dir), config.written())
     put(_write_tensors(batch, folder.path / "batch.safetensors"))
-    shown = shown_images(batch, parts, config.split)
+    shown = shown_images(batch, split)
     sheet = None if shown is None else draw(batch, shown, folder.path / "batch.png")
     if sheet is not None:
         put(sheet)
     folder.finish("done")
 
 
-def recompute(parts: Parts, config: Config) -> Batch:
+def recompute(split: Split, config: Config) -> Batch:
     """The batch at the configured address, hashed."""
-    request = _request(parts, config)
+    request = _request(split, config)
     with scope():
-        batch = parts.fetch(config.split, hashed=True)(request)
+        batch = split.fetch(hashed=True)(request)
     if isinstance(batch, End):
         raise ConfigError(
             Problem("step", f"epoch {config.epoch} of the {config.split} split ends before step "
@@ -58,8 +59,8 @@ def recompute(parts: Parts, config: Config) -> Batch:
     return batch
 
 
-def _request(parts: Parts, config: Config) -> Any:
-    plan = parts.plan(config.split)
+def _request(split: Split, config: Config) -> Any:
+    plan = split.plan
     steps = plan.limit(config.epoch)
     if steps is not None and config.step >= steps:
         raise ConfigError(
@@ -94,12 +95,12 @@ def _write_tensors(batch: Batch, path: Path) -> Path:
     return path
 
 
-def shown_images(batch: Batch, parts: Parts, split: str) -> torch.Tensor | None:
+def shown_images(batch: Batch, split: Split) -> torch.Tensor | None:
     """The batch's images to be looked at, or None if it has none."""
     images = batch.get("image")
     if not isinstance(images, torch.Tensor) or images.ndim != 4 or images.shape[1] not in (1, 3):
         return None
-    return denormalized(images, parts.transform(split), parts.batch_transform(split))
+    return denormalized(images, split.transform, split.batch_transform)
 
 
 def draw(batch: Batch, images: torch.Tensor, path: Path) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import nn
 
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts
 from pipeline.config.schema import Config
 from pipeline.distributed.group import Group
 from pipeline.loading.loader import Loader
@@ -21,7 +21,7 @@ from pipeline.order.streams import length_of
 
 
 def of_fit(
-    config: Config, parts: Parts, model: nn.Module, train: Loader, group: Group, folder: Path
+    config: Config, data: DataParts, model: nn.Module, train: Loader, group: Group, folder: Path
 ) -> str:
     """The lines, without a newline at their end.
 
@@ -30,7 +30,7 @@ def of_fit(
         folder: of the run.
     """
     rows = {
-        "data": _data(parts, train),
+        "data": _data(data, train),
         "model": _model(config, model, train.world.device, group),
         "loader": _loader(train.options, group),
         "folder": str(folder),
@@ -38,13 +38,13 @@ def of_fit(
     return "\n".join(f"{name:<9} {text}" for name, text in rows.items())
 
 
-def _data(parts: Parts, loader: Loader) -> str:
-    train, val = (length_of(parts.dataset(split)) for split in ("train", "val"))
+def _data(data: DataParts, loader: Loader) -> str:
+    train, val = (length_of(split.dataset) for split in (data.train, data.val))
     learned = "a stream of samples" if train is None else _count(train, "sample")
     held = "a stream" if val is None else f"{val:,}"
     steps, size = loader.plan.steps(0), loader.plan.batch_size
     batches = f"batches of {size}" if steps is None else f"{_count(steps, 'batch')} of {size}"
-    name = type(parts.dataset("train")).__name__
+    name = type(data.train.dataset).__name__
     return (f"{name}: {learned} to train on, {held} to validate; "
             f"{batches}{' an epoch' * (steps is not None)}")  # fmt: skip
 

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts, Split
+from pipeline.build.training import TrainingParts
 from pipeline.config.schema import Config
 from pipeline.distributed.group import Group, join
 from pipeline.errors import ConfigError, PenstockError, Problem
@@ -44,20 +45,20 @@ def run(config: Config) -> float:
     if config.checkpoint is None:
         raise ConfigError(Problem("checkpoint", "is missing: the folder of a run, or a file"))
     path = checkpoint.find(Path(config.checkpoint))
-    parts = Parts(config)
+    parts = TrainingParts(config)
     wanted = config.distributed
     with join(parts.world, wanted.backend, wanted.timeout) as group:
         return _run(config, parts, group, path)
 
 
-def _run(config: Config, parts: Parts, group: Group, path: Path) -> float:
+def _run(config: Config, parts: TrainingParts, group: Group, path: Path) -> float:
     model, objective = parts.model(), parts.objective()
     load_weights(model, path)
     model.to(parts.world.device)
     name, _ = monitored(config, objective)
     precision = config.trainer.precision
     with (
-        parts.loader(config.split) as loader,
+        parts.data.split(config.split).loader() as loader,
         closing(progress.make(config.trainer.progress if group.is_first else "none", loader, 0))
         as display,
     ):  # fmt: skip
@@ -65,7 +66,9 @@ def _run(config: Config, parts: Parts, group: Group, path: Path) -> float:
         measured = validate(model, objective, loader, precision, group, observers=watching)
         columns = {str(config.split): measured}
         if config.trainer.baseline:
-            columns[objective.baseline_name] = baseline(parts, objective, loader, group, watching)
+            columns[objective.baseline_name] = baseline(
+                parts.data, objective, loader, group, watching
+            )
     if group.is_first:
         print_table(columns, name)
         put(f"checkpoint   {path}")
@@ -103,7 +106,7 @@ def monitored(config: Config, objective: Objective) -> tuple[str, Mode]:
 
 
 def baseline(
-    parts: Parts, objective: Objective, loader: Loader, group: Group | None = None,
+    data: DataParts, objective: Objective, loader: Loader, group: Group | None = None,
     observers: Sequence[Observer] = (),
 ) -> Record:  # fmt: skip
     """Loss and metrics, over `loader`, of the constant that is best on the training split.
@@ -113,10 +116,9 @@ def baseline(
     It is taken from about 1000 training samples, with the transforms of validation: rows spread
     over the split, or the first ones of a stream.
     """
-    dataset, plan = parts.dataset("train"), parts.plan("train")
-    fetch = parts.fetch("train")
-    fetch.transform = parts.transform("val")
-    fetch.batch_transform = parts.batch_transform("val") or None
+    dataset, plan, fetch = data.train.dataset, data.train.plan, data.train.fetch()
+    fetch.transform = data.val.transform
+    fetch.batch_transform = data.val.batch_transform or None
     if not isinstance(plan, StreamPlan):  # not in the sampler's order, which may weigh samples
         count = min(len(dataset), BASELINE_SAMPLES)
         rows = np.linspace(0, len(dataset) - 1, count).round().astype(np.int64).tolist()
@@ -131,19 +133,19 @@ def baseline(
 
 
 @torch.no_grad()
-def try_one_batch(parts: Parts, objective: Objective, loader: Loader) -> None:
+def try_one_batch(val: Split, objective: Objective, loader: Loader) -> None:
     """Put the first batch of validation through loss and metrics, with a constant for a model.
 
     Every rank does so with its share. The batch is made by a worker of its own where `loader` has
     workers: what a dataset opens when it is first read must not be open in the process that
     workers are forked from.
     """
-    plan = copy(parts.plan("val"))
+    plan = copy(val.plan)
     plan.most = 1
     workers = min(loader.options.num_workers, 1)
     options = replace(loader.options, num_workers=workers, auto=None, persistent_workers=False)
     objective.to(loader.world.device).reset()
-    with Loader(plan, parts.fetch("val"), options, loader.world) as batches:
+    with Loader(plan, val.fetch(), options, loader.world) as batches:
         for batch in batches.epoch(0):
             if batch.request.valid:  # else a rank's share is all padding
                 constant = Constant(objective.constant([batch])).to(loader.world.device)

@@ -27,6 +27,7 @@ from pipeline.order.randomness import scope
 from pipeline.order.streams import End, StreamRequest
 
 DEFAULT_TIMEOUT = 300.0
+BackendName = Literal["main", "process", "thread"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class LoaderOptions:
         auto: tune the number of workers while they work; `num_workers` is where it begins.
     """
 
-    backend: Literal["main", "process", "thread"] = "main"
+    backend: BackendName = "main"
     num_workers: int = 0
     prefetch_factor: int | None = None
     persistent_workers: bool = False
