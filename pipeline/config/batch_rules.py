@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.config import allow_list
+from pipeline.config.nodes import called
 from pipeline.config.schema import Config
 from pipeline.distributed import world
-from pipeline.errors import ConfigError
 from pipeline.loading.collate import List
 from pipeline.transforms.image import Normalize
 
@@ -67,12 +66,7 @@ def _pairs(config: Config, key: str) -> Iterator[str]:
 
 
 def _steps(config: Config, section: str) -> dict[str, Any]:
-    """The callables of a section of transforms, by key."""
-    found = {}
-    for name, node in getattr(config.transform, section).items():
-        key = f"transform.{section}.{name}"
-        try:
-            found[key] = allow_list.resolve(node["_target_"], key)
-        except (ConfigError, KeyError, TypeError):  # which the check of the nodes reports
-            continue
-    return found
+    """The callables of a section of transforms, by key, without those that are wrong."""
+    nodes = getattr(config.transform, section)
+    found = {f"transform.{section}.{name}": called(node) for name, node in nodes.items()}
+    return {key: step for key, step in found.items() if step is not None}

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.config import allow_list, batch_rules, data_rules
 from pipeline.config.messages import nearest, show
-from pipeline.config.nodes import datasets, direction, walk
+from pipeline.config.nodes import called, datasets, direction, walk
 from pipeline.config.schema import Config
 from pipeline.config.signatures import arguments
 from pipeline.distributed import world
@@ -200,10 +200,7 @@ def same_data_twice(config: Config, found: Found) -> Messages:
     if dataset is None or config.task not in ("fit", "validate"):
         return
     for _, node in walk(dict(datasets(config.dataset)), ""):
-        try:
-            taken = arguments(allow_list.resolve(node["_target_"], ""))
-        except ConfigError:  # which the check of the nodes reports
-            taken = arguments(dataset)
+        taken = arguments(called(node) or dataset)
         if taken.open or {"split", "train"} & set(taken.names):
             return
     yield (
