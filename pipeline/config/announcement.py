@@ -70,5 +70,5 @@ def _length(config: Config) -> str:
 
 def _place(config: Config, shown: Mapping[str, Any]) -> str:
     if config.resume not in (None, "auto"):
-        return f"; going on with {shown['resume']}"
+        return f"; resuming {shown['resume']}"
     return f"; run folder {shown['run_dir']}" if config.task in _WRITES else ""
