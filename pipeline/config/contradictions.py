@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import allow_list, batch_rules, data_rules
+from pipeline.config import allow_list, data_rules
 from pipeline.config.messages import nearest, show
 from pipeline.config.nodes import called, datasets, direction, walk
 from pipeline.config.schema import Config
@@ -336,5 +336,5 @@ def bad_samples(config: Config, found: Found) -> Messages:
 RULES: tuple[Callable[[Config, Found], Messages], ...] = (
     no_workers, threads, start_method, worker_function, unordered, pinned_device, ranks, columns,
     streams, same_data_twice, tail, both_splits, bad_samples, distributed_sampler, device, monitor,
-    schedule, batch_rules.find, data_rules.packed, data_rules.find,
+    schedule, data_rules.batch_steps, data_rules.packed, data_rules.dataset_keys,
 )  # fmt: skip

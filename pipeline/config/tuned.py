@@ -22,7 +22,7 @@ from pipeline.errors import ConfigError, Problem
 from pipeline.files import plain_json
 from pipeline.files.disk import write_atomically
 from pipeline.files.own_files import check_own, own_folder
-from pipeline.files.plain_json import JsonError, shown
+from pipeline.files.plain_json import shown
 from pipeline.order.randomness import hash64
 
 _LARGEST = 1 << 20  # bytes
@@ -96,7 +96,7 @@ def load(path: Path) -> Tuned:
         if path.parent.exists():
             own_folder(path.parent)
             check_own(path)
-        return _checked(plain_json.read(path, _LARGEST))
+        return Tuned.model_validate(plain_json.read(path, _LARGEST))
     except FileNotFoundError:
         raise ConfigError(
             Problem("loader.num_workers", "tuned, but nothing was tuned yet for this dataset on "
@@ -104,20 +104,14 @@ def load(path: Path) -> Tuned:
                     "(loader=default)")
         ) from None  # fmt: skip
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason: object = getattr(error, "strerror", None) or error
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            reason = f"{shown('.'.join(map(str, first['loc'])))}: {first['msg']}"
         raise ConfigError(
             Problem("loader.num_workers", f"{path} cannot be read ({reason}); run the same command "
                     "with task=tune again")
         ) from error  # fmt: skip
-
-
-def _checked(kept: object) -> Tuned:
-    try:
-        return Tuned.model_validate(kept)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise JsonError(f"{shown(key)}: {first['msg']}") from None
 
 
 def apply(config: Config, fingerprint: Mapping[str, str]) -> LoaderSection:
