@@ -31,6 +31,7 @@ _METRIC_OPTIONS = (
 _WRONG_HINTS = frozenset({("RandomErasing", "value")})
 
 _Parameter = inspect.Parameter
+_NOTHING = object()
 
 
 class Arguments:
@@ -64,12 +65,6 @@ class Arguments:
         if self.open:
             further, self.open = _passed_on(function)
             self.names += [name for name in further if name not in self.names]
-
-    def accepts(self, name: str, value: Any) -> bool:
-        """Whether a plain value can be meant for an argument."""
-        if name in self.defaults and value is self.defaults[name]:
-            return True  # `size: int = None` is written more often than it should be
-        return fits(value, self.hints[name])
 
 
 @lru_cache(maxsize=512)
@@ -149,7 +144,10 @@ def check(
     problems += [
         Problem(f"{key}.{name}", not_allowed(node[name], describe(known.hints[name])))
         for name in given
-        if name in known.hints and not known.accepts(name, node[name])
+        # `size: int = None` is written more often than it should be
+        if name in known.hints
+        and node[name] is not known.defaults.get(name, _NOTHING)
+        and not fits(node[name], known.hints[name])
     ]
     return problems
 

@@ -11,7 +11,7 @@ import logging
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field, ValidationError
@@ -22,7 +22,8 @@ from pipeline.errors import ConfigError, Problem
 from pipeline.files import plain_json
 from pipeline.files.disk import write_atomically
 from pipeline.files.own_files import check_own, own_folder
-from pipeline.files.plain_json import shown
+from pipeline.files.plain_json import mapping, shown
+from pipeline.loading.workers.backends import BackendName
 from pipeline.order.randomness import hash64
 
 _LARGEST = 1 << 20  # bytes
@@ -38,7 +39,7 @@ class Tuned(Section):
         found_for: what the choice depends on, by key of the configuration; see `found_for`.
     """
 
-    backend: Literal["main", "process", "thread"]
+    backend: BackendName
     num_workers: Annotated[int, Field(ge=0, le=1024)]
     prefetch_factor: Annotated[int, Field(ge=1, le=10_000)] | None
     pin_memory: bool
@@ -96,7 +97,7 @@ def load(path: Path) -> Tuned:
         if path.parent.exists():
             own_folder(path.parent)
             check_own(path)
-        return Tuned.model_validate(plain_json.read(path, _LARGEST))
+        return Tuned.model_validate(mapping(plain_json.read(path, _LARGEST)))
     except FileNotFoundError:
         raise ConfigError(
             Problem("loader.num_workers", "tuned, but nothing was tuned yet for this dataset on "
