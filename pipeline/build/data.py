@@ -15,7 +15,7 @@ from pipeline.config import allow_list, loader_options, tuned
 from pipeline.config.data_rules import mode_of
 from pipeline.config.instantiate import make
 from pipeline.config.nodes import FACTS, SAME_FACTS, datasets, of_the_build
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, LoaderSection
 from pipeline.distributed.world import World, from_environment
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.bad_samples import BadSamples
@@ -122,6 +122,13 @@ class DataParts:
         dataset, config = self.train.dataset, self.config
         own = other_than_own(dataset, config)
         return statistics_of(dataset, config.cache_dir, own, self.fields)
+
+    @cached_property
+    def loader_section(self) -> LoaderSection:
+        """The section `loader` with `num_workers: tuned` settled."""
+        if self.config.loader.num_workers != "tuned":
+            return self.config.loader
+        return tuned.apply(self.config, self.train.fingerprint)
 
     @property
     def on_device(self) -> bool:
@@ -284,15 +291,12 @@ class Split:
         Args:
             backend: of a packing loader, which is neither tuned nor grows; None: as configured.
         """
-        given, ranks = self.config.loader, self.data.world.local_size
+        ranks = self.data.world.local_size
         if backend is not None:
-            return loader_options.resolve(given, backend, False, ranks)
-        if given.num_workers == "tuned":
-            given = tuned.apply(self.config, self.data.train.fingerprint)
-        backend = loader_options.backend(
-            given, lambda: self.transform, self._decodes, log=self._is_train
-        )
-        return loader_options.resolve(given, backend, isinstance(self.plan, Plan), ranks)
+            return loader_options.resolve(self.config.loader, backend, False, ranks)
+        given, grows = self.data.loader_section, isinstance(self.plan, Plan)
+        backend = loader_options.backend(given, self.transform, self._decodes, log=self._is_train)
+        return loader_options.resolve(given, backend, grows, ranks)
 
     @property
     def budget(self) -> Budget:

@@ -7,7 +7,6 @@ search that begins with few workers. `num_workers: tuned` is settled before (`co
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import fields
 
 from pipeline.config import allow_list
@@ -65,21 +64,20 @@ def budget(wanted: float | None, ranks: int = 1) -> int | None:
 
 
 def backend(
-    given: LoaderSection, transform: Callable[[], Compose], decodes: bool, log: bool = False
+    given: LoaderSection, transform: Compose, decodes: bool, log: bool = False
 ) -> BackendName:
     """`loader.backend`; "auto" is threads where they may decode, else processes.
 
     Args:
-        transform: of the samples; asked only if it matters.
+        transform: of the samples.
         decodes: whether images reach the transforms undecoded.
         log: what was chosen.
     """
     if given.backend != "auto":
         return given.backend
-    made = transform()
-    step = decode_step(made)
+    step = decode_step(transform)
     of_processes = (given.worker_init_fn, given.multiprocessing_context, given.timeout)
-    threads = decodes and thread_safe(made) and not any(of_processes)
+    threads = decodes and thread_safe(transform) and not any(of_processes)
     if log and given.num_workers != 0:
         grows = given.num_workers == "auto"
         _log.info("loader: %s %s%s%s", "as many" if grows else given.num_workers,
