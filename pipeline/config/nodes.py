@@ -16,7 +16,7 @@ from pipeline.config.parsing import unknown_key
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, Problem
 
-# What a dataset may tell a model, an objective and its metrics; and torch's own names for it.
+# Facts of a dataset for a model, an objective and its metrics; and torch's names for them.
 SAME_FACTS = {"in_features": "num_features", "out_features": "num_outputs"}
 FACTS = ("num_classes", "num_features", "num_landmarks", "num_outputs", "classes", *SAME_FACTS)
 _DATASET = ("split", "train", "lazy", "limits")
@@ -34,7 +34,7 @@ _OWN_STEPS = {
     "configure_optimizers": "optimizer and scheduler", "train_dataloader": "dataset",
     "val_dataloader": "dataset",
 }  # fmt: skip
-# Keys of `dataset` that are no arguments; the last two are where the dataset takes them.
+# Keys of `dataset` that are not arguments; the last two may be, where the dataset takes them.
 OF_THE_BUILD = ("packed", "fingerprint", "fields", "facts")
 
 
@@ -45,7 +45,7 @@ class Part:
     Attributes:
         key: its full key, e.g. "transform.train".
         node: its plain values.
-        supplied: arguments the build puts in where the callable takes them and the YAML is silent.
+        supplied: arguments that the build adds where the callable takes them.
         nested: whether they go into the nodes inside as well.
         is_map: whether it is a mapping of nodes by name and not a node itself.
         measured: whether the task makes metrics.
@@ -66,11 +66,9 @@ def parts(config: Config) -> list[Part]:
     found = [Part(key, node, _DATASET, nested=True) for key, node in data]
     for split in ("train", "val"):
         steps = getattr(sections.get("transform"), split, None)
-        if steps is not None:
-            found.append(Part(f"transform.{split}", steps, is_map=True))
+        found.append(Part(f"transform.{split}", steps, is_map=True))
         steps = getattr(sections.get("transform"), f"{split}_batch", None)
-        if steps is not None:
-            found.append(Part(f"transform.{split}_batch", steps, FACTS, nested=True, is_map=True))
+        found.append(Part(f"transform.{split}_batch", steps, FACTS, nested=True, is_map=True))
     scheduler = sections.get("scheduler")
     if isinstance(scheduler, Mapping):
         scheduler = {name: v for name, v in scheduler.items() if name not in SCHEDULE_KEYS}
@@ -129,7 +127,7 @@ def collate_of(node: Any) -> Any:
 
 
 def called(node: Any) -> Any:
-    """The callable of a node; None where it is not a node, or may not call it."""
+    """The callable of a node; None where it is not a node, or names nothing that may be called."""
     try:
         return allow_list.resolve(node["_target_"], "")
     except (ConfigError, KeyError, TypeError):
@@ -170,7 +168,8 @@ def walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if "_target_" in node:
             yield key, node
         for name, value in node.items():
-            yield from walk(value, f"{key}.{name}")
+            if name != "_target_":
+                yield from walk(value, f"{key}.{name}")
     elif isinstance(node, (list, tuple)):
         for place, value in enumerate(node):
             yield from walk(value, f"{key}[{place}]")
