@@ -386,7 +386,7 @@ def test_points_have_to_move_along_so_the_reader_does_it(capsys, tmp_path):
     assert Packed(str(folder)).pack.record["recipe"]["decoder"] == "reader"
     refused = run(capsys, *given, "pack.decoder=native")
     assert refused.code == 2
-    assert "pack.decoder: 'native' makes squares out of image files" in refused.err
+    assert "pack.decoder: native crops squares from image files" in refused.err
 
 
 @built
