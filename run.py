@@ -6,14 +6,14 @@ import gc
 import sys
 from pathlib import Path
 
-# Ours come first, wherever this is started from: another package named `pipeline` may be there.
+# Before any other package named `pipeline`, wherever this is started from.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from pipeline.distributed import preemption
 
 if __name__ == "__main__":
     preemption.leave_early()  # the imports below take seconds
-    gc.disable()  # a tenth of them went into looking for garbage; a job turns it on again
+    gc.disable()  # it took a tenth of their time; a job turns it on again
 
 import hydra
 from omegaconf import DictConfig

@@ -1,7 +1,7 @@
-"""The one part of the build that pyproject.toml cannot say: C that may be left out.
+"""The part of the build that pyproject.toml cannot express: optional C extensions.
 
 Without libjpeg-turbo's headers, or without a compiler, the package is built without
-`pipeline.native.jpeg`, and says so in a line. PENSTOCK_NATIVE=0 leaves it out on purpose.
+`pipeline.native.jpeg`, and a line says so. PENSTOCK_NATIVE=0 leaves out all of `pipeline.native`.
 """
 
 import os
@@ -19,7 +19,7 @@ FLAGS = ["-O3", "-std=c11", "-ffp-contract=off", "-fvisibility=hidden"]
 
 
 class OptionalBuild(build_ext):
-    """Builds what can be built."""
+    """Builds the extensions that can be built."""
 
     def run(self):
         if os.environ.get("PENSTOCK_NATIVE") == "0":

@@ -25,7 +25,7 @@ from torchvision.transforms import v2
 from pipeline.loading.batch import Batch
 from pipeline.order.plan import Request
 from pipeline.transforms.batch import BatchCompose
-from pipeline.transforms.batch_colors import ColorJitter, Normalize, RandomErasing
+from pipeline.transforms.batch_colors import BatchNormalize, ColorJitter, RandomErasing
 from pipeline.transforms.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop
 from pipeline.transforms.mixing import CutMix, MixUp
 
@@ -52,7 +52,7 @@ def steps() -> Mapping[str, tuple[Any, v2.Transform | None]]:
         "mixup": (MixUp(1000), v2.MixUp(num_classes=1000)),
         "cutmix": (CutMix(1000), v2.CutMix(num_classes=1000)),
         "normalize": (
-            Normalize(),
+            BatchNormalize(),
             v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(**IMAGENET)]),
         ),
     }

@@ -31,8 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from pipeline.datasets.delimited_text import DelimitedText
 from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.datasets.text.column_scan import ColumnScan
-from pipeline.datasets.text.record_index import RecordIndex
-from pipeline.datasets.text.record_scan import scan
+from pipeline.datasets.text.record_index import RecordIndex, scan
 
 KINDS = {  # name: (mean characters of a text, quoting, share of texts in quotes)
     "80 characters": (80, "none", 0.0),
@@ -81,13 +80,13 @@ def compare(path: Path, quoting: str, rounds: int) -> str:
     for _ in range(rounds):
         seconds, lines = cpu_of(lambda: wc(path))
         theirs.append(seconds)
-        seconds, blocks = cpu_of(lambda: scan(PositionedFile(path), quoting, "\t"))
+        seconds, (_, records, _) = cpu_of(lambda: scan(PositionedFile(path), quoting, "\t"))
         ours.append(seconds)
-        assert quoting == "standard" or blocks.records == lines
+        assert quoting == "standard" or records == lines
     speeds = [size / statistics.median(times) / 1e9 for times in (theirs, ours)]
     ratios = [wc / us for wc, us in zip(theirs, ours, strict=True)]
     return (
-        f"{blocks.records:>12,d} {speeds[0]:8.2f} GB/s {speeds[1]:8.2f} GB/s "
+        f"{records:>12,d} {speeds[0]:8.2f} GB/s {speeds[1]:8.2f} GB/s "
         f"{statistics.median(ratios):7.0%}  ({min(ratios):.0%} to {max(ratios):.0%})"
     )
 

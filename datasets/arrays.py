@@ -4,9 +4,8 @@
     targets.npy    [N] of integers     classes; a file `classes.txt` may name them, one a line
                    [N, ...] else       values to predict
 
-The files are mapped, not loaded (see `reading.mapped_array`), and fetched whole from an address.
-Rows have no names, so a row's place in the file decides its split. Cost: a page or two read a
-sample; labels are held, 8 bytes a row.
+The files are mapped, not loaded, and fetched whole from an address. Rows have no names, so their
+numbers decide the split. Cost: a page or two read a sample; labels take 8 bytes of memory a row.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from torch.utils.data import Dataset
 
 from pipeline.datasets.files import Files
 from pipeline.datasets.reading.data_file import DataFile
-from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
-from pipeline.datasets.reading.folder import File
+from pipeline.datasets.reading.fingerprint import FileDataset, Part
+from pipeline.datasets.reading.folder import FolderFile, open_root
 from pipeline.datasets.reading.labels import check_rows, class_names, read_labels
 from pipeline.datasets.reading.mapped_array import MappedArray
-from pipeline.datasets.reading.root import open_root
+from pipeline.datasets.reading.plain_tensor import not_finite, plain_numbers
 from pipeline.datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
 from pipeline.files.limits import DEFAULT, Limits
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Arrays(Fingerprinted, Dataset[dict[str, Any]]):
+class Arrays(FileDataset, Dataset[dict[str, Any]]):
     """One sample: `input` (Tensor [...]) and `target` (int for a class, else Tensor [...]).
 
     Floats of any width become float32; integers keep theirs (uint16 to uint64 become signed).
@@ -44,10 +43,9 @@ class Arrays(Fingerprinted, Dataset[dict[str, Any]]):
         root: folder of the files; a path or an address.
         split: "train" or "val"; with classes, each gives its share to both.
         inputs, targets, classes: names of the files, relative to `root`.
-        val_fraction: share of the rows that validate.
-        split_seed: another seed, another split.
-        files: how to get at what lies at an address.
-        limits: bytes of a row, rows that are held, classes.
+        val_fraction, split_seed: share of the rows that validate, and the seed of the split.
+        files: access to addresses.
+        limits: bytes of a row, number of rows and of classes.
 
     Raises:
         DataError: a file is missing, damaged or holds objects; the lengths differ; a label is
@@ -71,19 +69,19 @@ class Arrays(Fingerprinted, Dataset[dict[str, Any]]):
     ) -> None:
         check_split(split, val_fraction)
         folder = open_root(root, f"{inputs!r} and {targets!r}", files, limits)
-        self._inputs = MappedArray(File(folder, inputs), "dataset.inputs", limits)
-        self._targets = MappedArray(File(folder, targets), "dataset.targets", limits)
+        self._inputs = MappedArray(FolderFile(folder, inputs), "dataset.inputs", limits)
+        self._targets = MappedArray(FolderFile(folder, targets), "dataset.targets", limits)
         if len(self._inputs) != len(self._targets):
             raise DataError(
                 f"{str(self._inputs.path)!r} has {len(self._inputs)} rows and "
-                f"{str(self._targets.path)!r} {len(self._targets)}: they need a row a sample each."
+                f"{str(self._targets.path)!r} {len(self._targets)}: both need a row a sample."
             )
         check_rows(self._inputs, "dataset.inputs", limits)
         labels: IntArray | None = None
         self.classes: list[str] = []
         if self._targets.dtype.kind in "biu" and len(self._targets.shape) == 1:
             labels = read_labels(self._targets, "dataset.targets", limits)
-            self.classes = class_names(File(folder, classes), labels, limits)
+            self.classes = class_names(FolderFile(folder, classes), labels, limits)
         self.rows = split_rows(len(self._inputs), split, val_fraction, split_seed, labels)
         self.labels = None if labels is None else labels[self.rows]
 
@@ -108,7 +106,7 @@ class Arrays(Fingerprinted, Dataset[dict[str, Any]]):
 
     @property
     def metadata(self) -> pd.DataFrame:
-        """A row per sample: row (of the files), and label when the targets are classes."""
+        """A row per sample: row (of the files), and label if the targets are classes."""
         import pandas as pd
 
         table = {"row": self.rows}
@@ -116,17 +114,14 @@ class Arrays(Fingerprinted, Dataset[dict[str, Any]]):
 
     @property
     def facts(self) -> dict[str, int]:
-        """What a model must know: num_outputs; num_classes; num_features of inputs [N, F]."""
-        if self.classes:
-            facts = {"num_classes": len(self.classes), "num_outputs": len(self.classes)}
-        else:
-            facts = {"num_outputs": math.prod(self._targets.shape[1:])}
+        """Numbers for models: num_outputs; num_classes; num_features of inputs [N, (T,) F]."""
+        facts = super().facts or {"num_outputs": math.prod(self._targets.shape[1:])}
         if len(self._inputs.shape) in (2, 3):
             facts["num_features"] = self._inputs.shape[-1]
         return facts
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """The rows of this split, and both files (of large ones, a spread of blocks)."""
+        """The rows of this split, and both files (of large ones, evenly spread blocks)."""
         files = self._inputs.fingerprint_parts(sized) + self._targets.fingerprint_parts(sized)
         return ["arrays", self.rows, *files]
 
@@ -136,18 +131,11 @@ class Arrays(Fingerprinted, Dataset[dict[str, Any]]):
 
 def _tensors(source: MappedArray, rows: IntArray) -> list[torch.Tensor]:
     """Rows as tensors of their own, checked for NaN and infinity."""
-    block = np.array(source.array[rows])  # a copy of these rows only
-    kind, width = block.dtype.kind, block.dtype.itemsize
-    if kind == "f":
-        if not np.isfinite(block).all():
-            place = np.argwhere(~np.isfinite(block))[0]
-            raise DataError(
-                f"{str(source.path)!r}, row {rows[place[0]]}, place {place[1:].tolist()}: "
-                f"{block[tuple(place)]} is not finite. Repair the value or take the row out."
-            )
-        block = block.astype(np.float32, copy=False)
-    elif kind == "u" and width > 1:
-        block = block.astype(np.int32 if width == 2 else np.int64)
-    elif not block.dtype.isnative:
-        block = block.astype(block.dtype.newbyteorder("="))
-    return [torch.from_numpy(np.asarray(row)) for row in block]
+    block = source.array[rows]  # a copy of these rows only
+    place = not_finite(block)
+    if place is not None:
+        raise DataError(
+            f"{str(source.path)!r}, row {rows[place[0]]}, place {place[1:]}: "
+            f"{block[tuple(place)]} is not finite. Repair the value or remove the row."
+        )
+    return [torch.from_numpy(np.asarray(row)) for row in plain_numbers(block)]

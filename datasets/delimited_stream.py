@@ -1,15 +1,7 @@
 """CSV and TSV files read forwards, plain or compressed (gz, zst): a text and its class a record.
 
-For what cannot be indexed; a plain file is better off as `delimited_text`, which every
-sampler works on. Raw records are the bytes of a line and their place; fields are made by the
-executor that owns the record.
-
-Shards are whole files, or with `shard_bytes` ranges of plain files, cut where a record begins. With
-quoting "none" that is the next line end. With "standard" a line end may stand in quotes, and only
-the quotes before it tell, so the files are then scanned once in each process (1 to 4 GB/s).
-
-A record's split is a hash of its file's name and its place in it: no count of records is needed,
-the share is met within chance, and a record stays in its split when others are appended.
+For files that cannot be indexed; a plain file is better read by `delimited_text`, which works with
+every sampler.
 """
 
 from __future__ import annotations
@@ -26,23 +18,21 @@ from torch.utils.data import IterableDataset
 
 from pipeline.datasets.files import Files
 from pipeline.datasets.reading.data_file import DataFile, data_file
-from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.fingerprint import FileDataset, Part
 from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.datasets.reading.shard_files import ShardFiles
 from pipeline.datasets.reading.split import Split, check_split
 from pipeline.datasets.remote.store import is_remote
-from pipeline.datasets.text.compressed import compression_of
 from pipeline.datasets.text.delimited_format import BadRecord, Columns, DelimitedFormat, class_codes
-from pipeline.datasets.text.record_index import RecordIndex
-from pipeline.datasets.text.record_reader import line_at, read_records
-from pipeline.datasets.text.record_scan import Quoting, text_bounds
+from pipeline.datasets.text.record_index import Quoting, RecordIndex, text_bounds
+from pipeline.datasets.text.record_reader import compression_of, line_at, read_records
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.limits import Limits
+from pipeline.files.limits import DEFAULT, Limits
 from pipeline.order.randomness import hash64, uniform
 
-Record = tuple[int, int, bytes]  # number of the file, place of the record in its text, the record
+Record = tuple[int, int, bytes]  # number of the file, place of the record in its text, its bytes
 
-# Bytes that a process reads to name bad records by lines; of a compressed file, some at least.
+# Bytes that a process reads to count the lines of bad records; the least of a compressed file.
 _COUNTED, _UNPACKED = 512 << 20, 64 << 20
 
 SUFFIXES = tuple(
@@ -57,7 +47,7 @@ class TextShard:
     Attributes:
         file: its number.
         start, stop: of a range, bytes; stop None goes to the end of the file.
-        first: whether the file's first record is in it.
+        first: whether it contains the file's first record.
     """
 
     file: int
@@ -66,25 +56,33 @@ class TextShard:
     first: bool = True
 
 
-class DelimitedStream(Fingerprinted, IterableDataset[Record]):
+class DelimitedStream(FileDataset, IterableDataset[Record]):
     """Samples are `text` (str) and, with a label column, `label` (int).
 
+    Raw records are the bytes of a line and their place; the executor that owns a record decodes it.
+    Shards are whole files, or with `shard_bytes` ranges of plain files, cut where a record begins:
+    with quoting "none" at a line end; with "standard" line ends may be in quotes, so each process
+    scans the files once (1 to 4 GB/s).
+
+    The split of a record is a hash of its file's name and its place there: no count of records is
+    needed, the share is met within chance, and a record keeps its split when others are appended.
+
     Args:
-        root: a file, a folder of them, or a pattern of braces; local or an address that `files`
-            knows. File names that say train and val divide the data (`reading.shard_files`).
+        root: a file, a folder of them, or a pattern of braces; a path or an address. File names
+            that begin with train and val divide the data (`reading.shard_files`).
         split: "train" or "val".
-        suffixes: which files of a folder are read, in small letters.
+        suffixes: of the files of a folder, in small letters.
         delimiter, header, columns, text, label, quoting, encoding: as in `DelimitedText`; the same
             for all files.
         classes: names of the classes, numbered in this order; needed with a label column.
         val_fraction: share of the records that validate, unless file names divide them.
         split_seed: another seed, another split.
-        shard_bytes: about how many bytes of a plain file make a shard; None takes whole files.
-        files: how remote files are fetched.
-        limits: what the files may claim: `record_bytes`, `columns`, `expansion`.
+        shard_bytes: approximate bytes of a shard of a plain file; None takes whole files.
+        files: access to addresses.
+        limits: `record_bytes`, `columns` and `expansion`.
 
     Raises:
-        DataError: there is no such file, or the first one is empty or has not these columns. Bad
+        DataError: there is no such file, or the first one is empty or has other columns. Bad
             records are refused, with file and line, when they are read.
         ConfigError: an argument is out of range, or there are labels and no classes.
     """
@@ -106,20 +104,38 @@ class DelimitedStream(Fingerprinted, IterableDataset[Record]):
         split_seed: int = 0,
         shard_bytes: int | None = None,
         files: Files | None = None,
-        limits: Limits | None = None,
+        limits: Limits = DEFAULT,
     ) -> None:
         check_split(split, val_fraction)
-        self._limits = limits or Limits()
-        self._counted = 0  # bytes read to name bad records by their lines
-        _check(label, classes, shard_bytes)
+        problems = []
+        if label is not None and not classes:
+            reason = (
+                f"is not set, and the classes of column {label!r} are only known at the end of the "
+                "stream; list them: dataset.classes=[ham,spam] (or dataset.label=null)"
+            )
+            problems.append(Problem("dataset.classes", reason))
+        if shard_bytes is not None and shard_bytes < 4096:
+            reason = f"{shard_bytes}; allowed: 4096 or more, or null for whole files"
+            problems.append(Problem("dataset.shard_bytes", reason))
+        if problems:
+            raise ConfigError(problems)
+        self._limits = limits
+        self._counted = 0  # bytes read to count the lines of bad records
         self._files = files or Files()
-        found = _found(root, split, tuple(suffixes), self._files)
-        self._addresses, self._names, divided = found
+        if not is_remote(root) and self._files.local(root).is_file():
+            self._addresses, self._names, divided = [root], [self._files.local(root).name], False
+        else:
+            found = ShardFiles.of(root, split, tuple(suffixes), self._files)
+            self._addresses, self._names, divided = found.addresses, found.names, found.divided
         self._share = None if divided else (split, val_fraction, split_seed)
         self._shard_bytes = shard_bytes
         self.format = DelimitedFormat.of(self._names[0], delimiter, quoting, encoding, self._limits)
         self._given = (header, columns, text, label)
-        self._columns = self._columns_of(0, self._first_record(0))
+        batches = read_records(self._path(0), quoting, limits)
+        first = next((records[0] for _, records in batches if records), None)
+        if first is None:
+            raise DataError(f"{self._addresses[0]!r} is empty: it needs records.")
+        self._columns = self._columns_of(0, first)
         self._codes = class_codes(classes) if label is not None and classes else {}
 
     def __iter__(self) -> Iterator[Record]:
@@ -137,39 +153,27 @@ class DelimitedStream(Fingerprinted, IterableDataset[Record]):
         """The sample of a raw record.
 
         Raises:
-            DataError: it has not as many fields as columns, is no text in this encoding, or its
-                label is none of the classes.
+            DataError: it has too few or too many fields, is not text in this encoding, or its label
+                is not a class.
         """
         file, place, text = record
         try:
             return self.format.sample(text, self._columns, self._codes)
         except BadRecord as bad:
-            raise DataError(f"{self._addresses[file]!r}, {self._at(file, place)}: {bad}") from None
-
-    def _at(self, file: int, place: int) -> str:
-        """Where a record is, for people. Counting lines is reading the file up to there."""
-        path = self._path(file)
-        self._counted += place + (_UNPACKED if compression_of(path) else 0)
-        if self._counted > _COUNTED:
-            return f"byte {place} of its text"
-        return f"line {line_at(path, place, self._limits)}"
+            path = self._path(file)
+            self._counted += place + (_UNPACKED if compression_of(path) else 0)
+            where = f"byte {place} of its text"
+            if self._counted <= _COUNTED:  # reads the file up to there
+                where = f"line {line_at(path, place, self._limits)}"
+            raise DataError(f"{self._addresses[file]!r}, {where}: {bad}") from None
 
     @property
     def classes(self) -> list[str]:
         """Names of the classes; empty without a label column."""
         return list(self._codes)
 
-    @property
-    def facts(self) -> dict[str, int]:
-        """What a model must know: num_classes, num_outputs."""
-        count = len(self._codes)
-        return {"num_classes": count, "num_outputs": count} if count else {}
-
     def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """How the files are read and divided, their names and samples of them.
-
-        Of remote files only the names, since the rest would have to be fetched.
-        """
+        """How the files are read and divided, their names and samples of local ones."""
         parts: list[Part] = ["delimited_stream", repr(self.format), repr(self._columns)]
         parts += [repr(self._share), repr(self._codes), *self._names]
         for address in self._addresses:
@@ -186,23 +190,21 @@ class DelimitedStream(Fingerprinted, IterableDataset[Record]):
     def _shards(self) -> list[TextShard]:
         shards: list[TextShard] = []
         for number in range(len(self._addresses)):
-            shards += self._cut(number) if self._shard_bytes else [TextShard(number)]
+            starts = self._starts(number)
+            stops = [*starts[1:], None]
+            bounds = enumerate(zip(starts, stops, strict=True))
+            shards += [TextShard(number, *bound, place == 0) for place, bound in bounds]
         return shards
 
-    def _cut(self, number: int) -> list[TextShard]:
+    def _starts(self, number: int) -> list[int]:
+        """The first byte of each shard of a file."""
         path = self._path(number)
-        if compression_of(path) is not None:
-            return [TextShard(number)]
-        assert self._shard_bytes is not None
+        if self._shard_bytes is None or compression_of(path) is not None:
+            return [0]
         if self.format.quoting == "standard":
             index = RecordIndex(path, "standard", self.format.delimiter, cache_dir=None)
-            starts = [start for _, start, _ in index.blocks(self._shard_bytes)]
-        else:
-            starts = _line_starts(PositionedFile(path), self._shard_bytes)
-        stops = [*starts[1:], None]
-        bounds = zip(starts, stops, strict=False)
-        return [TextShard(number, start, stop, place == 0)
-                for place, (start, stop) in enumerate(bounds)] or [TextShard(number)]  # fmt: skip
+            return [start for _, start, _ in index.blocks(self._shard_bytes)] or [0]
+        return _line_starts(PositionedFile(path), self._shard_bytes)
 
     def _records(self, shard: TextShard) -> Iterator[Record]:
         path = self._path(shard.file)
@@ -214,34 +216,26 @@ class DelimitedStream(Fingerprinted, IterableDataset[Record]):
                 if self._columns_of(shard.file, records[0]).in_file:
                     places, records = places[1:], records[1:]
                 header = False
-            yield from self._divided(shard.file, places, records)
+            found = zip(repeat(shard.file), places, records)
+            if self._share is None or not places:
+                yield from found
+            else:
+                split, fraction, seed = self._share
+                key = hash64(seed, "split", self._names[shard.file])
+                draws = uniform(key, np.array(places, np.int64))
+                chosen = draws < fraction if split == "val" else draws >= fraction
+                yield from compress(found, chosen.tolist())
         if header:
-            raise DataError(f"{self._addresses[shard.file]!r} is empty. Take it out of the data.")
-
-    def _divided(self, file: int, places: list[int], records: list[bytes]) -> Iterator[Record]:
-        """Those of this split."""
-        whole = zip(repeat(file), places, records)
-        if self._share is None or not places:
-            return whole
-        split, fraction, seed = self._share
-        draws = uniform(hash64(seed, "split", self._names[file]), np.array(places, np.int64))
-        chosen = draws < fraction if split == "val" else draws >= fraction
-        return compress(whole, chosen.tolist())
-
-    def _first_record(self, number: int) -> bytes:
-        for _, records in read_records(self._path(number), self.format.quoting, self._limits):
-            if records:
-                return records[0]
-        raise DataError(f"{self._addresses[number]!r} is empty: it needs records.")
+            raise DataError(f"{self._addresses[shard.file]!r} is empty. Remove it from the data.")
 
     def _columns_of(self, number: int, first: bytes) -> Columns:
-        """What the first record of a file says; the same for all files."""
+        """The columns of a file, the same for all files; `first` is its first record."""
         found = self.format.columns(first, self._addresses[number], *self._given)
         if number and found.names != self._columns.names:
             raise DataError(
                 f"{self._addresses[number]!r}, line 1: the columns are {list(found.names)}, but "
                 f"in {self._addresses[0]!r} they are {list(self._columns.names)}. All files of a "
-                "dataset have the same ones."
+                "dataset must have the same ones."
             )
         return found
 
@@ -249,48 +243,16 @@ class DelimitedStream(Fingerprinted, IterableDataset[Record]):
         return self._files.local(self._addresses[number])
 
 
-def _check(label: str | None, classes: Sequence[str] | None, shard_bytes: int | None) -> None:
-    problems = []
-    if label is not None and not classes:
-        reason = (
-            f"is not set, and what classes the column {label!r} has would only be known at the end "
-            "of the stream; list them: dataset.classes=[ham,spam] (or dataset.label=null)"
-        )
-        problems.append(Problem("dataset.classes", reason))
-    if shard_bytes is not None and shard_bytes < 4096:
-        reason = f"{shard_bytes}; allowed: 4096 or more, or null for whole files"
-        problems.append(Problem("dataset.shard_bytes", reason))
-    if problems:
-        raise ConfigError(problems)
-
-
-def _found(
-    root: str, split: str, suffixes: tuple[str, ...], files: Files
-) -> tuple[list[str], list[str], bool]:
-    """(addresses, names, whether the names have chosen the split)."""
-    if not is_remote(root) and files.local(root).is_file():
-        return [root], [files.local(root).name], False
-    found = ShardFiles.of(root, split, suffixes, files)
-    return found.addresses, found.names, found.divided
-
-
 def _line_starts(file: PositionedFile, size: int) -> list[int]:
-    """Where the first line begins after each multiple of `size`; reads a little at each."""
+    """The first line start after each multiple of `size`; reads about 4 KiB at each."""
     first, stop = text_bounds(file)
-    starts = [first] if first < stop else []
-    for place in range(size, stop, size):
-        if place > starts[-1]:
-            start = _after_line_end(file, place - 1, stop)
-            if start < stop:
-                starts.append(start)
+    starts = [first]
+    for wanted in range(size, stop, size):
+        place = wanted - 1
+        while starts[-1] < wanted and place < stop:
+            text = file.read(place, min(place + 4096, stop))
+            end = text.find(b"\n")
+            if end >= 0:
+                starts.append(place + end + 1)
+            place += len(text)
     return starts
-
-
-def _after_line_end(file: PositionedFile, place: int, stop: int) -> int:
-    while place < stop:
-        text = file.read(place, min(place + 4096, stop))
-        end = text.find(b"\n")
-        if end >= 0:
-            return place + end + 1
-        place += len(text)
-    return stop

@@ -3,18 +3,15 @@
     Label<tab>SMS
     ham<tab>Ok lar... Joking wif u oni...
 
-The file is not read but indexed, once (see `text.record_index`): 2 GB take about half a second,
-the index 8 MB, and a record is one read of about 4 KiB. So every sampler works on files larger than
-memory. Labels and lengths come from one more pass when a sampler or the names of the classes ask
-for them (`text.column_scan`), 5 s for 2 GB, also kept. Compressed files have no places to go
-to: `pipeline.datasets.delimited_stream` reads those forwards.
+The file is indexed once (`text.record_index`), so every sampler works on files larger than memory:
+half a second and an index of 8 MB for 2 GB; a record is one read of about 4 KiB. Labels and lengths
+take another pass if they are needed (`text.column_scan`), 5 s for 2 GB, and are also kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -23,47 +20,45 @@ from torch.utils.data import Dataset
 
 from pipeline.datasets.files import Files
 from pipeline.datasets.reading.data_file import DataFile
-from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
-from pipeline.datasets.reading.row_split import RowSplit
-from pipeline.datasets.reading.split import Split, check_split
+from pipeline.datasets.reading.fingerprint import FileDataset, Part
+from pipeline.datasets.reading.split import RowSplit, Split, check_split
 from pipeline.datasets.text.column_scan import ColumnScan
-from pipeline.datasets.text.compressed import compression_of
 from pipeline.datasets.text.delimited_format import BadRecord, DelimitedFormat, class_codes
-from pipeline.datasets.text.record_index import RecordIndex
-from pipeline.datasets.text.record_scan import Quoting
+from pipeline.datasets.text.record_index import Quoting, RecordIndex
+from pipeline.datasets.text.record_reader import compression_of
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.limits import Limits
+from pipeline.files.limits import DEFAULT, Limits
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-class DelimitedText(Fingerprinted, Dataset[dict[str, Any]]):
+class DelimitedText(FileDataset, Dataset[dict[str, Any]]):
     """One sample: `text` (str) and, with a label column, `label` (int).
 
     Args:
-        root: the file, or the folder it is in; a local path or an address that `files` knows.
+        root: the file, or its folder; a path or an address.
         split: "train" or "val".
-        file: name of the file in `root`, when that is a folder.
+        file: name of the file in the folder `root`.
         val_file: another file that validates; without one, rows of `file` do.
-        delimiter: one ASCII character; None is a comma for `.csv` and a tab for everything else.
+        delimiter: one ASCII character; None is a comma for `.csv`, else a tab.
         header: whether the first record names the columns; None: it does if `columns` are not
-            given, or are just those.
+            given, or are the same.
         columns: names of all columns, in order.
-        text: the column that becomes `text`.
+        text: the column of texts.
         label: the column of classes, or None.
-        classes: their names, numbered in this order; None finds them in the file and numbers them
-            by name, which takes a pass over it.
+        classes: their names, numbered in this order; None finds them in the file, which takes a
+            pass over it, and numbers them by name.
         quoting: "standard" (RFC 4180) or "none", where quotes are characters like others.
-        encoding: UTF-8, or one of a byte a character.
+        encoding: UTF-8, or one with a byte a character.
         val_fraction: share of the rows that validate, spread evenly over the file.
         split_seed: another seed, another split.
         cache_dir: where indexes are kept.
-        files: how remote files are fetched.
-        limits: what the file may claim: `record_bytes`, `columns`, `classes`.
+        files: access to addresses.
+        limits: `record_bytes`, `columns` and `classes`.
 
     Raises:
-        DataError: the file is missing, empty, has no rows or not these columns, or its quotes are
+        DataError: the file is missing, empty, has no rows or other columns, or its quotes are
             wrong. A record with too few fields, in another encoding or of an unknown class is
             refused with its line when it is read.
         ConfigError: the file is compressed, or an argument is out of range.
@@ -90,16 +85,25 @@ class DelimitedText(Fingerprinted, Dataset[dict[str, Any]]):
         split_seed: int = 0,
         cache_dir: str = "data/cache/text",
         files: Files | None = None,
-        limits: Limits | None = None,
+        limits: Limits = DEFAULT,
     ) -> None:
         check_split(split, val_fraction)
         chosen = val_file if val_file and split == "val" else file
-        path = _local(root, chosen, files)
-        self.path = path
+        address = root if chosen is None else f"{root.rstrip('/')}/{chosen}"
+        self.path = path = (files or Files()).local(address)
+        if chosen is None and path.is_dir():
+            reason = f"{str(path)!r} is a folder; name the file in it"
+            raise ConfigError(Problem("dataset.file", reason))
+        packed = compression_of(path)
+        if packed is not None:
+            reason = (
+                f"{str(path)!r} is compressed ({packed}) and can only be read forwards: unpack it, "
+                "or use dataset=delimited_stream "
+                "(pipeline.datasets.delimited_stream.DelimitedStream)"
+            )
+            raise ConfigError(Problem("dataset.file" if chosen else "dataset.root", reason))
         self._name = (chosen or root).rpartition("/")[2]  # a fetched file has another
-        self.format = DelimitedFormat.of(
-            path.name, delimiter, quoting, encoding, limits or Limits()
-        )
+        self.format = DelimitedFormat.of(path.name, delimiter, quoting, encoding, limits)
         self.index = RecordIndex(path, quoting, self.format.delimiter, cache_dir, limits)
         if not len(self.index):
             raise DataError(f"{str(path)!r} is empty: it needs records of a text and its class.")
@@ -120,15 +124,15 @@ class DelimitedText(Fingerprinted, Dataset[dict[str, Any]]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Samples of a whole batch; their rows are found at once."""
-        rows = self.rows.rows(indices) + self._columns.in_file
-        return [self._sample(number) for number in rows.tolist()]
-
-    def _sample(self, number: int) -> dict[str, Any]:
-        try:
-            return self.format.sample(self.index[number], self._columns, self._codes)
-        except BadRecord as bad:
-            line = self.index.line(number)
-            raise DataError(f"{str(self.path)!r}, line {line} (record {number}): {bad}") from None
+        samples = []
+        for number in (self.rows.rows(indices) + self._columns.in_file).tolist():
+            try:
+                sample = self.format.sample(self.index[number], self._columns, self._codes)
+            except BadRecord as bad:
+                where = f"line {self.index.line(number)} (record {number})"
+                raise DataError(f"{str(self.path)!r}, {where}: {bad}") from None
+            samples.append(sample)
+        return samples
 
     @property
     def classes(self) -> list[str]:
@@ -147,8 +151,7 @@ class DelimitedText(Fingerprinted, Dataset[dict[str, Any]]):
 
     @property
     def metadata(self) -> pd.DataFrame:
-        """A row per sample: length (bytes of the record; the build counts tokens where a
-        transform makes them), label, class (its name)."""
+        """A row per sample: length (bytes of the record), label, class (its name)."""
         import pandas as pd
 
         scan = self._scan
@@ -161,23 +164,14 @@ class DelimitedText(Fingerprinted, Dataset[dict[str, Any]]):
         return table
 
     def text_lengths(self, length: Callable[[str], int], name: str) -> npt.NDArray[np.int32]:
-        """The length of each sample's text as `length` counts it, int32[N]; no sample is made.
+        """The length of each sample's text as `length` counts it, int32[N].
 
-        It takes a pass over the file, whose result is kept.
-
-        Args:
-            name: of the way of counting.
+        It takes a pass over the file, whose result is kept under `name`.
         """
         return self._scan.text_lengths(length, name)[self.rows.rows(np.arange(len(self)))]
 
-    @property
-    def facts(self) -> dict[str, int]:
-        """What a model must know: num_classes, num_outputs."""
-        count = len(self.classes)
-        return {"num_classes": count, "num_outputs": count} if count else {}
-
     def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """How the file is read and divided, and the file (of a large one, a spread of blocks)."""
+        """How the file is read and divided, and the file (of a large one, evenly spread blocks)."""
         how = [repr(self.format), repr(self._columns), repr(self._given), *self._identity]
         file = self.index.file
         content = [file.size, *file.sample(1024)] if sized else [self._name]
@@ -185,25 +179,3 @@ class DelimitedText(Fingerprinted, Dataset[dict[str, Any]]):
 
     def data_files(self) -> list[DataFile]:
         return [DataFile(self._name, str(self.path))]
-
-
-def _local(root: str, name: str | None, files: Files | None) -> Path:
-    """Where the file lies on this machine.
-
-    Raises:
-        ConfigError: it is compressed.
-        DataError: it is missing.
-    """
-    path = (files or Files()).local(root if name is None else f"{root.rstrip('/')}/{name}")
-    if name is None and path.is_dir():
-        key = "dataset.file"
-        raise ConfigError(Problem(key, f"{str(path)!r} is a folder; name the file in it"))
-    packed = compression_of(path)
-    if packed is not None:
-        raise ConfigError(
-            Problem("dataset.file" if name else "dataset.root",
-                    f"{str(path)!r} is compressed ({packed}) and can only be read forwards: "
-                    "unpack it, or use dataset=delimited_stream "
-                    "(pipeline.datasets.delimited_stream.DelimitedStream)")
-        )  # fmt: skip
-    return path

@@ -1,16 +1,16 @@
-"""Files wherever they lie: paths of this machine, and addresses whose files are fetched once.
+"""Files at paths of this machine, and at addresses, from which they are fetched once.
 
-`remote.store` has the schemes. A file of this machine is read where it is. Any other is kept in a
-cache of bounded size that all workers, ranks and runs of a machine share (`remote.file_cache`),
-and gets there only whole: of the right size, and with the right checksum where the store gives one
-(`remote.download`). What may work a moment later is tried again (`remote.retry`).
+Remote files are kept in a cache that all workers, ranks and runs of a machine share. A file gets
+there only whole: its size has to be right, and its MD5 where the store gives one. S3 does for files
+uploaded in one part and without a key of one's own, Google Cloud for nearly all, web servers
+seldom. Otherwise the store is asked after the download whether the file is still the one that was
+listed. Large files come in pieces of 32 MiB, each of which is retried by itself.
 
-A cached file belongs to one version of what lies at its address. The version is asked for once,
-when a folder is listed or a file is first needed, and travels with the `Files` to all workers
-(`remote.catalog`). So reading from the cache asks the store nothing, and a run never sees two
-versions.
+The store is asked for a file's version once, when a folder is listed or the file is first needed;
+it travels with the `Files` to all workers. So a run never sees two versions of a file.
 
-Cost: nothing for paths of this machine; 25 us for a file in the cache.
+Cost: nothing for paths of this machine; 25 us for a file in the cache; beside a download, 1.5 s a
+GB for the checksum, or a request for a file without one.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from pipeline.datasets.reading.walk import walk
 from pipeline.datasets.remote.catalog import Catalog
-from pipeline.datasets.remote.download import Download
-from pipeline.datasets.remote.listing import Found
-from pipeline.datasets.remote.retry import RetryPolicy
-from pipeline.datasets.remote.store import check_options, is_remote, local_path
+from pipeline.datasets.remote.listing import FileInfo
+from pipeline.datasets.remote.retry import Damaged, RetryPolicy
+from pipeline.datasets.remote.store import Store, check_options, is_remote, local_path
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import Limits
 from pipeline.files.regular_file import open_regular, size_of
 
 if TYPE_CHECKING:
-    from pipeline.datasets.remote.file_cache import FileCache
+    from pipeline.datasets.remote.file_cache import FileCache, PartialFile
 
 T = TypeVar("T")
 
+PIECE = 32 * 2**20  # bytes of one request
 _EVICTIONS = 20
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
           "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
@@ -49,14 +49,14 @@ class Files:
     """Access to files at paths and addresses. Can be pickled, forked and used by many threads.
 
     Args:
-        cache_dir: folder of the cache; several runs may use the same. Only made when it is needed.
+        cache_dir: folder of the cache, made when it is needed; several runs may use the same.
         cache_size: of the cache, as "20GB", "500 MB", "4GiB" or a number of bytes.
         retries: further attempts when a store doesn't answer or is busy.
         first_wait: seconds before the first of them; each next wait is twice as long.
         timeout: seconds after which a silent connection counts as broken.
         options: for the store's fsspec file system: `endpoint_url`, `anon`, `profile` ... No
             credentials: these are found by the store's own means.
-        limits: `files` is what a listing may have.
+        limits: `files` of a listing.
 
     Raises:
         ConfigError: a value is out of range, or an option looks like a credential.
@@ -79,20 +79,19 @@ class Files:
         self.cache_dir = cache_dir
         self.cache_size = parse_size(cache_size)
         self._place = str(options.get("endpoint_url", ""))
-        retry = RetryPolicy(retries, first_wait)
+        self._retry = RetryPolicy(retries, first_wait)
         self._limits = limits or Limits()
-        self.catalog = Catalog(options, timeout, retry, self._limits)
-        self._download = Download(self.catalog, retry)
+        self.catalog = Catalog(options, timeout, self._retry, self._limits)
+        self._unsummed = False  # whether checksums have proved to be wrong
 
     def local(self, address: str) -> Path:
-        """A path on this machine with the content of `address`.
+        """A path on this machine with the content of `address`; a local path is not checked.
 
         Open it soon: a cached file can be evicted, though rarely before all others. `read` and
-        `open` know what to do then; a file that is open stays readable.
+        `open` fetch it again then; a file that is open stays readable.
 
         Raises:
-            DataError: it is missing in its store, may not be read, or the store didn't answer. A
-                path of this machine is given back as it is, whether it is there or not.
+            DataError: it is missing in its store, may not be read, or the store didn't answer.
         """
         if not is_remote(address):
             return Path(local_path(address)).expanduser()
@@ -102,7 +101,14 @@ class Files:
             if cached is not None:
                 return cached
         with _own_draws():
-            return self._fetched(address)
+            wanted = self.catalog.look(address)
+            entry = _entry(self._place, address, wanted)
+            sums: set[str] = set()
+
+            def download(part: PartialFile) -> None:
+                self._retry(address, lambda: self._download(address, wanted, part, sums))
+
+            return self._cache.get(entry, wanted.size, download)
 
     def read(self, address: str, function: Callable[[str], T]) -> T:
         """`function(path)` for a path on this machine with the content of `address`.
@@ -132,7 +138,7 @@ class Files:
                 f"{address!r} cannot be read: {error.strerror or error}. Check dataset.root."
             ) from error
 
-    def list(self, address: str) -> list[Found]:
+    def list(self, address: str) -> list[FileInfo]:
         """Names (relative) and sizes of all files below a folder, sorted; hidden ones left out.
 
         For folders of very many files: `catalog.listing`, which is flat.
@@ -143,17 +149,60 @@ class Files:
         if not is_remote(address):
             folder = Path(local_path(address)).expanduser()
             if not folder.is_dir():
-                raise DataError(f"{address!r} is no folder. Check dataset.root.")
+                raise DataError(f"{address!r} is not a folder. Check dataset.root.")
             names = walk(folder, self._limits)
-            return [Found(name, size_of(folder / name), "") for name in names]
+            return [FileInfo(name, size_of(folder / name), "") for name in names]
         listing = self.catalog.listing(address)
         found = (listing.at(row) for row in range(len(listing)))
         return [one for one in found if not is_hidden(one.name)]
 
-    def _fetched(self, address: str) -> Path:
-        found = self.catalog.look(address)
-        entry = _entry(self._place, address, found)
-        return self._cache.get(entry, found.size, lambda part: self._download(address, found, part))
+    def _download(self, address: str, wanted: FileInfo, part: PartialFile, sums: set[str]) -> None:
+        """Write a file into `part`; `sums` collects the MD5 of each attempt.
+
+        Raises:
+            Damaged: the content is not what the store has.
+            DataError: it is not of the version `wanted` any more.
+        """
+        digest = hashlib.md5(usedforsecurity=False)
+        part.written = 0
+        for piece in self._pieces(address, wanted.size):
+            part.write(piece)
+            digest.update(piece)
+        found = digest.hexdigest()
+        again = found in sums
+        sums.add(found)
+        whole = wanted.size in (None, part.written)
+        summed = wanted.version.startswith("md5:") and not self._unsummed
+        if whole and summed and wanted.version == f"md5:{found}":
+            return
+        now = self.catalog.look_again(address)
+        if (now.size, now.version) != (wanted.size, wanted.version):
+            raise DataError(
+                f"{address!r} has changed since this run began: it had {wanted.size} bytes "
+                f"(version {wanted.version or 'unknown'}) and has {now.size} "
+                f"({now.version or 'unknown'}). Start again, and let nobody write there meanwhile."
+            )
+        if not whole:
+            raise Damaged(f"received {part.written} of {wanted.size} bytes")
+        if summed and not again:
+            raise Damaged("its checksum does not match")
+        # The same content came twice, so it is the checksum that is wrong: S3 gives what only looks
+        # like one for files that it keeps encrypted by a key of its user.
+        self._unsummed = self._unsummed or summed
+
+    def _pieces(self, address: str, size: int | None) -> Iterator[bytes]:
+        store = self.catalog.store(address)
+        if size is None:
+            yield from store.stream(address)
+        elif 0 < size <= PIECE:
+            yield store.read(address)
+        else:
+            for start in range(0, size, PIECE):
+                end = min(start + PIECE, size)
+                piece = self._retry(address, partial(_piece, store, address, start, end))
+                yield piece
+                if len(piece) == size:  # a web server that knows no ranges sends it all
+                    return
 
     @cached_property
     def _cache(self) -> FileCache:
@@ -185,8 +234,8 @@ def parse_size(size: str | int) -> int:
     return amount
 
 
-def _entry(place: str, address: str, found: Found) -> str:
-    """What a file of one version is called in the cache: a hash, and its own name for people."""
+def _entry(place: str, address: str, found: FileInfo) -> str:
+    """The name in the cache of one version of a file: a hash, and its own name."""
     text = "\0".join([place, address, found.version, str(found.size)])
     key = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
     name = re.sub(r"[^A-Za-z0-9._-]", "_", address.partition("?")[0].rpartition("/")[2])
@@ -195,10 +244,10 @@ def _entry(place: str, address: str, found: Found) -> str:
 
 @contextmanager
 def _own_draws() -> Iterator[None]:
-    """Put `random` back if a store's library has drawn from it.
+    """Restore `random` if a store's library has drawn from it, as they do for their waits.
 
-    They do for their waits, and a sample's transforms must not depend on whether its file was
-    fetched. Threads share the generator with everybody: there is nothing that may be put back.
+    A sample's transforms must not depend on whether its file was fetched. Other threads than the
+    main one share the generator, so they can't restore it.
     """
     before = random.getstate()
     try:
@@ -206,3 +255,10 @@ def _own_draws() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread() and random.getstate() != before:
             random.setstate(before)
+
+
+def _piece(store: Store, address: str, start: int, end: int) -> bytes:
+    content = store.read(address, start, end)
+    if len(content) < end - start:
+        raise Damaged(f"received {len(content)} of {end - start} bytes")
+    return content

@@ -4,9 +4,8 @@
     root/train/index.json, root/val/index.json  divided already
 
 `pip install mosaicml-streaming` brings the library (`streaming`), which wants numpy below 2.2 and
-transformers; importing it takes 5 s. Of the library only the shards' reader is used: orders,
-workers and ranks are Penstock's, so its `StreamingDataset` and its caches are not needed. Cost: a
-file is opened and 2 reads are made for each sample, about 30 us.
+transformers; importing it takes 5 s. Only its reader of shards is used, since orders, workers and
+ranks are Penstock's. Cost: a file is opened and 2 reads are made for each sample, about 30 us.
 
 Compressed shards have to be decompressed first; columns that are pickles are refused.
 """
@@ -15,9 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -25,22 +22,22 @@ import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
+from pipeline.datasets.arrow.columns import no_column
 from pipeline.datasets.files import Files
 from pipeline.datasets.reading.data_file import DataFile, data_file
 from pipeline.datasets.reading.file_kind import stranger
-from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.fingerprint import FileDataset, Part
+from pipeline.datasets.reading.folder import leads_out
 from pipeline.datasets.reading.image import Reader, check_reader, decode_image
-from pipeline.datasets.reading.inner_name import leads_out
 from pipeline.datasets.reading.open_files import OpenFiles
 from pipeline.datasets.reading.plain_tensor import plain_tensor
-from pipeline.datasets.reading.row_split import RowSplit
 from pipeline.datasets.reading.shard_files import ShardFiles
-from pipeline.datasets.reading.split import Split, check_split
-from pipeline.datasets.reading.table_rows import AllRows, TableRows
+from pipeline.datasets.reading.split import AllRows, RowSplit, Split, TableRows, check_split
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files import plain_json
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.files.regular_file import read_regular, regular_descriptor
+from pipeline.order.randomness import IntArray
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,11 +50,11 @@ _SCALARS = (
 )  # fmt: skip
 
 
-class MDS(Fingerprinted, Dataset[dict[str, Any]]):
+class MDS(FileDataset, Dataset[dict[str, Any]]):
     """One sample: its columns, by name.
 
     Images become Image (uint8 [3, H, W]), arrays tensors, floats float32; whole numbers, text and
-    bytes stay what they are.
+    bytes are left as they are.
 
     Args:
         root: folder of the shards and their index, or of "train" and "val" with those in them; here
@@ -70,7 +67,7 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
         split_seed: another seed, another split.
         reader: of JPEG and PNG: "torchvision", "pillow" or "skimage".
         files: how remote files are fetched and kept.
-        limits: what an index, a sample and a picture may claim.
+        limits: `record_bytes` of an index and of a sample, `pixels` of a picture.
 
     Raises:
         DataError: there is no index, or it is damaged, or its shards differ in their columns, are
@@ -93,7 +90,7 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
     ) -> None:
         check_split(split, val_fraction)
         check_reader(reader)
-        self._library()
+        _library()
         self.reader = reader
         self.limits = limits
         self.classes = list(classes or [])
@@ -103,37 +100,23 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
             one for at in indexes.addresses for one in read_index(at, self._files, limits)
         ]
         self._encodings = _encodings(self._shards, indexes.addresses[0])
-        self.columns_of = _chosen(self._encodings, fields)
-        counts = [info["samples"] for _, info in self._shards]
-        self._bounds = np.cumsum([0, *counts])
+        self.columns_of = {field: column or field for field, column in (fields or {}).items()}
+        for field, column in self.columns_of.items():
+            if column not in self._encodings:
+                reason = no_column(column, list(self._encodings))
+                raise ConfigError(Problem(f"dataset.fields.{field}", reason))
+        self.columns_of = self.columns_of or {column: column for column in self._encodings}
+        self._bounds = np.cumsum([0, *(info["samples"] for _, info in self._shards)])
         total = int(self._bounds[-1])
-        everything = AllRows(total)
         divided = RowSplit(total, split, val_fraction, split_seed)
-        self._rows: TableRows = everything if indexes.divided else divided
+        self._rows: TableRows = AllRows(total) if indexes.divided else divided
         self._readers = OpenFiles(self._opened)
-
-    @staticmethod
-    def _library() -> Any:
-        """`streaming.base.format`; imported when it is first needed in a process."""
-        try:
-            from streaming.base import format as library
-        except ImportError as error:
-            reason = (
-                "MDS is read by MosaicML's library: pip install mosaicml-streaming (it wants "
-                f"numpy below 2.2; now: {error})"
-            )
-            raise ConfigError(Problem("dataset", reason)) from error
-        return library
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = int(self._rows.rows([index])[0])
-        shard = int(np.searchsorted(self._bounds, row, side="right")) - 1
-        return self._sample(shard, row - int(self._bounds[shard]))
-
-    def _sample(self, shard: int, row: int) -> dict[str, Any]:
+        shard, row = next(self._places([index]))
         values = self._values(shard, row)
         where = f"{self._shards[shard][0]!r}, sample {row}"
         sample = {
@@ -147,6 +130,12 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
                 "or name all classes in dataset.classes."
             )
         return sample
+
+    def _places(self, indices: Sequence[int] | IntArray) -> Iterator[tuple[int, int]]:
+        """Shards of samples, and their rows in them."""
+        rows = self._rows.rows(indices)
+        shards = np.searchsorted(self._bounds, rows, side="right") - 1
+        return zip(shards.tolist(), (rows - self._bounds[shards]).tolist(), strict=True)
 
     def _values(self, shard: int, row: int) -> dict[str, Any]:
         """All columns of a sample as the library gives them; JPEG and PNG as bytes."""
@@ -163,7 +152,7 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
             ) from error
 
     def _item(self, reader: Any, path: str, row: int) -> dict[str, Any]:
-        """A sample, after a look at its bounds: the library reads whatever they say."""
+        """A sample, after a check of its bounds: the library reads whatever they say."""
         descriptor, size = regular_descriptor(path)
         try:
             bounds = os.pread(descriptor, 8, 4 + 4 * row)
@@ -194,13 +183,24 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
         return value
 
     def _opened(self, shard: int) -> Any:
+        """The library's reader of a shard."""
         address, info = self._shards[shard]
-        path = self._files.local(address)
-        _check_file(path, address, info)
-        raw = {**info["raw_data"], "basename": path.name}
+        path, wanted = self._files.local(address), info["raw_data"]
+        if not path.is_file():
+            reason = "the index names it"
+            if info.get("zip_data"):
+                name = info["zip_data"]["basename"]
+                reason = f"only {name!r} would be there, compressed; decompress the shards first"
+            raise DataError(f"{address!r} is missing: {reason}.")
+        size = path.stat().st_size
+        if size != wanted["bytes"]:
+            raise DataError(
+                f"{address!r} has {size} bytes, but its index says {wanted['bytes']}: it was cut "
+                "off or replaced. Copy or write it again."
+            )
         plain = ["bytes" if one in _IMAGES else one for one in info["column_encodings"]]
-        info = {**info, "raw_data": raw, "column_encodings": plain}
-        return self._library().reader_from_json(str(path.parent), None, info)
+        info = {**info, "raw_data": {**wanted, "basename": path.name}, "column_encodings": plain}
+        return _library().reader_from_json(str(path.parent), None, info)
 
     @property
     def metadata(self) -> pd.DataFrame:
@@ -212,22 +212,14 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
 
         scalars = {f: c for f, c in self.columns_of.items() if self._encodings[c] in _SCALARS}
         columns: dict[str, list[Any]] = {field: [] for field in scalars}
-        rows = self._rows.rows(np.arange(len(self)))
-        shards = np.searchsorted(self._bounds, rows, side="right") - 1
-        for shard, row in zip(shards.tolist(), (rows - self._bounds[shards]).tolist(), strict=True):
+        for shard, row in self._places(np.arange(len(self))):
             values = self._values(shard, row)
             for field, column in scalars.items():
                 columns[field].append(values[column])
         return pd.DataFrame(columns)
 
-    @property
-    def facts(self) -> dict[str, int]:
-        """What a model must know: num_classes and num_outputs, when classes are named."""
-        count = len(self.classes)
-        return {"num_classes": count, "num_outputs": count} if count else {}
-
     def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """The fields, the rows of this split, and what the indexes say of the shards."""
+        """The fields, the rows of this split, and the descriptions of the shards."""
         parts: list[Part] = ["mds", self.reader, *self.classes]
         parts += [f"{field} {column}" for field, column in self.columns_of.items()]
         parts += [json.dumps(info, sort_keys=True) for _, info in self._shards]
@@ -235,10 +227,23 @@ class MDS(Fingerprinted, Dataset[dict[str, Any]]):
         return [*parts, len(self), self._rows.rows(spread)]
 
     def data_files(self) -> list[DataFile]:
-        names = (f"{number} {info['raw_data']['basename']}"
-                 for number, (_, info) in enumerate(self._shards))  # fmt: skip
-        pairs = zip(names, (address for address, _ in self._shards), strict=True)
-        return [data_file(name, address, self._files) for name, address in pairs]
+        return [
+            data_file(f"{number} {info['raw_data']['basename']}", address, self._files)
+            for number, (address, info) in enumerate(self._shards)
+        ]
+
+
+def _library() -> Any:
+    """`streaming.base.format`; imported when it is first needed in a process."""
+    try:
+        from streaming.base import format as library
+    except ImportError as error:
+        reason = (
+            "MDS is read by MosaicML's library: pip install mosaicml-streaming (it wants numpy "
+            f"below 2.2; now: {error})"
+        )
+        raise ConfigError(Problem("dataset", reason)) from error
+    return library
 
 
 def read_index(address: str, files: Files, limits: Limits) -> list[tuple[str, dict[str, Any]]]:
@@ -247,7 +252,14 @@ def read_index(address: str, files: Files, limits: Limits) -> list[tuple[str, di
     Raises:
         DataError: it is missing or damaged, or a shard lies outside of its folder or is not read.
     """
-    content = _content(address, files, limits)
+    try:
+        content = files.read(address, lambda path: read_regular(path, limits))
+    except OSError as error:
+        raise DataError(
+            f"{address!r} cannot be read: {error.strerror}. Check dataset.root."
+        ) from error
+    except DataError as error:
+        raise DataError(f"{address!r}: {error}") from error
     try:
         index = plain_json.parse(content, limits.record_bytes)
         version, shards = index["version"], index["shards"]
@@ -257,23 +269,12 @@ def read_index(address: str, files: Files, limits: Limits) -> list[tuple[str, di
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = stranger(content[:256]) if not content.lstrip().startswith(b"{") else None
         raise DataError(
-            f"{address!r} is no index of MDS shards ({what or repr(error)}). Write it again."
+            f"{address!r} is not an index of MDS shards ({what or repr(error)}). Write it again."
         ) from error
     if version != 2:
         raise DataError(f"{address!r} has version {version}; version 2 is read.")
     folder = address.rpartition("/")[0]
     return [(f"{folder}/{name}", info) for name, info in zip(names, shards, strict=True)]
-
-
-def _content(address: str, files: Files, limits: Limits) -> bytes:
-    try:
-        return files.read(address, lambda path: read_regular(path, limits))
-    except OSError as error:
-        raise DataError(
-            f"{address!r} cannot be read: {error.strerror}. Check dataset.root."
-        ) from error
-    except DataError as error:
-        raise DataError(f"{address!r}: {error}") from error
 
 
 def _check_shard(info: Mapping[str, Any], index: str) -> None:
@@ -289,33 +290,12 @@ def _check_shard(info: Mapping[str, Any], index: str) -> None:
             raise ValueError(f"shard {name!r} has {key}={count!r}")
     if info["format"] != "mds":
         raise DataError(f"{name!r} is a shard of format {info['format']!r}; mds is read.")
-    pickles = [
-        column
-        for column, encoding in zip(info["column_names"], info["column_encodings"], strict=True)
-        if encoding.split(":")[0] == "pkl"
-    ]
-    if pickles:
-        raise DataError(
-            f"{name!r}: column {pickles[0]!r} holds pickles, which may run any code when they are "
-            "read. Write the shards with another encoding (json, ndarray ...)."
-        )
-
-
-def _check_file(path: Path, address: str, info: Mapping[str, Any]) -> None:
-    if not path.is_file():
-        packed = info.get("zip_data")
-        reason = (
-            f"only {packed['basename']!r} would be there, compressed; decompress the shards first"
-            if packed
-            else "the index names it"
-        )
-        raise DataError(f"{address!r} is missing: {reason}.")
-    size, wanted = path.stat().st_size, info["raw_data"]["bytes"]
-    if size != wanted:
-        raise DataError(
-            f"{address!r} has {size} bytes, but its index says {wanted}: it was cut off or "
-            "replaced. Copy or write it again."
-        )
+    for column, encoding in zip(info["column_names"], info["column_encodings"], strict=True):
+        if encoding.split(":")[0] == "pkl":
+            raise DataError(
+                f"{name!r}: column {column!r} holds pickles, which may run any code when they are "
+                "read. Write the shards with another encoding (json, ndarray ...)."
+            )
 
 
 def _encodings(shards: Sequence[tuple[str, Mapping[str, Any]]], index: str) -> dict[str, str]:
@@ -334,17 +314,3 @@ def _encodings(shards: Sequence[tuple[str, Mapping[str, Any]]], index: str) -> d
                 "same columns."
             )
     return found[0]
-
-
-def _chosen(
-    encodings: Mapping[str, str], fields: Mapping[str, str | None] | None
-) -> dict[str, str]:
-    """Field -> column."""
-    chosen = {field: column or field for field, column in (fields or {}).items()}
-    for field, column in chosen.items():
-        if column not in encodings:
-            near = get_close_matches(column, encodings, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            reason = f"there is no column {column!r}{hint} (there are {', '.join(encodings)})"
-            raise ConfigError(Problem(f"dataset.fields.{field}", reason))
-    return chosen or {column: column for column in encodings}

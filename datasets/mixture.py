@@ -1,9 +1,9 @@
 """Several datasets read as one stream, in proportion to weights.
 
-At each position one source is chosen by a counter-based draw from (seed, epoch, position), and
-gives its next record. Sources may be streams or map-style; of the latter, every pass is a random
-order. Cost: as much as reading the sources, and 2 us a record for the choice; of map-style sources
-only the records that an executor owns are read.
+At each position a counter-based draw from (seed, epoch, position) chooses one source, which gives
+its next record. Sources may be streams or map-style; every pass of the latter is a random order.
+Cost: reading the sources, and 2 us a record for the choice; of map-style sources only the records
+that an executor owns are read.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pipeline.order.randomness import Permutation, hash64, uniform
 Record = tuple[str, Any]
 
 _AT_ONCE = 1024  # random numbers and rows that are computed together
+_END = object()  # of a source
 
 
 class Mixture(IterableDataset[Record]):
@@ -31,11 +32,11 @@ class Mixture(IterableDataset[Record]):
     Args:
         sources: datasets by name; map-style, or streams as `pipeline.order.streams` reads them. The
             build hands `split` to each of them as well.
-        split: "train" mixes as said below; "val" gives every record once, whatever `stop` is.
+        split: "train" mixes as `stop` says; "val" gives every record once.
         weights: chance of each source at a position, by name; None weighs by length, which every
             source must then have.
-        stop: "all" gives every record of every source once, and goes on with the others when one
-            runs out; "first" ends where a source runs out; "never" begins it again.
+        stop: "all" gives every record of every source once, and continues with the others when one
+            ends; "first" stops where a source ends; "never" starts it again.
         seed: another seed, another mixture.
     """
 
@@ -67,25 +68,25 @@ class Mixture(IterableDataset[Record]):
 
     @property
     def facts(self) -> dict[str, int]:
-        """What the sources agree on."""
+        """The facts that all sources share."""
         facts = [dict(getattr(source, "facts", {})) for source in self.sources.values()]
         return {k: v for k, v in facts[0].items() if all(other.get(k) == v for other in facts)}
 
     @property
     def fingerprint(self) -> str:
         """Changes with any source's, with the weights, the rule for stopping and the seed."""
-        return self._print(str(getattr(one, "fingerprint", "")) for one in self.sources.values())
-
-    def _print(self, prints: Iterable[str]) -> str:
-        names = [*self.sources, *prints, *map(str, self.weights), self.stop]
-        return f"{hash64(self.seed, *names):016x}"
+        return self._joined(str(getattr(one, "fingerprint", "")) for one in self.sources.values())
 
     def names_fingerprint(self) -> str:
         """The same without the sizes of the sources' files."""
-        return self._print([self._own(name, "names_fingerprint")() for name in self.sources])
+        return self._joined([self._own(name, "names_fingerprint")() for name in self.sources])
+
+    def _joined(self, fingerprints: Iterable[str]) -> str:
+        names = [*self.sources, *fingerprints, *map(str, self.weights), self.stop]
+        return f"{hash64(self.seed, *names):016x}"
 
     def data_files(self) -> Iterator[DataFile]:
-        """The files of all sources, each named after its own."""
+        """The files of all sources, under `source/name`."""
         for name in self.sources:
             for file in self._own(name, "data_files")():
                 yield DataFile(f"{name}/{file[0]}", *file[1:])
@@ -108,9 +109,12 @@ class Mixture(IterableDataset[Record]):
         points = self._points()
         point = next(points)
         while any(weights):
-            chosen = _choice(weights, point)
-            found, record = _next(streams[chosen])
-            if found:
+            # The source at `point`; those that have ended weigh nothing, the others as before.
+            sums = list(accumulate(weights))
+            last = max(number for number, weight in enumerate(weights) if weight)
+            chosen = min(bisect_right(sums, point * sums[-1]), last)
+            record = next(streams[chosen], _END)
+            if record is not _END:
                 point = next(points)
                 yield names[chosen], record
             elif self.stop == "first":
@@ -136,7 +140,7 @@ class Mixture(IterableDataset[Record]):
             yield from uniform(key, np.arange(start, start + _AT_ONCE)).tolist()
 
     def _records(self, name: str, number: int) -> Iterator[Any]:
-        """Raw records of a source in its pass `number`; of map-style ones, the rows."""
+        """Raw records of a source in its pass `number`; rows of a map-style one."""
         source = self.sources[name]
         if not _is_stream(source):
             return self._rows(name, len(source), number)
@@ -152,21 +156,8 @@ class Mixture(IterableDataset[Record]):
             yield from order(np.arange(start, min(start + _AT_ONCE, length))).tolist()
 
 
-def _choice(weights: list[float], point: float) -> int:
-    """The source at `point`; those that have run out weigh nothing, the others as before."""
-    sums = list(accumulate(weights))
-    last = max(number for number, weight in enumerate(weights) if weight)
-    return min(bisect_right(sums, point * sums[-1]), last)
-
-
 def _is_stream(source: Any) -> bool:
     return not hasattr(source, "__getitem__") or isinstance(source, IterableDataset)
-
-
-def _next(records: Iterator[Any]) -> tuple[bool, Any]:
-    for record in records:
-        return True, record
-    return False, None
 
 
 def _check(sources: Mapping[str, Any], weights: Mapping[str, float], stop: str) -> None:
@@ -184,16 +175,12 @@ def _check(sources: Mapping[str, Any], weights: Mapping[str, float], stop: str) 
         )  # fmt: skip
     if stop not in ("all", "first", "never"):
         problems.append(Problem("dataset.stop", f"{stop!r} is not all, first or never"))
-    if stop == "never":
-        empty = [name for name, source in sources.items() if _claimed(source) == 0]
-        if empty:
-            problems.append(Problem("dataset.stop", f"never, but {empty[0]!r} has no records"))
+    for name, source in sources.items() if stop == "never" else ():
+        try:
+            if len(source) == 0:
+                problems.append(Problem("dataset.stop", f"never, but {name!r} has no records"))
+                break
+        except TypeError:
+            continue  # it does not know its length
     if problems:
         raise ConfigError(problems)
-
-
-def _claimed(source: Any) -> int | None:
-    try:
-        return len(source)
-    except TypeError:
-        return None

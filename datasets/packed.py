@@ -1,13 +1,13 @@
 """Packed data: samples of another dataset, decoded once, read from where they lie.
 
-`task=pack` makes the files and `dataset.packed=auto` uses them (docs/packing.md); this is what
-reads them. Cost: 0.1 ms a file to open; then a copy of each sample's numbers, and of a whole batch
-without a step of Python for each sample, if all samples have one shape.
+`task=pack` makes the files and `dataset.packed=auto` uses them (docs/packing.md). Cost: 0.1 ms a
+file to open; then a copy of each sample's numbers, for a whole batch at once if all samples have
+one shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from pipeline.packing.table import read_table, text_of
 if TYPE_CHECKING:
     import pandas as pd
 
+_NUMBERS = ("tensor", "array", "int", "float", "bool")
 _KINDS = {"Image": "image", "Mask": "mask", "KeyPoints": "keypoints"}
 
 
@@ -43,7 +44,7 @@ class Packed(Dataset[dict[str, Any]]):
 
     Attributes:
         classes: names of the classes, if the dataset had any.
-        facts: what a model must know.
+        facts: numbers for models, such as num_classes.
         fingerprint: the dataset's own if its samples were packed as they are, so that addresses
             keep their meaning; another one if they were made smaller.
 
@@ -86,11 +87,10 @@ class Packed(Dataset[dict[str, Any]]):
         if field.has_canvas:
             canvas = self.pack.canvases(field.name, np.array([index]))[0]
         value = field.value(self.pack.row(field.name, index), canvas)
-        return self._image(value, index) if field.kind == "file" else value
-
-    def _image(self, content: bytes, index: int) -> Any:
+        if field.kind != "file":
+            return value
         decoder = partial(decode_image, reader=self.reader, limits=self.limits)
-        image = EncodedImage(content, self.path(index), decoder, self.limits.pixels)
+        image = EncodedImage(value, self.path(index), decoder, self.limits.pixels)
         return image if self.lazy else image.decode()
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
@@ -117,52 +117,46 @@ class Packed(Dataset[dict[str, Any]]):
     @cached_property
     def fetches_batches(self) -> bool:
         """Whether `fetch_batch` can be used: every field is of numbers of one shape."""
-        return self.pack.even and self._has_numbers(self.pack.fields.values())
+        return self.pack.even and all(one.kind in _NUMBERS for one in self.pack.fields.values())
 
     @cached_property
     def fetches_pictures(self) -> bool:
         """Whether `fetch_batch` can leave pictures in place: there are some, and no points."""
         fields = self.pack.fields.values()
-        pictures = [field for field in fields if _is_picture(field)]
         rest = [field for field in fields if not _is_picture(field)]
-        even = all(self.pack.is_even(field.name) and not field.type for field in rest)
-        return bool(pictures) and even and self._has_numbers(rest)
-
-    @staticmethod
-    def _has_numbers(fields: Iterable[Field]) -> bool:
-        return {field.kind for field in fields} <= {"tensor", "array", "int", "float", "bool"}
+        return len(rest) < len(fields) and all(
+            field.kind in _NUMBERS and not field.type and self.pack.is_even(field.name)
+            for field in rest
+        )
 
     def fetch_batch(
         self, indices: Sequence[int], in_place: bool = False
     ) -> dict[str, torch.Tensor | StoredPictures]:
-        """What stacking the samples gives, tensors [B, ...], in one copy a field.
+        """The samples stacked, tensors [B, ...], in one copy a field.
 
         Args:
             in_place: leave pictures where they lie; they may be of any sizes.
         """
         rows = np.asarray(indices, dtype=np.int64)
-        return {
-            name: self._stored(name, rows)
-            if in_place and _is_picture(field)
-            else field.tensor(self.pack.rows(name, rows))
-            for name, field in self.pack.fields.items()
-        }
-
-    def _stored(self, name: str, rows: Any) -> StoredPictures:
-        pixels, starts, shapes = self.pack.places(name, rows)
-        return StoredPictures(pixels, starts, *shapes.T)
+        batch: dict[str, torch.Tensor | StoredPictures] = {}
+        for name, field in self.pack.fields.items():
+            if in_place and _is_picture(field):
+                pixels, starts, shapes = self.pack.places(name, rows)
+                batch[name] = StoredPictures(pixels, starts, *shapes.T)
+            else:
+                batch[name] = field.tensor(self.pack.rows(name, rows))
+        return batch
 
     @cached_property
     def kinds(self) -> dict[str, str]:
-        """What the fields are to transforms of batches: see `pipeline.loading.collate.kinds_of`."""
-        found = {name: self._kind(field) for name, field in self.pack.fields.items()}
-        return {name: kind for name, kind in found.items() if kind}
-
-    @staticmethod
-    def _kind(field: Field) -> str:
-        if field.type == "BoundingBoxes":
-            return f"boxes/{field.attributes['format'].lower()}"
-        return _KINDS.get(field.type, "")
+        """Kinds of fields for transforms of batches: see `pipeline.loading.collate.kinds_of`."""
+        kinds = {}
+        for name, field in self.pack.fields.items():
+            if field.type == "BoundingBoxes":
+                kinds[name] = f"boxes/{field.attributes['format'].lower()}"
+            elif field.type in _KINDS:
+                kinds[name] = _KINDS[field.type]
+        return kinds
 
     @property
     def metadata(self) -> pd.DataFrame | None:
@@ -170,7 +164,7 @@ class Packed(Dataset[dict[str, Any]]):
         return read_table(self.pack)
 
     def names_fingerprint(self) -> str:
-        """That of the dataset that was packed, told as it was when it was packed."""
+        """That of the dataset that was packed, at the time of packing."""
         return self.fingerprint
 
     def data_files(self) -> list[DataFile]:
@@ -178,7 +172,7 @@ class Packed(Dataset[dict[str, Any]]):
         return [DataFile(name, str(self.pack.folder / name)) for name in self.pack.record["files"]]
 
     def path(self, index: int) -> str:
-        """Where a sample came from, as far as the table knows it."""
+        """Where a sample came from: the column `path` of the table, or else the pack."""
         return text_of(self.pack, "path", index) or f"{self.pack.folder}, sample {index}"
 
 

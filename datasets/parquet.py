@@ -1,50 +1,46 @@
 """Tables in Parquet and Arrow files, a row a sample, in any order.
 
-    root/*.parquet              Parquet; a row is had by reading its row group
-    root/*.arrow, *.feather     Arrow's own format; uncompressed, a row is had by touching its pages
+    root/*.parquet              Parquet; reading a row costs its row group
+    root/*.arrow, *.feather     Arrow's own format; uncompressed, a row costs only its pages
 
-Which order to read in is a matter of cost:
-
-- In the order of the files, every row group is read once.
-- In random order from Parquet, a row group is read for every row in the worst case: with 1000 rows
-  in a group, about 1000 times the work. What is decoded is kept up to `cache_mb` in each worker, so
-  this is fine for tables that fit there. For others there are three ways out: the stream
-  (`parquet_stream`), which shuffles row groups and within a buffer; smaller row groups;
-  and uncompressed Arrow files.
-
-Rows of one batch that lie in one row group are read together.
+In the order of the files, every row group is read once. In random order from Parquet, it is read
+for every row in the worst case: with 1000 rows in a group, about 1000 times the work. Decoded row
+groups are kept up to `cache_mb` in each worker, so this is fine for tables that fit there. Others
+need the stream (`parquet_stream`), which shuffles row groups and within a buffer, smaller row
+groups, or uncompressed Arrow files. Rows of one batch in one row group are read together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import Dataset
 
-from pipeline.datasets.arrow.columns import Fields
-from pipeline.datasets.arrow.metadata import read_metadata
-from pipeline.datasets.arrow.table import ArrowTable, TableOptions
-from pipeline.datasets.reading.data_file import DataFile
-from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.arrow.columns import Fields, has_lengths, is_text, kinds_of, no_column
+from pipeline.datasets.arrow.files import in_one_piece
+from pipeline.datasets.arrow.labels import label_codes
+from pipeline.datasets.arrow.table import ArrowTable
 from pipeline.datasets.reading.image import Reader
 from pipeline.datasets.reading.split import Split
+from pipeline.errors import ConfigError, Problem
 from pipeline.files.limits import Limits
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
     from pipeline.datasets.files import Files
 
-_ADVICE = (
-    "rows are read in an order in which nearly every one costs a whole row group. Use "
-    "dataset=parquet_stream, a larger dataset.cache_mb, smaller row groups, or uncompressed Arrow "
-    "files"
-)
+# A column of the table: the column of the files it is made of, and a conversion, if any.
+_Made = tuple[str, Callable[["pa.Array"], Any] | None]
+
+_CLASS = "class"
 
 
-class Parquet(Fingerprinted, Dataset[dict[str, Any]]):
+class Parquet(ArrowTable, Dataset[dict[str, Any]]):
     """One sample: a row, with the fields that its columns are made into.
 
     `arrow.columns` lists what a column can become.
@@ -58,7 +54,7 @@ class Parquet(Fingerprinted, Dataset[dict[str, Any]]):
             null takes all columns that a field can be made of.
         split_column: the column that says "train" or "val" ("validation" is as good).
         classes: names of the classes of the first label field; null takes those that the files
-            name, or else what occurs in the files of training.
+            name, or else the labels in the files of training.
         metadata_columns: columns of `metadata`; null takes all there are.
         val_fraction: share of the rows that validate; 0 and 1 leave all to one split.
         split_seed: another seed, another split.
@@ -75,6 +71,11 @@ class Parquet(Fingerprinted, Dataset[dict[str, Any]]):
     """
 
     draws = False  # reading a sample takes no random numbers
+    advice = (
+        "rows are read in an order in which nearly every one costs a whole row group. Use "
+        "dataset=parquet_stream, a larger dataset.cache_mb, smaller row groups, or uncompressed "
+        "Arrow files"
+    )
 
     def __init__(
         self,
@@ -91,47 +92,100 @@ class Parquet(Fingerprinted, Dataset[dict[str, Any]]):
         files: Files | None = None,
         limits: Limits | None = None,
     ) -> None:
-        options = TableOptions(
-            fields, split_column, classes, metadata_columns, val_fraction, split_seed, reader,
-            cache_mb, limits or Limits(),
+        super().__init__(
+            root, split, fields, split_column, classes, val_fraction, split_seed, reader, cache_mb,
+            files, limits,
         )  # fmt: skip
-        self.table = ArrowTable(root, split, options, files, _ADVICE)
-        self.classes = next(iter(self.table.classes.values()), [])
-
-    def __len__(self) -> int:
-        return len(self.table)
+        self._metadata_columns = metadata_columns
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        groups, rows = self.table.locate([index])
-        return self.table.samples(int(groups[0]), rows.tolist())[0]
+        groups, rows = self.locate([index])
+        return self.samples(int(groups[0]), rows.tolist())[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Samples of a whole batch; each row group is visited once."""
-        groups, rows = self.table.locate(indices)
+        groups, rows = self.locate(indices)
         samples: list[dict[str, Any]] = [{}] * len(groups)
         for group in np.unique(groups).tolist():
             places = np.flatnonzero(groups == group)
-            found = self.table.samples(group, rows[places].tolist())
+            found = self.samples(group, rows[places].tolist())
             for place, sample in zip(places.tolist(), found, strict=True):
                 samples[place] = sample
         return samples
 
     @property
     def metadata(self) -> pd.DataFrame:
-        """A row per sample: its numbers, labels and texts, and lengths (`arrow.metadata`).
+        """A row per sample, without images:
 
-        Reads these columns of all row groups; no image.
+            column of the files     in the table
+            numbers                 as they are
+            label fields            the number of the class; the first one's name too, as `class`
+            text                    as it is, and its length in characters as `<name>_length`
+            lists                   their length as `<name>_length`
+
+        A field has its name in the samples, any other column its name in the files. Only these
+        columns are read, a row group at a time. Text is most of the cost: `metadata_columns` can
+        ask for `text_length` without `text`.
+
+        Raises:
+            ConfigError: `metadata_columns` names a column that cannot be made.
         """
-        return read_metadata(self.table)
+        import pandas as pd
+        import pyarrow as pa
 
-    @property
-    def facts(self) -> dict[str, int]:
-        """What a model must know: num_classes, num_outputs, num_features, as far as they are."""
-        return self.table.facts
+        made = self._table_columns()
+        if self._metadata_columns is not None:
+            for name in self._metadata_columns:
+                if name not in made:
+                    reason = no_column(name, list(made))
+                    raise ConfigError(Problem("dataset.metadata_columns", reason))
+            made = {name: made[name] for name in self._metadata_columns}
+        sources = list(dict.fromkeys(source for source, _ in made.values()))
+        parts = []
+        for group in (group for group, count in enumerate(self.group_lengths) if count):
+            read, _ = self.files.read(group, sources)
+            arrays = {source: in_one_piece(read, source) for source in sources}
+            part = pa.table({
+                name: make(arrays[source]) if make else arrays[source]
+                for name, (source, make) in made.items()
+            })  # fmt: skip
+            rows = self.rows_in(group)
+            parts.append(part if len(rows) == part.num_rows else part.take(pa.array(rows)))
+        frame: pd.DataFrame = pa.concat_tables(parts).unify_dictionaries().to_pandas()
+        if _CLASS in made:
+            names = pd.Index(self.classes)
+            frame[_CLASS] = pd.Categorical.from_codes(frame[_CLASS].to_numpy(), categories=names)
+        return frame
 
-    def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """The files, the fields made of them, and this split's rows."""
-        return self.table.fingerprint_parts(sized)
+    def _table_columns(self) -> dict[str, _Made]:
+        """Everything that can be in the table, by name."""
+        schema = self.files.schema
+        columns = {field.name: (field.column, field.kind) for field in self.fields}
+        taken = {name for name, _ in columns.values()}
+        for name in schema.names:
+            kinds = kinds_of(schema.field(name).type)
+            if kinds and name not in taken and name not in columns:
+                columns[name] = (name, kinds[0])
+        made: dict[str, _Made] = {}
+        for field, (name, kind) in columns.items():
+            if kind == "label" and field in self.label_classes:
+                made[field] = (name, partial(label_codes, classes=self.label_classes[field]))
+                if field == next(iter(self.label_classes)):
+                    made.setdefault(_CLASS, made[field])
+            elif kind in ("number", "label", "text"):
+                made[field] = (name, None)
+            if kind == "text" or has_lengths(schema.field(name).type):
+                made[f"{field}_length"] = (name, _lengths)
+        return made
 
-    def data_files(self) -> list[DataFile]:
-        return self.table.data_files()
+
+def _lengths(array: pa.Array) -> pa.Array:
+    """Lengths of lists, or of texts in characters."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if is_text(array.type):
+        return pc.utf8_length(array.cast(pa.large_string()))
+    return pc.list_value_length(array)

@@ -4,9 +4,8 @@
     offsets.npy    [N + 1] of integers    sequence i is values[offsets[i] : offsets[i + 1]]
     labels.npy     [N] of integers        its class; `classes.txt` may name them, one a line
 
-The values are mapped, not loaded (see `reading.mapped_array`), and fetched whole from an address;
-offsets and labels are held, 24 bytes a sequence. Sequences have no names, so their place in the
-files decides their split.
+The values are mapped, not loaded, and fetched whole from an address; offsets and labels take 24
+bytes of memory a sequence. Sequences have no names, so their numbers decide the split.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from torch.utils.data import Dataset
 
 from pipeline.datasets.files import Files
 from pipeline.datasets.reading.data_file import DataFile
-from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
-from pipeline.datasets.reading.folder import File
+from pipeline.datasets.reading.fingerprint import FileDataset, Part
+from pipeline.datasets.reading.folder import FolderFile, open_root
 from pipeline.datasets.reading.labels import check_rows, class_names, read_labels
 from pipeline.datasets.reading.mapped_array import MappedArray
-from pipeline.datasets.reading.root import open_root
+from pipeline.datasets.reading.plain_tensor import not_finite
 from pipeline.datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
 from pipeline.files.limits import DEFAULT, Limits
@@ -33,17 +32,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Sequences(Fingerprinted, Dataset[dict[str, Any]]):
+class Sequences(FileDataset, Dataset[dict[str, Any]]):
     """One sample: `sequence` (float32 [T, F]) and `label` (int).
 
     Args:
         root: folder of the files; a path or an address.
         split: "train" or "val"; each class gives its share to both.
         values, offsets, labels, classes: names of the files, relative to `root`.
-        val_fraction: share of the sequences that validate.
-        split_seed: another seed, another split.
-        files: how to get at what lies at an address.
-        limits: bytes of a sequence, sequences that are held, classes.
+        val_fraction, split_seed: share of the sequences that validate, and the seed of the split.
+        files: access to addresses.
+        limits: bytes of a sequence, number of sequences and of classes.
 
     Raises:
         DataError: a file is missing, damaged or of the wrong shape; the offsets do not go up from 0
@@ -68,23 +66,23 @@ class Sequences(Fingerprinted, Dataset[dict[str, Any]]):
     ) -> None:
         check_split(split, val_fraction)
         folder = open_root(root, f"{values!r}, {offsets!r} and {labels!r}", files, limits)
-        self._values = MappedArray(File(folder, values), "dataset.values", limits)
+        self._values = MappedArray(FolderFile(folder, values), "dataset.values", limits)
         if self._values.dtype.kind != "f" or len(self._values.shape) != 2:
             raise DataError(
                 f"dataset.values: {str(self._values.path)!r} is {self._values.dtype} "
-                f"{self._values.shape}; it has to be floats, [sum of lengths, features]."
+                f"{self._values.shape}; it must be floats, [sum of lengths, features]."
             )
-        bounds = MappedArray(File(folder, offsets), "dataset.offsets", limits)
+        bounds = MappedArray(FolderFile(folder, offsets), "dataset.offsets", limits)
         check_rows(bounds, "dataset.offsets", limits)
         places = _read_offsets(bounds, self._values)
-        classed = MappedArray(File(folder, labels), "dataset.labels", limits)
+        classed = MappedArray(FolderFile(folder, labels), "dataset.labels", limits)
         all_labels = read_labels(classed, "dataset.labels", limits)
         if len(all_labels) != len(places) - 1:
             raise DataError(
                 f"{str(classed.path)!r} has {len(all_labels)} labels, but "
                 f"{str(bounds.path)!r} bounds {len(places) - 1} sequences."
             )
-        self.classes = class_names(File(folder, classes), all_labels, limits)
+        self.classes = class_names(FolderFile(folder, classes), all_labels, limits)
         self.limits = limits
         self.rows = split_rows(len(all_labels), split, val_fraction, split_seed, all_labels)
         self.starts, self.ends = places[:-1][self.rows], places[1:][self.rows]
@@ -95,25 +93,22 @@ class Sequences(Fingerprinted, Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         start, end = int(self.starts[index]), int(self.ends[index])
-        self._check_size(index, end - start)
+        size = (end - start) * self._values.shape[1] * 4  # as float32
+        if size > self.limits.record_bytes:
+            raise DataError(
+                f"{str(self._values.path)!r}, sequence {self.rows[index]} has {end - start} steps: "
+                f"{self.limits.refusal('record_bytes', f'{size} bytes')}."
+            )
         values = np.array(self._values.array[start:end], dtype=np.float32)
-        if not np.isfinite(values).all():
-            step, feature = np.argwhere(~np.isfinite(values))[0].tolist()
+        place = not_finite(values)
+        if place is not None:
+            step, feature = place
             raise DataError(
                 f"{str(self._values.path)!r}, row {start + step} (sequence {self.rows[index]}, "
                 f"step {step}), feature {feature}: {values[step, feature]} is not finite. "
-                "Repair the value or take the sequence out."
+                "Repair the value or remove the sequence."
             )
         return {"sequence": torch.from_numpy(values), "label": int(self.labels[index])}
-
-    def _check_size(self, index: int, length: int) -> None:
-        size = length * self._values.shape[1] * 4  # as float32
-        if size > self.limits.record_bytes:
-            refusal = self.limits.refusal("record_bytes", f"{size} bytes")
-            raise DataError(
-                f"{str(self._values.path)!r}, sequence {self.rows[index]} has {length} steps: "
-                f"{refusal}."
-            )
 
     @property
     def metadata(self) -> pd.DataFrame:
@@ -126,16 +121,11 @@ class Sequences(Fingerprinted, Dataset[dict[str, Any]]):
 
     @property
     def facts(self) -> dict[str, int]:
-        """What a model must know: num_features, num_classes, num_outputs."""
-        count = len(self.classes)
-        return {
-            "num_features": self._values.shape[1],
-            "num_classes": count,
-            "num_outputs": count,
-        }
+        """Numbers for models and metrics: num_features, num_classes, num_outputs."""
+        return {"num_features": self._values.shape[1], **super().facts}
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """This split's bounds and labels, and the values (a spread of blocks of them)."""
+        """This split's bounds and labels, and the values (evenly spread blocks of them)."""
         bounds = [self.starts, self.ends, self.labels]
         return ["sequences", *bounds, *self._values.fingerprint_parts(sized)]
 
@@ -144,24 +134,24 @@ class Sequences(Fingerprinted, Dataset[dict[str, Any]]):
 
 
 def _read_offsets(offsets: MappedArray, values: MappedArray) -> IntArray:
-    """The bounds of the sequences, int64[N + 1], checked against the values."""
+    """The bounds of the sequences, int64[N + 1]."""
     name = f"dataset.offsets: {str(offsets.path)!r}"
     if offsets.dtype.kind not in "ui" or len(offsets.shape) != 1 or len(offsets) < 2:
         raise DataError(
-            f"{name} is {offsets.dtype} {offsets.shape}; it has to be integers, one more than "
+            f"{name} is {offsets.dtype} {offsets.shape}; it must be integers, one more than "
             "there are sequences."
         )
     stored = offsets.array
     if stored[0] != 0 or stored[-1] != len(values):
         raise DataError(
-            f"{name} goes from {stored[0]} to {stored[-1]}; it has to go from 0 to the "
+            f"{name} goes from {stored[0]} to {stored[-1]}; it must go from 0 to the "
             f"{len(values)} rows of {str(values.path)!r}."
         )
     outside = (stored < 0) | (stored > len(values))  # differences of such could wrap around
     if outside.any():
         row = int(np.argmax(outside))
         raise DataError(
-            f"{name}, row {row}: {stored[row]} lies outside of the {len(values)} rows of "
+            f"{name}, row {row}: {stored[row]} is outside of the {len(values)} rows of "
             f"{str(values.path)!r}."
         )
     places = np.array(stored, dtype=np.int64)
@@ -169,7 +159,7 @@ def _read_offsets(offsets: MappedArray, values: MappedArray) -> IntArray:
     if int(lengths.min()) < 1:
         row = int(np.argmax(lengths < 1))
         raise DataError(
-            f"{name}, sequence {row}: it goes from {places[row]} to {places[row + 1]}; "
-            "offsets go up, and every sequence has a step at least."
+            f"{name}, sequence {row}: it goes from {places[row]} to {places[row + 1]}; offsets "
+            "must go up, and every sequence needs a step at least."
         )
     return places

@@ -1,9 +1,7 @@
-"""The embedded default: drawn faces with 68 landmarks, made on this machine, without a network.
+"""The default: drawn faces with 68 landmarks, made on this machine, without a network.
 
-The first use writes JPEGs and `face_landmarks.csv` in the layout of `face_landmarks`, into
-a folder of `root` that is named by what they depend on; later uses, of any run of this user, read
-it. Face `i` is a function of (seed, i, size), so equal arguments give equal bytes and a larger
-`count` begins with the same faces. Cost: 8 ms and 5 kB a face of 128 px, once.
+The first use writes JPEGs and `face_landmarks.csv` into a folder of `root` that is named by its
+arguments; later uses, of any run of this user, read it. Cost: 8 ms and 5 kB a face of 128 px, once.
 """
 
 from __future__ import annotations
@@ -15,11 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.datasets.face_landmarks import FaceLandmarks
-from pipeline.datasets.reading.generated_folder import (
-    generated_folder,
-    generated_root,
-    reading_generated,
-)
+from pipeline.datasets.reading.generated_folder import generated_data
 from pipeline.datasets.reading.image import Reader
 from pipeline.datasets.reading.split import Split
 from pipeline.errors import ConfigError, Problem
@@ -34,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 class SyntheticFaces(FaceLandmarks):
     """Drawn faces; samples as in `FaceLandmarks`: `image` [3, size, size] and `landmarks` [68, 2].
+
+    Face `i` is a function of (seed, i, size), so equal arguments give equal bytes and a larger
+    `count` begins with the same faces.
 
     Args:
         root: folder that the data is written to, in one subfolder for each set of arguments; None:
@@ -65,27 +62,22 @@ class SyntheticFaces(FaceLandmarks):
         if not 32 <= size <= 1024:
             raise ConfigError(Problem("dataset.size", f"{size} pixels; allowed: 32 to 1024"))
         name = f"{count}x{size}-seed{seed}-v{VERSION}"
-        place = generated_root(root, "synthetic_faces") / name
-        folder = generated_folder(place, lambda beside: _write(beside, count, size, seed, place))
-        with reading_generated(folder):
+        with generated_data(
+            root, "synthetic_faces", name, lambda folder: _write(folder, name, count, size, seed)
+        ) as made:
             super().__init__(
-                str(folder),
-                split,
-                csv=_CSV,
-                reader=reader,
-                val_fraction=val_fraction,
-                split_seed=split_seed,
-                num_landmarks=68,
+                made, split, _CSV, ".", reader, val_fraction, split_seed, num_landmarks=68
             )
 
 
-def _write(folder: Path, count: int, size: int, seed: int, place: Path) -> None:
+def _write(folder: Path, name: str, count: int, size: int, seed: int) -> None:
     # Only drawing needs Pillow.
     from pipeline.datasets.drawn_faces.drawing import draw_face
     from pipeline.datasets.drawn_faces.look import Look
     from pipeline.datasets.drawn_faces.shape import FaceShape, Pose
 
-    _log.info("drawing %d synthetic faces into %s, once; later runs read them", count, place)
+    message = "drawing %d synthetic faces into %s, once; later runs read them"
+    _log.info(message, count, folder.parent / name)
     with (folder / _CSV).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         parts = [f"part_{part}_{axis}" for part in range(68) for axis in "xy"]

@@ -1,9 +1,8 @@
 """Drawn strokes of four kinds and of different lengths, made on this machine.
 
-A stroke is a pen that moves: each step is its displacement (x, y), with noise. Which of four ways
-it turns is the class: straight on, to the left, to the right, or to and fro. They are as frequent
-as 50, 25, 15 and 10 in 100. The first use writes the files of `sequences` into a folder of
-`root` that is named by what they depend on. Cost: 25 us a stroke, once.
+A stroke is a moving pen: each step is its displacement (x, y), with noise. Its class is the way it
+turns: not at all, left, right, or to and fro. The first use writes the files of `sequences` into a
+folder of `root` that is named by its arguments. Cost: 25 us a stroke, once.
 """
 
 from __future__ import annotations
@@ -14,11 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.datasets.reading.generated_folder import (
-    generated_folder,
-    generated_root,
-    reading_generated,
-)
+from pipeline.datasets.reading.generated_folder import generated_data
 from pipeline.datasets.reading.split import Split
 from pipeline.datasets.sequences import Sequences
 from pipeline.errors import ConfigError, Problem
@@ -26,7 +21,7 @@ from pipeline.order.randomness import hash64
 
 VERSION = 1  # raise it when the strokes change
 CLASSES = ("straight", "left", "right", "zigzag")
-SHARES = (0.5, 0.25, 0.15, 0.1)
+SHARES = (0.5, 0.25, 0.15, 0.1)  # of the strokes
 
 _log = logging.getLogger(__name__)
 
@@ -62,25 +57,20 @@ class SyntheticSequences(Sequences):
         if count < 8:
             raise ConfigError(Problem("dataset.count", f"{count} strokes; allowed: 8 or more"))
         if not 3 <= shortest <= longest:
-            raise ConfigError(
-                Problem(
-                    "dataset.shortest",
-                    f"lengths from {shortest} to {longest}; allowed: 3 <= shortest <= longest",
-                )
-            )
+            reason = f"lengths from {shortest} to {longest}; allowed: 3 <= shortest <= longest"
+            raise ConfigError(Problem("dataset.shortest", reason))
         name = f"{count}x{shortest}-{longest}-seed{seed}-v{VERSION}"
-        folder = generated_folder(
-            generated_root(root, "synthetic_sequences") / name,
-            lambda beside: _write(beside, count, (shortest, longest), seed),
-        )
-        with reading_generated(folder):
-            super().__init__(str(folder), split, val_fraction=val_fraction, split_seed=split_seed)
+        lengths = shortest, longest
+        with generated_data(
+            root, "synthetic_sequences", name, lambda folder: _write(folder, count, lengths, seed)
+        ) as made:
+            super().__init__(made, split, val_fraction=val_fraction, split_seed=split_seed)
 
 
 def _write(folder: Path, count: int, lengths: tuple[int, int], seed: int) -> None:
     _log.info("drawing %d synthetic strokes into %s", count, folder.parent)
     random = np.random.default_rng(hash64(seed, "strokes"))
-    # Exact shares, so that every class is there; the order is drawn.
+    # Exact shares, so that every class occurs; the order is random.
     bounds = np.round(np.cumsum(SHARES) * count).astype(np.int64)
     labels = np.searchsorted(bounds, random.permutation(count), side="right")
     strokes = [_stroke(int(label), lengths, random) for label in labels]
@@ -95,7 +85,7 @@ def _stroke(
     label: int, lengths: tuple[int, int], random: np.random.Generator
 ) -> npt.NDArray[np.float32]:
     """The displacements of one stroke, float32[T, 2], each about 1 long."""
-    # Short strokes are more frequent than long ones, as they are in most data.
+    # Short strokes are more frequent than long ones, as in most data.
     shortest, longest = np.log(lengths[0]), np.log(lengths[1] + 1)
     steps = min(int(np.exp(random.uniform(shortest, longest))), lengths[1])
     turn = random.uniform(0.25, 0.6)

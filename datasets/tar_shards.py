@@ -3,14 +3,14 @@
     shard-000000.tar        digits/000017.jpg, digits/000017.cls, digits/000018.jpg ...
     shard-000001.tar.gz     compressed ones are read forwards only
 
-`tar.samples` says what makes a sample, `tar.fields` what its files become. Of a
-plain archive the headers are read and the data passed over; the owner of a sample reads it by one
-`pread`. So a raw record is where a sample lies (or its bytes, when compressed).
+`tar.samples` says which files make up a sample, `tar.fields` what they become. Of a plain archive
+the headers are read and the data is skipped; the owner of a sample reads it by one `pread`. So a
+raw record is where a sample lies (or its bytes, when compressed).
 
-With `index`, plain archives of this machine are gone through once when the dataset is built, 10 us
-a sample of two files, and 24 bytes a sample are kept: then lengths are known, an epoch is resumed
-without reading, and a damaged archive is found at once. Archives at other addresses are fetched
-when they are read.
+With `index`, the headers of plain archives of this machine are read once when the dataset is built,
+10 us a sample of two files, and 24 bytes a sample are kept: then lengths are known, an epoch is
+resumed without reading, and a damaged archive is found at once. Archives at other addresses are
+fetched when they are read.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from torch.utils.data import IterableDataset
 
 from pipeline.datasets.files import Files
 from pipeline.datasets.reading.data_file import DataFile, data_file
-from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
+from pipeline.datasets.reading.fingerprint import FileDataset, Part
 from pipeline.datasets.reading.image import Reader, check_reader
 from pipeline.datasets.reading.open_files import OpenFiles
 from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.datasets.reading.shard_files import ShardFiles
 from pipeline.datasets.reading.split import Split, check_split
 from pipeline.datasets.remote.store import is_remote
-from pipeline.datasets.tar.fields import TarField, choose_fields, make_fields
+from pipeline.datasets.tar.fields import choose_fields, make_fields
 from pipeline.datasets.tar.samples import read_parts, read_samples
-from pipeline.datasets.tar.source import COMPRESSED, PLAIN, BytesTar, GzipTar, PlainTar
+from pipeline.datasets.tar.source import COMPRESSED, PLAIN, GzipTar, PlainTar
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray
@@ -45,7 +45,7 @@ Record = tuple[int, int, int, int | bytes]
 _BLOCKS = 16  # of 4 KiB of an archive that the fingerprint is made of
 
 
-class TarShards(Fingerprinted, IterableDataset[Record]):
+class TarShards(FileDataset, IterableDataset[Record]):
     """One sample: the files of one name, each a field.
 
     Args:
@@ -57,10 +57,10 @@ class TarShards(Fingerprinted, IterableDataset[Record]):
             field. Null in all makes a field of every file of the first sample, with jpg, png ... as
             `image`, cls as `label` and txt as `text`.
         classes: names of the classes of `label`, in the order of their numbers.
-        val_fraction: share of the samples that validate, as it comes out; 0 and 1 leave all to one.
+        val_fraction: share of the samples that validate, about; 0 and 1 leave all to one split.
         split_seed: another seed, another split.
         reader: of images: "torchvision", "pillow" or "skimage".
-        index: go through all plain archives of this machine first.
+        index: read the headers of all plain archives of this machine first.
         files: how remote archives are fetched and kept.
         limits: what the archives may claim: `record_bytes` of a sample, `expansion`, `classes`.
 
@@ -97,12 +97,19 @@ class TarShards(Fingerprinted, IterableDataset[Record]):
         plain = all(one.lower().endswith(PLAIN) for one in shards.addresses)
         self._index = self._indexed() if index and plain and not is_remote(root) else None
         self._all_parts = fields is None
-        self.fields = self._fields(fields)
+        first = next(iter(self), None)
+        if first is None:
+            raise DataError(
+                f"dataset.root: {self._address(0)!r} ...: there are no samples of this split in "
+                "the archives."
+            )
+        where, parts = self._parts(first)
+        self.fields = choose_fields(fields, list(parts), where)
 
     def __len__(self) -> int:
         if self._index is None:
             raise TypeError("only indexed archives know their length")
-        return len(self._index.places)
+        return len(self._index[1])
 
     def __iter__(self) -> Iterator[Record]:
         for shard in self.shards():
@@ -114,13 +121,14 @@ class TarShards(Fingerprinted, IterableDataset[Record]):
 
     def shard_lengths(self) -> list[int] | None:
         """Samples of this split in each archive, if they are indexed."""
-        return None if self._index is None else np.diff(self._index.bounds).tolist()
+        return None if self._index is None else np.diff(self._index[0]).tolist()
 
     def read_shard(self, shard: int, start: int = 0) -> Iterator[Record]:
         """Samples of one archive, from its `start`th of this split on."""
         if self._index is not None:
-            first, last = self._index.bounds[shard : shard + 2].tolist()
-            for number, begin, stop in self._index.places[first + start : last].tolist():
+            bounds, places = self._index
+            first, last = bounds[shard : shard + 2].tolist()
+            for number, begin, stop in places[first + start : last].tolist():
                 yield shard, number, begin, stop
             return
         for place, record in enumerate(self._records(shard)):
@@ -154,22 +162,20 @@ class TarShards(Fingerprinted, IterableDataset[Record]):
     def _records(self, shard: int) -> Iterator[Record]:
         """Records of one archive in this split, found by reading its headers."""
         name = self._address(shard)
+        holds = self._share.holds if self._share is not None else lambda key: True
         if not name.lower().endswith(COMPRESSED):
             for sample in read_samples(self._open[shard]):
-                if self._holds(sample.key):
+                if holds(sample.key):
                     yield shard, sample.number, sample.start, sample.stop
             return
         with self._files.read(name, lambda path: GzipTar(name, path, self._limits)) as source:
             for sample in read_samples(source):
                 source.forget(sample.start)
-                if self._holds(sample.key):
+                if holds(sample.key):
                     yield shard, sample.number, 0, source.read(sample.start, sample.stop)
 
-    def _holds(self, key: bytes) -> bool:
-        return self._share is None or self._share.holds(key)
-
     def _parts(self, record: Record) -> tuple[str, dict[str, bytes]]:
-        """A sample for messages, and its parts."""
+        """A sample's name for messages, and its parts."""
         shard, number, start, stop = record
         where = f"{self._address(shard)!r}, sample {number}"
         size = len(stop) if isinstance(stop, bytes) else stop - start
@@ -177,51 +183,40 @@ class TarShards(Fingerprinted, IterableDataset[Record]):
             refusal = self._limits.refusal("record_bytes", f"it has {size} bytes, headers and all")
             raise DataError(f"{where}: {refusal}.")
         content = stop if isinstance(stop, bytes) else self._open[shard].read(start, stop)
-        key, parts = read_parts(BytesTar(where, content), len(content))
+        key, parts = read_parts(where, content)
         return f"{where} ({key!r})", parts
 
-    def _indexed(self) -> _Index:
+    def _indexed(self) -> tuple[IntArray, IntArray]:
+        """The first sample of each shard and their number, int64[shards + 1]; where samples lie.
+
+        A row of int64[samples, 3] is a sample's number in its shard, start and stop.
+        """
         found = []
         for shard in self.shards():
             places = [record[1:] for record in self._records(shard)]
             found.append(np.array(places, dtype=np.int64).reshape(-1, 3))
-        bounds = np.cumsum([0, *map(len, found)])
-        return _Index(bounds, np.concatenate(found))
-
-    def _fields(self, fields: Mapping[str, str | None] | None) -> list[TarField]:
-        first = next(iter(self), None)
-        if first is None:
-            reason = "there are no samples of this split in the archives"
-            raise DataError(f"dataset.root: {self._address(0)!r} ...: {reason}.")
-        where, parts = self._parts(first)
-        return choose_fields(fields, list(parts), where)
-
-    @property
-    def facts(self) -> dict[str, int]:
-        """What a model must know: num_classes and num_outputs, when classes are named."""
-        count = len(self.classes)
-        return {"num_classes": count, "num_outputs": count} if count else {}
+        return np.cumsum([0, *map(len, found)]), np.concatenate(found)
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """The fields, the split and the archives: a spread of blocks, or sizes far away."""
+        """The fields, the split and the archives: blocks of local ones, versions of remote ones."""
         parts: list[Part] = ["tar_shards", self.reader, *self.classes, str(self._share)]
         parts += [f"{field.name} {' '.join(field.endings)}" for field in self.fields]
         for shard, name in enumerate(self._names.tolist()):
-            parts += [name, *(self._content(self._address(shard)) if sized else [])]
+            parts.append(name)
+            address = self._address(shard)
+            if sized and is_remote(address):
+                found = self._files.catalog.look(address)
+                parts += [str(found.size), found.version]
+            elif sized:
+                file = PositionedFile(self._files.local(address))
+                parts += [file.size, *file.sample(_BLOCKS)]
         return parts
 
     def data_files(self) -> list[DataFile]:
-        names = (name.decode() for name in self._names.tolist())
-        pairs = zip(names, map(self._address, self.shards()), strict=True)
-        return [data_file(name, address, self._files) for name, address in pairs]
-
-    def _content(self, address: str) -> list[Part]:
-        """What tells an archive from others: here a part of it, elsewhere what its store says."""
-        if is_remote(address):
-            found = self._files.catalog.look(address)
-            return [str(found.size), found.version]
-        file = PositionedFile(self._files.local(address))
-        return [file.size, *file.sample(_BLOCKS)]
+        return [
+            data_file(name.decode(), self._address(shard), self._files)
+            for shard, name in enumerate(self._names.tolist())
+        ]
 
 
 @dataclass(frozen=True)
@@ -236,16 +231,3 @@ class _Share:
         digest = hashlib.blake2b(key, digest_size=8, key=str(self.seed).encode()).digest()
         validates = int.from_bytes(digest, "little") < self.val_fraction * 2**64
         return validates == (self.split == "val")
-
-
-@dataclass(frozen=True)
-class _Index:
-    """Where all samples of a split lie.
-
-    Attributes:
-        bounds: int64[shards + 1], the first sample of each shard, and their number.
-        places: int64[samples, 3], number in the shard, start and stop.
-    """
-
-    bounds: IntArray
-    places: IntArray

@@ -2,11 +2,9 @@
 
     0 done, 2 configuration, 3 data, 75 stopped and can go on, 130 interrupted, 1 anything else
 
-A configuration that asks for several ranks is run by as many processes of this same command line;
-under torchrun they are there already.
-
-What is wrong with a person's input is one message on stderr. Everything else is a bug, ours or in a
-person's own code, and keeps its traceback; PENSTOCK_TRACEBACK=1 shows it for the former too.
+A configuration that asks for several ranks is run by as many processes of this same command line,
+unless torchrun has started them. An error in a person's input is one message on stderr; everything
+else is a bug and keeps its traceback. PENSTOCK_TRACEBACK=1 shows it for the former too.
 """
 
 from __future__ import annotations
@@ -18,13 +16,11 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -34,6 +30,7 @@ import pipeline
 from pipeline import program, tasks, terminal
 from pipeline.config import (
     endpoints,
+    hydra_internals,
     hydra_loader,
     hydra_output,
     own_options,
@@ -85,82 +82,64 @@ def main(
             terminal.harmless_libraries(),
         ):
             given = with_overrides_of_run(with_run_dir(overrides))
-            return _main(options, given, entry or _entry(), argv)
+            return _main(options, given, entry, argv)
     except BaseException as error:
         return report(error)
 
 
 def _main(
-    options: list[str], overrides: list[str], entry: Callable[[], Any], typed: Sequence[str]
+    options: list[str], overrides: list[str], entry: Callable[[], Any] | None, typed: Sequence[str]
 ) -> int:
     with terminal.held_back():
-        args = get_args_parser().parse_args([*options, *overrides])
+        args = hydra_internals.get_args_parser().parse_args([*options, *overrides])
     if args.experimental_rerun is not None:
         reason = "reads a pickle, which can run anything; give the overrides instead"
         raise ConfigError(Problem("--experimental-rerun", reason))
     if args.multirun and world.is_launched():
         raise ConfigError("a sweep starts the ranks of each of its jobs itself; run it with "
                           f"{program.text('-m')}, and not under torchrun or srun")  # fmt: skip
+    only_looks = bool(args.help or args.hydra_help or args.cfg or args.info is not None)
+    composer, single = _checked(args, only_looks)
+    if entry is None:
+        decorate = hydra.main(str(CONF), "config", version_base=VERSION_BASE)
+        entry = decorate(execute)
     # What was checked is what runs, wherever hydra would think the folder lies.
-    composer, single = _checked(args)
-    options = [*options, "--config-path", composer.path]
-    looks = hydra_output.shown() if _only_looks(args) else hydra_output.saved()
-    kept = composer.kept if single or _only_looks(args) else None
-    loads = hydra_loader.checked(single, hydra_output.JobLoader, kept)
+    words = [*(sys.argv[:1] or ["run.py"]), *options, "--config-path", composer.path, *overrides]
+    looks = hydra_output.shown(args.package) if only_looks else hydra_output.saved()
+    loads = hydra_loader.checked(single, composer.kept if single or only_looks else None)
     try:
-        with _argv([*options, *overrides]), looks, loads:
+        with hydra_internals.replaced(sys, argv=words), looks, loads:
             if single:
                 entry()
             else:
                 with own_options.environment_with(_for_jobs()), preemption.job():
                     entry()
-    except Stop as stop:
+    except BaseException as error:
         sweep.say_how_far(typed)
-        if args.multirun:
+        if isinstance(error, Stop) and args.multirun:
             text = "stopped in the sweep, where nothing is lost"
-            raise Preempted(f"{stop.name}: {text}") from None
+            raise Preempted(f"{error.name}: {text}") from None
         raise
-    except BaseException:
-        sweep.say_how_far(typed)
-        raise
+    finally:
+        GlobalHydra.instance().clear()
     return 0
 
 
-def _checked(args: argparse.Namespace) -> tuple[Composer, bool]:
+def _checked(args: argparse.Namespace, only_looks: bool) -> tuple[Composer, bool]:
     """What composed the configuration, and whether it is a single run's."""
     try:
-        return _preflight(args)
+        composer = Composer(args.config_path, args.config_name, args.config_dir)
+        if args.shell_completion:  # its overrides are unfinished; the loader checks them
+            return composer, False
+        if only_looks:
+            preflight.look(composer, args.overrides)
+            return composer, False
+        config = preflight.run(composer, args.overrides, args.multirun, _announce)
+        return composer, config is not None
     except ConfigError as error:
-        if world.launched_rank()[1]:  # the first rank of each machine says it
+        if world.launched_rank()[1]:  # the first rank of each machine reports it
             raise SystemExit(error.exit_code) from None
         raise
-
-
-def _preflight(args: argparse.Namespace) -> tuple[Composer, bool]:
-    composer = Composer(args.config_path, args.config_name, args.config_dir)
-    if args.shell_completion:  # its overrides are unfinished; the loader looks at them
-        return composer, False
-    if _only_looks(args):
-        preflight.look(composer, args.overrides)
-        return composer, False
-    single = preflight.run(composer, args.overrides, args.multirun, _announce) is not None
-    return composer, single
-
-
-def _announce(text: str) -> None:
-    """Tell a person at the start, once for all ranks."""
-    if world.launched_rank()[0] == 0 and not launch.is_of_ours():
-        say(text)
-
-
-def _only_looks(args: argparse.Namespace) -> bool:
-    return bool(args.help or args.hydra_help or args.cfg or args.info is not None)
-
-
-def _entry() -> Callable[[], Any]:
-    decorate = hydra.main(version_base=VERSION_BASE, config_path=str(CONF), config_name="config")
-    entry: Callable[[], Any] = decorate(execute)
-    return entry
 
 
 def execute(composed: DictConfig) -> float | None:
@@ -169,7 +148,10 @@ def execute(composed: DictConfig) -> float | None:
     A single run that fails ends in SystemExit, which hydra lets through. In a sweep the failure is
     recorded and the next job goes on.
     """
-    _log_to_stderr()
+    logger = logging.getLogger("pipeline")
+    if not logger.handlers:
+        logger.addHandler(terminal.Handler())
+        logger.setLevel(logging.INFO)
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
         folder = Path(job.runtime.output_dir)
@@ -179,9 +161,9 @@ def execute(composed: DictConfig) -> float | None:
             )
     try:
         return _run(_accepted(composed))
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
         raise SystemExit(report(error)) from None
 
 
@@ -195,13 +177,21 @@ def _run(config: Config) -> float | None:
 
     for notice in (*notices.find(config), *endpoints.notices(config.plain())):
         _announce(notice)
-    count = _ranks_to_start(config)
+    count, wanted = 0, config.distributed  # of processes to start; 0 if this is (one of) them
+    if wanted.strategy != "none" and config.task in OF_MANY_RANKS and not world.is_launched():
+        count = world.default_processes() if wanted.nproc == "auto" else wanted.nproc
+        count = 0 if count == 1 and wanted.strategy == "ddp" else count
     task = None if count else tasks.load(config.task)
-    _collect_garbage()
+    if not gc.isenabled():
+        # It was turned off for the imports. What was imported is frozen: to search it takes 0.4 s,
+        # and again in each worker. Only the first job of a process freezes, as the garbage of one
+        # job must not outlast it.
+        gc.freeze()
+        gc.enable()
     if task is None:
         command = launch.this_program(_arguments(config), program.script())
         with preemption.others():  # torch's launcher, which hands them on
-            value: float | None = launch.run(command, count, config.distributed.max_restarts)
+            value: float | None = launch.run(command, count, wanted.max_restarts)
         return value
     try:
         value = task(config)
@@ -214,28 +204,8 @@ def _run(config: Config) -> float | None:
     return value
 
 
-def _collect_garbage() -> None:
-    """Turn the garbage collector on again, which a program's start turns off for the imports.
-
-    What was imported stays for good: to look through it takes 0.4 s, and again in each worker. Only
-    the first job of a process freezes it; garbage of one job must not last through those after it.
-    """
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()
-
-
-def _ranks_to_start(config: Config) -> int:
-    """How many processes to start for this run; 0 if this process is (one of) them."""
-    wanted = config.distributed
-    if wanted.strategy == "none" or config.task not in OF_MANY_RANKS or world.is_launched():
-        return 0
-    count = world.default_processes() if wanted.nproc == "auto" else wanted.nproc
-    return 0 if count == 1 and wanted.strategy == "ddp" else count
-
-
 def _arguments(config: Config) -> list[str]:
-    """The command line of this job for its ranks, which shall all mean the same folder."""
+    """The command line of this job for its ranks, with the folder of the run."""
     job = HydraConfig.get()
     options = ["--config-name", str(job.job.config_name)]
     for source in job.runtime.config_sources:
@@ -260,85 +230,56 @@ def report(error: BaseException) -> int:
         # when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOBODY_LISTENS
-    rank = _rank()
+    rank = f"rank {world.launched_rank()[0]}: " if world.launched_size() > 1 else ""
     if isinstance(error, Stop):
         error = Preempted(str(error))
     if not isinstance(error, PenstockError):
-        return _print_traceback(error, rank)
+        return _report_bug(error, rank)
     if any(os.environ.get(name) == "1" for name in ("PENSTOCK_TRACEBACK", "HYDRA_FULL_ERROR")):
         say("".join(traceback.format_exception(error)).rstrip())
     if error.exit_code == PREEMPTED and str(error):
-        _say(f"{rank}{_message(error)}")
+        _say(f"{rank}{error}")
+    elif isinstance(error, ConfigError) and len(error.problems) != 1:
+        lines = "\n".join(f"  {problem}" for problem in error.problems)
+        say(f"{rank}{len(error.problems)} errors in the configuration:\n{lines}")
     elif str(error):
-        say(f"{rank}{_message(error)}")
+        kind = "error in the configuration" if isinstance(error, ConfigError) else "error"
+        say(f"{rank}{kind}: {error}")
     return error.exit_code
+
+
+def _report_bug(error: BaseException, rank: str) -> int:
+    """Print a traceback, or that another rank is gone; the exit code."""
+    lost = isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
+    if rank and lost:  # the rank that left has said why, or was killed
+        reason = str(error).split(". This is")[0]
+        say(f"{rank}ends, as it has lost another rank: {reason}")
+        return launch.LOST
+    lines = "".join(traceback.format_exception(error)).rstrip("\n").split("\n")
+    say("\n".join(f"{rank}{line}" for line in lines))
+    return 1
 
 
 def _say(text: str) -> None:
     """Tell a person, once for all ranks."""
-    if _rank() in ("", "rank 0: "):
+    if world.launched_rank()[0] == 0:
         say(text)
 
 
-def _rank() -> str:
-    """What a message begins with where several ranks may have one."""
-    return f"rank {world.launched_rank()[0]}: " if world.launched_size() > 1 else ""
-
-
-def _print_traceback(error: BaseException, rank: str) -> int:
-    """Show a bug, or say that another rank is gone; the exit code."""
-    lost = isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
-    if rank and lost:  # whoever left has said why, or was killed
-        reason = str(error).split(". This is")[0]
-        say(f"{rank}ends, as it has lost another rank: {reason}")
-        return launch.LOST
-    lines = "".join(traceback.format_exception(error))
-    say("\n".join(f"{rank}{line}" for line in lines.rstrip("\n").split("\n")))
-    return 1
-
-
-def _message(error: PenstockError) -> str:
-    if error.exit_code == PREEMPTED:
-        return str(error)
-    if not isinstance(error, ConfigError):
-        return f"error: {error}"
-    count = len(error.problems)
-    if count == 1:
-        return f"error in the configuration: {error}"
-    lines = "\n".join(f"  {problem}" for problem in error.problems)
-    return f"{count} errors in the configuration:\n{lines}"
+def _announce(text: str) -> None:
+    """Tell a person at the start; the launcher has done so for ranks that are ours."""
+    if not launch.is_of_ours():
+        _say(text)
 
 
 def _for_jobs() -> dict[str, str]:
-    """Variables by which programs of a launcher (`python -m ...`) import what this one does: our
-    code first, and nothing from the folder that they start in.
-    """
+    """Variables for a launcher's programs: they import our code, and nothing of their folder."""
     path = [str(Path(pipeline.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "PYTHONSAFEPATH": "1",
         program.VARIABLE: shlex.join(program.words()),
     }
-
-
-@contextmanager
-def _argv(words: list[str]) -> Iterator[None]:
-    """Let hydra.main find its command line, and leave nothing of it behind."""
-    kept = sys.argv
-    sys.argv = [kept[0] if kept else "run.py", *words]
-    try:
-        yield
-    finally:
-        sys.argv = kept
-        GlobalHydra.instance().clear()
-
-
-def _log_to_stderr() -> None:
-    """Show what our own modules log; other libraries' warnings appear as they always do."""
-    logger = logging.getLogger("pipeline")
-    if not logger.handlers:
-        logger.addHandler(terminal.Handler())
-        logger.setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command `penstock`, which an installation puts on the path: all that `python run.py` is."""
+"""The command `penstock` of an installation: the same as `python run.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.distributed import preemption
 def main() -> NoReturn:
     """Run this process's command line, and end it with its exit code."""
     preemption.leave_early()  # the imports below take seconds
-    gc.disable()  # a tenth of them went into looking for garbage; a job turns it on again
+    gc.disable()  # it took a tenth of their time; a job turns it on again
     from pipeline import command
 
     preemption.leave(command.main(sys.argv[1:], script=sys.argv[0]))

@@ -1,6 +1,6 @@
-"""What can go wrong because of a person's input, and the exit code that says which kind it was.
+"""Errors that a person's input can cause, and the exit code that says which kind it was.
 
-Everything else is a bug (ours or in a person's own code) and keeps its traceback.
+Everything else is a bug (Penstock's or in a person's own code) and keeps its traceback.
 """
 
 from __future__ import annotations

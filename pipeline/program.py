@@ -1,8 +1,7 @@
 """How this program was started: as `penstock`, or from a checkout as `python run.py`.
 
-Every command that a message suggests begins with `words()`, so that it can be pasted where the
-message is read. A process that neither of the two started (a library's user, a job's launcher) says
-what there is: `python run.py` in a checkout, else `penstock`.
+Every command that a message suggests begins with `words()`, so that it can be pasted. A process
+that neither of the two started (a library's user, a job's launcher) suggests the one that is there.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def script() -> str | None:
 
 
 def words() -> list[str]:
-    """What a command line of this program begins with: ["penstock"], or ["python", "run.py"]."""
+    """The first words of a command line: ["penstock"], or ["python", "run.py"]."""
     if _script is not None:
         return ["python", _script] if _script.endswith(".py") else [COMMAND]
     if os.environ.get(VARIABLE):
@@ -45,7 +44,7 @@ def text(*arguments: str) -> str:
 
 
 def base_of_paths() -> Path:
-    """What `--config-path` is relative to: the folder of run.py, or the working folder."""
+    """The folder that `--config-path` is relative to: that of run.py, or the working folder."""
     return Path() if words() == [COMMAND] else _HOME
 
 

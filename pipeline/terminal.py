@@ -1,18 +1,9 @@
 r"""Everything that Penstock prints, made harmless for a terminal.
 
-File names, class names, cells and texts of a configuration may hold escape sequences, which move a
-terminal's cursor, retitle its window or paint over what was said, and marks that turn the direction
-of reading around. Whatever is printed goes through this module, which shows such characters as
-`\x1b` or `\u202e` and leaves all other text as it is.
-
-    say        a message to stderr
-    put        a result to stdout
-    console    tables and bars of rich
-    bar        how far something is, on a terminal; `watched` for what is simply gone through
-    Handler    what is logged
-
-A byte of a file name that is not UTF-8 is shown as `\xff`, and a character that the terminal's
-encoding lacks (LANG=C) by its number: printing never fails on a text. Cost: 1 us a line.
+Names of files, cells and texts of a configuration may hold escape sequences, which move a
+terminal's cursor or retitle its window, and marks that turn the direction of reading around. They
+are shown as `\x1b` or `\u202e`, a byte of a file name that is not UTF-8 as `\xff`, and a character
+that the terminal's encoding lacks by its number: printing never fails. Cost: 1 us a line.
 """
 
 from __future__ import annotations
@@ -59,17 +50,9 @@ def one_line(text: object) -> str:
 
 def _shown(match: re.Match[str]) -> str:
     code = ord(match[0])
-    if code in _UNDECODED:
-        return f"\\x{code - 0xDC00:02x}"
-    if code in (0x09, 0x0A):
-        return "\\t" if code == 0x09 else "\\n"
-    return (
-        f"\\x{code:02x}"
-        if code < 0x100
-        else f"\\u{code:04x}"
-        if code < 0x10000
-        else f"\\U{code:08x}"
-    )
+    if code == 0x0D or code in _UNDECODED:
+        return f"\\x{code & 0xFF:02x}"
+    return match[0].encode("unicode_escape").decode()
 
 
 def say(*words: object) -> None:
@@ -87,18 +70,14 @@ def put(*words: object, flush: bool = False) -> None:
 def _write(stream: TextIO | None, text: str) -> None:
     if stream is None:  # a process without a terminal
         return
-    stream.write(_encodable(printable(text), stream))
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(printable(text).encode(encoding, "backslashreplace").decode(encoding))
     if stream is sys.stderr:
         stream.flush()
 
 
-def _encodable(text: str, stream: TextIO) -> str:
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
 def console(stream: TextIO, **options: Any) -> Console:
-    """A console of rich's whose own colours pass, and nothing of the texts that it is handed."""
+    """A console of rich's that prints its own colours, and escapes the texts that it is given."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -112,7 +91,7 @@ def console(stream: TextIO, **options: Any) -> Console:
 
 
 def bar() -> Progress:
-    """A bar of rich's on stderr, with a field `numbers`; whoever has it draws it.
+    """A progress bar on stderr, with a field `numbers`; the caller refreshes it.
 
     It has no thread of its own: worker processes are forked from this one, and a lock that a thread
     holds would stay locked in them.
@@ -127,7 +106,7 @@ def bar() -> Progress:
 
 
 def watched(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
-    """`items`, with a bar while they are gone through if stderr is a terminal."""
+    """Yield `items`, with a progress bar if stderr is a terminal."""
     if not (sys.stderr and sys.stderr.isatty()):
         yield from items
         return
@@ -144,23 +123,23 @@ def watched(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
 
 
 def left(done: int, total: int | None, seconds: float) -> str:
-    """How long the rest takes if `done` of `total` took that long; "" where nobody knows."""
+    """The time left if `done` of `total` took that long; "" where nobody knows."""
     if not done or total is None:
         return ""
     rest = round(seconds * max(total - done, 0) / done)
     if rest < 60:
         return f"{rest} s left"
     minutes = round(rest / 60)
-    return (
-        f"{minutes} min left" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min left"
-    )
+    if minutes < 60:
+        return f"{minutes} min left"
+    return f"{minutes // 60} h {minutes % 60:02} min left"
 
 
 class Handler(logging.Handler):
     """Writes to whatever sys.stderr is at the time."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record; an error in its own arguments is reported as logging does."""
+        """Print a record; errors in its arguments are reported as logging does."""
         try:
             say(self.format(record))
         except RecursionError:
@@ -171,10 +150,7 @@ class Handler(logging.Handler):
 
 @contextmanager
 def harmless_libraries() -> Iterator[None]:
-    """Let what other libraries warn of and log come through this module as well.
-
-    They put names of files and what lies in them into their messages.
-    """
+    """Let warnings and logs of other libraries, which name files, come through this module too."""
     kept, last = warnings.formatwarning, logging.lastResort
 
     def formatted(*arguments: Any, **named: Any) -> str:
@@ -190,7 +166,7 @@ def harmless_libraries() -> Iterator[None]:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Hold back what others print meanwhile, and print it at the end through this module."""
+    """Hold back what others print, and print it at the end through this module."""
     out, err = StringIO(), StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(err):

@@ -1,7 +1,9 @@
 """What several test files share."""
 
+import collections
 import gc
 import logging
+import os
 
 import pytest
 import torch
@@ -40,10 +42,32 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of a matrix marked `one_in(n)`, the default suite takes each n-th case, `stress` the rest.
+
+    With an n that does not divide the number of columns, it meets every row and every column.
+    """
+    numbers = collections.Counter()
+    for item in items:
+        if mark := item.get_closest_marker("one_in"):
+            if numbers[item.function] % mark.args[0]:
+                item.add_marker(pytest.mark.stress)
+            numbers[item.function] += 1
+
+
 def pytest_collection_finish():
     """Leave what was imported to no more collections: they would go through it again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_power_cut():
+    """A killed process loses nothing that it wrote; only a power cut would, and no test cuts it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 def pytest_unconfigure():

@@ -544,7 +544,7 @@ def _mutate_npy(draw: random.Random, content: bytes, others: list[bytes]) -> byt
 
 
 def _read_npy(path: Path) -> int:
-    from pipeline.datasets.reading.folder import File, LocalFolder
+    from pipeline.datasets.reading.folder import FolderFile, LocalFolder
     from pipeline.datasets.reading.labels import class_names, read_labels
     from pipeline.datasets.reading.mapped_array import MappedArray
     from pipeline.datasets.reading.plain_tensor import plain_tensor
@@ -557,7 +557,7 @@ def _read_npy(path: Path) -> int:
             continue
     if array.dtype.kind in "iu" and len(array.shape) == 1:
         labels = read_labels(array, "dataset.targets")
-        class_names(File(LocalFolder(path.parent), "classes.txt"), labels)
+        class_names(FolderFile(LocalFolder(path.parent), "classes.txt"), labels)
     return len(array)
 
 

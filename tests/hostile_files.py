@@ -122,7 +122,7 @@ IMAGES = {
         jpeg(65500, 65500, before=b"rubbish" + segment(0xE5, b"\xff\xc0\0\x11\x08\0\1\0\1")), PIXELS
     ),
     "jpeg of scans": Attack(
-        jpeg(8000, 8000, scans=4000, progressive=True), "again and again"
+        jpeg(8000, 8000, scans=4000, progressive=True), "too often"
     ),
     "jpeg with exif": Attack(
         jpeg(16, 16, before=segment(0xE1, b"Exif\0\0" + overlapping_tags(3000, 29000))), TAGS
@@ -208,7 +208,7 @@ def claiming(shape, dtype="'<f4'", fortran=False):
 
 
 SHORT = "is shorter than its header says"
-NPY = r"is no \.npy file"
+NPY = r"is not a \.npy file"
 ARRAYS = {
     "many rows": Attack(npy(claiming("(1000000000000,)")), SHORT),
     "large rows": Attack(npy(claiming("(2, 1000000000000)")), SHORT),

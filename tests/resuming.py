@@ -213,7 +213,7 @@ class Case:
             except Preempted:
                 result, stopped = None, True
             written.asked = preemption.seen
-            checkpoints.close()
+            checkpoints.flush()
         whole = [value.full_tensor() if hasattr(value, "full_tensor") else value
                  for value in model.state_dict().values()]  # fmt: skip
         weights = torch.cat([value.flatten().double() for value in whole])

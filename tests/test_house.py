@@ -9,8 +9,12 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
+import hydra
 import pytest
 import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from omegaconf import DictConfig, ListConfig
+from torchmetrics import MeanMetric, Metric
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,8 +27,8 @@ KNOWN_TO_DATASETS = (
 KNOW_HYDRA = {
     "run.py", "pipeline/command.py", "pipeline/tasks/fit.py", "pipeline/tasks/sweep.py",
     *(f"pipeline/config/{name}.py" for name in (
-        "composition", "environment", "hydra_loader", "hydra_output", "hydra_section",
-        "instantiate", "own_options", "unknown_keys", "whole_nodes",
+        "composition", "environment", "hydra_internals", "hydra_loader", "hydra_output",
+        "hydra_section", "instantiate", "preflight", "unknown_keys", "whole_nodes",
     )),
 }  # fmt: skip
 CODE = ("pipeline/*.py", "datasets/*.py", "run.py")
@@ -102,6 +106,29 @@ def test_hydra_is_imported_only_where_configurations_are_composed():
         if any(under(one, ("hydra", "omegaconf")) for one in imports_of(name))
     }  # fmt: skip
     assert who == KNOW_HYDRA
+
+
+ADAPTERS = {
+    "pipeline/torch_internals.py", "pipeline/config/hydra_internals.py",
+    "pipeline/distributed/metric_states.py",
+}  # fmt: skip
+FOREIGN = ("hydra", "omegaconf", "torchmetrics")
+
+
+def test_private_names_of_others_are_used_in_adapters_only():
+    known = {
+        *vars(Metric), *vars(MeanMetric()), *dir(DictConfig), *dir(ListConfig),
+        *dir(ConfigLoaderImpl), *dir(hydra.core.utils), *dir(hydra._internal.hydra.Hydra),
+    }  # fmt: skip
+    private = {name for name in known if re.fullmatch("_[a-z].*", name)}
+    for name in set(tracked(*CODE)) - ADAPTERS:
+        for module in imports_of(name):
+            hidden = any(part.startswith("_") for part in module.split("."))
+            assert not (hidden and under(module, FOREIGN)), f"{name}: {module}"
+        for node in ast.walk(tree_of(name)):
+            if isinstance(node, ast.Attribute) and node.attr in private:
+                owner = getattr(node.value, "id", "")
+                assert owner in ("self", "cls"), f"{name}: {node.attr}"
 
 
 @pytest.mark.parametrize("name", tracked("datasets/*.py"))

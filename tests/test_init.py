@@ -188,9 +188,9 @@ def test_a_folder_above_counts_for_nothing(birds, capsys, monkeypatch):
     [
         (
             "trsut = ['a']",
-            "tool.penstock.trsut: is none of trust, config_dir (did you mean 'trust'?)",
+            "tool.penstock.trsut: is not one of trust, config_dir (did you mean 'trust'?)",
         ),
-        ("allow_env = ['HOME']", "tool.penstock.allow_env: is none of trust, config_dir"),
+        ("allow_env = ['HOME']", "tool.penstock.allow_env: is not one of trust, config_dir"),
         ("trust = ['os']", "tool.penstock.trust: 'os' cannot be trusted as a whole"),
         ("trust = ['a-b']", "tool.penstock.trust: 'a-b' is not the name of a package"),
         ("trust = ['a,b']", "tool.penstock.trust: 'a,b' is not the name of a package"),
@@ -204,8 +204,8 @@ def test_a_folder_above_counts_for_nothing(birds, capsys, monkeypatch):
         ("config_dir = 'gone'", "tool.penstock.config_dir: got 'gone', expected a folder inside"),
         ("config_dir = 'away'", "tool.penstock.config_dir: got 'away', expected a folder inside"),
         ("config_dir = 3", "tool.penstock.config_dir: got 3, expected a folder inside of"),
-        ("trust = ", "is no TOML: "),
-        ("trust = " + "[" * 5000, "is no TOML: "),
+        ("trust = ", "is not TOML: "),
+        ("trust = " + "[" * 5000, "is not TOML: "),
     ],
 )
 def test_what_a_pyproject_may_not_say(text, message, tmp_path):
@@ -286,7 +286,7 @@ def test_nobody_else_says_what_is_trusted(harm, reason, birds, capsys):
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path, capsys):
     (tmp_path / "mine").write_text("kept")
-    for folder, reason in ((tmp_path, "is not empty"), (tmp_path / "mine", "is no folder")):
+    for folder, reason in ((tmp_path, "is not empty"), (tmp_path / "mine", "is not a folder")):
         done = run(capsys, "init", folder)
         assert done.code == 2
         assert reason in done.err

@@ -92,14 +92,14 @@ def full(folder):
         assert names(checkpoints.folder) == [checkpoint.BEST, "step-00000002.safetensors"]
         assert checkpoint.find_newest(checkpoints.folder).state["updates"] == 2
         checkpoints.save(state(4, 40), 4)  # and there is a way on
-        checkpoints.close()
+        checkpoints.flush()
         assert checkpoint.find_newest(checkpoints.folder).state["updates"] == 4
     lines(folder)
 
 
 def save_and_wait(checkpoints, step):
     checkpoints.save(state(step, 2000), step)
-    checkpoints.close()
+    checkpoints.flush()
 
 
 def lines(folder):
@@ -133,7 +133,7 @@ def limited(folder):
 
 def read_only(folder):
     """A folder on a disk that was mounted read-only after its first checkpoint."""
-    cannot_write(folder, "read-only disk")
+    cannot_write(folder, "disk is read-only")
 
 
 def no_permission(folder):

@@ -1,1 +1,1 @@
-"""Parquet and Arrow: what their tables are made of, and cells as tensors."""
+"""Parquet and Arrow: files, row groups, and cells as tensors."""

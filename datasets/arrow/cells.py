@@ -1,21 +1,19 @@
 """Cells of Arrow columns as the values that samples hold.
 
-`read_cells` prepares a column of one row group, without copying what it need not, and gives a
-function from a row to its value. A cell that cannot be had raises `CellError`; its neighbours stay
-readable.
+`read_cells` prepares a column of one row group and gives a function from a row to its value. A cell
+that cannot be read raises `CellError`; its neighbours stay readable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipeline.datasets.arrow.columns import Column, is_list
+from pipeline.datasets.arrow.columns import TableField, is_list
 from pipeline.datasets.arrow.labels import label_codes
 from pipeline.datasets.reading.image import decode_image
 from pipeline.datasets.reading.plain_tensor import plain_tensor
@@ -30,46 +28,33 @@ Array = npt.NDArray[Any]
 
 
 class CellError(ValueError):
-    """What is wrong with a cell; says neither file nor row."""
+    """A cell cannot be read; names neither file nor row."""
 
 
 def read_cells(
-    column: Column, array: pa.Array, classes: Sequence[str], reader: str, limits: Limits
+    field: TableField, array: pa.Array, classes: Sequence[str], reader: str, limits: Limits
 ) -> Cells:
     """Row of `array` -> value.
 
     Args:
-        column: what the array is made into.
+        field: that the array is made into.
         array: a column of one row group, in one piece.
         classes: names of the classes of a label.
         reader: of images.
         limits: of a cell.
     """
-    array = _stored(array)
-    if column.kind == "number":
+    if field.kind == "number":
         cells = _numbers(array)
-    elif column.kind == "tensor":
+    elif field.kind == "tensor":
         cells = _tensors(array, limits)
-    elif column.kind == "label":
+    elif field.kind == "label":
         cells = _labels(array, classes)
-    elif column.kind == "image":
-        content = _within(array, _contents(array), limits)
-        cells = lambda row: decode_image(content(row), column.name, reader, limits)  # noqa: E731
+    elif field.kind == "text":
+        cells = _within(array, lambda row: str(array[row].as_py()), limits)
     else:
-        cells = _texts(array) if column.kind == "text" else _contents(array)
-        cells = _within(array, cells, limits)
-    return _without_nulls(array, cells)
-
-
-def _stored(array: pa.Array) -> pa.Array:
-    """An array of an extension type as the plain one that it is stored as."""
-    import pyarrow as pa
-
-    wrapped = isinstance(array, pa.ExtensionArray)
-    return array.storage if wrapped and not isinstance(array, pa.FixedShapeTensorArray) else array
-
-
-def _without_nulls(array: pa.Array, cells: Cells) -> Cells:
+        content = cells = _within(array, _contents(array), limits)
+        if field.kind == "image":
+            cells = lambda row: decode_image(content(row), field.column, reader, limits)  # noqa: E731
     if array.null_count == 0:
         return cells
     valid = array.is_valid().to_numpy(zero_copy_only=False)
@@ -90,7 +75,7 @@ def _within(array: pa.Array, cells: Cells, limits: Limits) -> Cells:
     if pa.types.is_struct(array.type):
         array = array.field("bytes")
     coded = pa.types.is_dictionary(array.type)
-    if not (pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type)):
+    if not str(array.type).endswith("_view"):
         lengths = pc.binary_length(array.dictionary if coded else array)
         if (pc.max(lengths).as_py() or 0) <= limits.record_bytes:
             return cells
@@ -104,8 +89,8 @@ def _within(array: pa.Array, cells: Cells, limits: Limits) -> Cells:
     return cell
 
 
-def plain_numbers(array: pa.Array) -> Array:
-    """Values of a column of numbers, with 0 in the place of nulls; not copied if there are none."""
+def _plain_numbers(array: pa.Array) -> Array:
+    """The values of a column of numbers, 0 for nulls; not copied if there are none."""
     if array.null_count:
         array = array.fill_null(False if str(array.type) == "bool" else 0)
     values: Array = array.to_numpy(zero_copy_only=False)
@@ -113,7 +98,7 @@ def plain_numbers(array: pa.Array) -> Array:
 
 
 def _numbers(array: pa.Array) -> Cells:
-    values = plain_numbers(array)
+    values = _plain_numbers(array)
     if values.dtype.kind != "f":
         return lambda row: int(values[row])
 
@@ -137,18 +122,8 @@ def _labels(array: pa.Array, classes: Sequence[str]) -> Cells:
     return cell
 
 
-def _texts(array: pa.Array) -> Cells:
-    def cell(row: int) -> str:
-        try:
-            return str(array[row].as_py())
-        except UnicodeDecodeError as error:
-            raise CellError(f"is no UTF-8 text: {error}") from error
-
-    return cell
-
-
 def _contents(array: pa.Array) -> Cells:
-    """Cells of bytes, also where they stand in a struct beside the path of their file."""
+    """Cells of bytes, or of structs of bytes and the path of their file."""
     import pyarrow as pa
 
     if not pa.types.is_struct(array.type):
@@ -166,15 +141,21 @@ def _contents(array: pa.Array) -> Cells:
 
 
 def _tensors(array: pa.Array, limits: Limits) -> Cells:
-    """Cells of lists: the offsets and values of all of them, and a slice for each."""
     import pyarrow as pa
 
     shape: list[int] | None = None
     order: list[int] | None = None
     if isinstance(array.type, pa.FixedShapeTensorType):
         shape, order, array = list(array.type.shape), array.type.permutation, array.storage
-    levels, values = _levels(array)
-    numbers, holes = plain_numbers(values), _holes(values)
+    levels = []  # the outermost first
+    while is_list(array.type):
+        if pa.types.is_fixed_size_list(array.type):
+            levels.append(_Level(int(array.type.list_size), int(array.offset), _holes(array)))
+        else:
+            starts = array.offsets.to_numpy().astype(np.int64)
+            levels.append(_Level(None, starts, _holes(array)))
+        array = array.values
+    numbers, holes = _plain_numbers(array), _holes(array)
 
     def cell(row: int) -> torch.Tensor:
         start, stop, lengths = row, row + 1, []
@@ -191,20 +172,12 @@ def _tensors(array: pa.Array, limits: Limits) -> Cells:
     return cell
 
 
-@dataclass(frozen=True)
-class _Level:
-    """One level of nested lists.
+class _Level(NamedTuple):
+    """One level of nested lists."""
 
-    Attributes:
-        size: of every list; None if they differ.
-        starts: where the first list begins, if they have one size; else int64[n + 1], where each
-            does.
-        holes: bool[n], which lists are null; None if none is.
-    """
-
-    size: int | None
-    starts: int | IntArray
-    holes: Array | None
+    size: int | None  # of every list; None if they differ
+    starts: int | IntArray  # of the first list if they have one size; else of each, int64[n + 1]
+    holes: Array | None  # bool[n], which lists are null; None if none is
 
     def inside(self, start: int, stop: int) -> tuple[int, int, int]:
         """Where the values of lists start .. stop-1 lie one level below, and how many each has."""
@@ -218,21 +191,6 @@ class _Level:
             other = int(sizes[sizes != size][0])
             raise CellError(f"its lists have lengths {size} and {other}; a tensor has one")
         return int(self.starts[start]), int(self.starts[stop]), size
-
-
-def _levels(array: pa.Array) -> tuple[list[_Level], pa.Array]:
-    """The levels of nested lists from the outermost on, and the innermost values."""
-    import pyarrow as pa
-
-    levels = []
-    while is_list(array.type):
-        if pa.types.is_fixed_size_list(array.type):
-            levels.append(_Level(int(array.type.list_size), int(array.offset), _holes(array)))
-        else:
-            starts = array.offsets.to_numpy().astype(np.int64)
-            levels.append(_Level(None, starts, _holes(array)))
-        array = array.values
-    return levels, array
 
 
 def _holes(array: pa.Array) -> Array | None:

@@ -8,9 +8,9 @@
     image     bytes, or {bytes, path} as Hugging Face writes   Image, uint8 [3, H, W]
     bytes     the same                                         bytes
 
-Of the kinds that a column can be, the first in this table is its own, with two exceptions: bytes
-are an image, and a field `label` is a label. A schema that Hugging Face's `datasets` wrote says
-which columns are labels, and names their classes.
+The default is the first kind in this table that a column can be, with two exceptions: bytes are an
+image, and a field `label` is a label. A schema by Hugging Face's `datasets` says which columns are
+labels, and names their classes.
 
 Cost: 1 to 5 us a cell, beside decoding an image; a row group is prepared in about 50 us a column.
 """
@@ -31,14 +31,16 @@ if TYPE_CHECKING:
 Kind = Literal["number", "tensor", "label", "text", "image", "bytes"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Fields = Mapping[str, str | Mapping[str, str | None] | None]
+_TEXT = ("string", "large_string", "string_view")
+_BINARY = ("binary", "large_binary", "binary_view", "fixed_size_binary")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column of the files and the field of the samples that it becomes."""
+class TableField:
+    """A field of the samples, and the column of the files that it is made of."""
 
-    field: str
     name: str
+    column: str
     kind: Kind
 
 
@@ -52,118 +54,81 @@ def require_pyarrow() -> None:
 
 
 def kinds_of(kind: pa.DataType) -> tuple[Kind, ...]:
-    """What a column of this type can be made into, its own kind first; nothing if it can't be."""
+    """Kinds of fields that a column of this type can become, its own first; empty if none."""
     import pyarrow as pa
 
-    types = pa.types
     if isinstance(kind, pa.FixedShapeTensorType):
-        return ("tensor",) if _is_clear(kind) else ()
+        # Arrow's format and pyarrow 26's writer take `permutation` the other way round from each
+        # other, so only those are sure that are their own inverse.
+        order = kind.permutation or []
+        return ("tensor",) if all(order[to] == at for at, to in enumerate(order)) else ()
     if isinstance(kind, pa.BaseExtensionType):
         return kinds_of(kind.storage_type)
-    if types.is_dictionary(kind):
+    if pa.types.is_dictionary(kind):
         return ("label", "text") if is_text(kind.value_type) else ()
     if is_text(kind):
         return ("text", "label")
-    if types.is_boolean(kind) or types.is_integer(kind):
-        return ("number", "label")
-    if types.is_floating(kind):
+    if pa.types.is_floating(kind):
         return ("number",)
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+        return ("number", "label")
     if is_list(kind):
-        return ("tensor",) if _leaf(kind) else ()
-    if types.is_struct(kind):
-        inner = next((part.type for part in kind if part.name == "bytes"), None)
-        return ("image", "bytes") if inner is not None and _is_binary(inner) else ()
-    return ("image", "bytes") if _is_binary(kind) else ()
-
-
-def _is_clear(kind: pa.FixedShapeTensorType) -> bool:
-    """Whether the order of a tensor's dimensions can be told.
-
-    Arrow's format and pyarrow 26's writer take `permutation` the other way round from each other,
-    so only those are sure that are their own inverse.
-    """
-    order = kind.permutation or []
-    return all(order[place] == number for number, place in enumerate(order))
+        while is_list(kind):
+            kind = kind.value_type
+        types = pa.types
+        numbers = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+        return ("tensor",) if numbers else ()
+    if pa.types.is_struct(kind):
+        kind = next((part.type for part in kind if part.name == "bytes"), None)
+    return ("image", "bytes") if str(kind).split("[")[0] in _BINARY else ()
 
 
 def is_text(kind: pa.DataType) -> bool:
     """Whether a column of this type holds strings."""
-    import pyarrow as pa
-
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_string_view(kind)
-    )  # fmt: skip
+    return str(kind) in _TEXT
 
 
 def is_list(kind: pa.DataType) -> bool:
     """Whether a column of this type holds lists, of one length or not."""
     import pyarrow as pa
 
-    return bool(
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-    )  # fmt: skip
+    return has_lengths(kind) or bool(pa.types.is_fixed_size_list(kind))
 
 
 def has_lengths(kind: pa.DataType) -> bool:
     """Whether a column of this type holds lists of different lengths."""
     import pyarrow as pa
 
-    return is_list(kind) and not pa.types.is_fixed_size_list(kind)
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def _leaf(kind: pa.DataType) -> bool:
-    """Whether the innermost values of a list are numbers."""
-    import pyarrow as pa
-
-    while is_list(kind):
-        kind = kind.value_type
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    )
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    return bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_binary_view(kind)
-        or pa.types.is_fixed_size_binary(kind)
-    )  # fmt: skip
-
-
-def choose_columns(
+def choose_fields(
     schema: pa.Schema, fields: Fields | None, without: Sequence[str] = ()
-) -> tuple[list[Column], list[str]]:
-    """The fields of the samples, and the names of columns that nothing can be made of.
+) -> tuple[list[TableField], list[str]]:
+    """The fields of the samples, and the names of columns that no field can be made of.
 
     Args:
         schema: of the files.
-        fields: output field -> null (the column of that name, of its own kind), a kind (the column
-            of that name) or {column, kind}; None takes every column that can be taken.
+        fields: field -> null (the column of that name, of its own kind), a kind (the column of that
+            name) or {column, kind}; None takes every column that can be taken.
         without: columns that are not data, with fields=None.
 
     Raises:
         ConfigError: there is no such column or kind, or a column is not of it.
     """
     if fields is not None:
-        return [_chosen(schema, field, wanted) for field, wanted in fields.items()], []
+        return [_chosen(schema, name, wanted) for name, wanted in fields.items()], []
     features = _features(schema)
     kinds = {
         one.name: _own_kind(one.type, one.name, features.get(one.name, {}))
         for one in schema
         if one.name not in without
     }
-    columns = [Column(name, name, kind) for name, kind in kinds.items() if kind]
-    return columns, [name for name, kind in kinds.items() if not kind]
+    chosen = [TableField(name, name, kind) for name, kind in kinds.items() if kind]
+    return chosen, [name for name, kind in kinds.items() if not kind]
 
 
-def _chosen(schema: pa.Schema, field: str, wanted: Any) -> Column:
+def _chosen(schema: pa.Schema, field: str, wanted: Any) -> TableField:
     key = f"dataset.fields.{field}"
     column, kind = field, wanted
     if isinstance(wanted, Mapping):
@@ -172,32 +137,30 @@ def _chosen(schema: pa.Schema, field: str, wanted: Any) -> Column:
             raise ConfigError(Problem(key, f"takes column and kind, not {sorted(unknown)[0]!r}"))
         column, kind = wanted.get("column") or field, wanted.get("kind")
     if column not in schema.names:
-        near = get_close_matches(str(column), schema.names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        known = ", ".join(schema.names)
-        raise ConfigError(Problem(key, f"there is no column {column!r}{hint} (there are {known})"))
-    return Column(field, column, _checked_kind(schema, key, field, column, kind))
-
-
-def _checked_kind(schema: pa.Schema, key: str, field: str, column: str, kind: Any) -> Kind:
+        raise ConfigError(Problem(key, no_column(column, schema.names)))
     type_ = schema.field(schema.names.index(column)).type
-    own = _own_kind(type_, field, _features(schema).get(column, {}))
-    if kind is None and own is not None:
-        return own
+    if kind is None:
+        kind = _own_kind(type_, field, _features(schema).get(column, {}))
     possible = kinds_of(type_)
     if kind in possible:
-        chosen: Kind = kind
-        return chosen
+        return TableField(field, column, kind)
     if not possible:
         reason = f"column {column!r} is {type_}, which no field can be made of; leave it out"
     elif kind in KINDS:
         reason = f"column {column!r} is {type_}; it can be {' or '.join(possible)}, not {kind}"
     else:
         reason = (
-            f"{kind!r} is no kind; column {column!r} can be {' or '.join(possible)} (for a column "
-            f"of another name write {{column: ..., kind: ...}})"
+            f"unknown kind {kind!r}; column {column!r} can be {' or '.join(possible)} (for a "
+            f"column of another name write {{column: ..., kind: ...}})"
         )
     raise ConfigError(Problem(key, reason))
+
+
+def no_column(name: Any, known: Sequence[str]) -> str:
+    """A message about a column that is not there."""
+    near = get_close_matches(str(name), known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"there is no column {name!r}{hint} (there are {', '.join(known)})"
 
 
 def _own_kind(kind: pa.DataType, field: str, feature: Mapping[str, Any]) -> Kind | None:
@@ -216,7 +179,7 @@ def written_classes(schema: pa.Schema, column: str) -> list[str] | None:
 
 
 def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
-    """Column -> what Hugging Face's `datasets` says about it; empty when others wrote the file."""
+    """Column -> its description by Hugging Face's `datasets`; empty if that did not write it."""
     try:
         found = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError, RecursionError):
@@ -225,23 +188,17 @@ def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
     return {name: value for name, value in features.items() if isinstance(value, dict)}
 
 
-def num_features(schema: pa.Schema, columns: Sequence[Column]) -> int | None:
+def num_features(schema: pa.Schema, fields: Sequence[TableField]) -> int | None:
     """The last dimension of the first tensor field whose type says it."""
-    for column in columns:
-        if column.kind == "tensor":
-            size = _last_dimension(schema.field(column.name).type)
-            if size is not None:
-                return size
-    return None
-
-
-def _last_dimension(kind: pa.DataType) -> int | None:
     import pyarrow as pa
 
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return kind.shape[(kind.permutation or [-1])[-1]] if kind.shape else None
-    size = None
-    while is_list(kind):
-        size = kind.list_size if pa.types.is_fixed_size_list(kind) else None
-        kind = kind.value_type
-    return size
+    for field in (one for one in fields if one.kind == "tensor"):
+        kind, size = schema.field(field.column).type, None
+        if isinstance(kind, pa.FixedShapeTensorType):
+            size = kind.shape[(kind.permutation or [-1])[-1]] if kind.shape else None
+        while is_list(kind):
+            size = kind.list_size if pa.types.is_fixed_size_list(kind) else None
+            kind = kind.value_type
+        if size is not None:
+            return size
+    return None

@@ -1,25 +1,27 @@
 """Files of Parquet and Arrow as one table, cut into row groups.
 
-A row of the whole table is found by prefix sums in flat arrays: 16 bytes a row group are held, and
-nothing a row. Cost: the footer of every file is read once, about 0.2 ms each; files at remote
-addresses are fetched for that.
+    .parquet            row groups, which are decoded when they are read
+    .arrow, .feather    record batches; uncompressed ones are mapped, which costs no memory
+
+Cost: the footer of every file is read once, about 0.2 ms each; remote files are fetched for that.
+16 bytes a row group are kept, and nothing a row.
 """
 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from pipeline.datasets.arrow.file import ArrowFile, damage_errors, first_line, open_file
+from pipeline.datasets.reading.expansion import FREE
+from pipeline.datasets.reading.file_kind import stranger
 from pipeline.datasets.reading.open_files import OpenFiles
-from pipeline.datasets.reading.positioned_file import PositionedFile
+from pipeline.datasets.reading.positioned_file import check_regular
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray
@@ -28,6 +30,29 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pipeline.datasets.files import Files
+
+SUFFIXES = (".parquet", ".arrow", ".feather")
+
+
+class ArrowFile(Protocol):
+    """One open file."""
+
+    schema: pa.Schema
+    lengths: list[int]  # rows of each row group
+
+    @property
+    def check_length(self) -> Callable[[], None] | None:
+        """Raises DataError if arrays that were read can no longer be touched; 2 us.
+
+        None if they always can. It does not keep the file open.
+        """
+
+    def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
+        """Columns of a row group, and how many bytes of memory they take.
+
+        Raises:
+            ValueError: it is damaged, or claims more than the limits.
+        """
 
 
 class ArrowFiles:
@@ -39,7 +64,7 @@ class ArrowFiles:
         limits: what they may claim.
 
     Attributes:
-        schema: of the first file; `check` sees to it that the others agree.
+        schema: of the first file; `check` compares the others with it.
         bounds: int64[groups + 1], the first row of each row group, and the number of rows.
 
     Raises:
@@ -65,10 +90,6 @@ class ArrowFiles:
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
-    @property
-    def num_rows(self) -> int:
-        return int(self.bounds[-1])
-
     def _open(self, number: int) -> ArrowFile:
         name = self.name(number)
         return self._files.read(name, lambda path: open_file(path, name, self._limits))
@@ -77,35 +98,25 @@ class ArrowFiles:
         """The address of a file, as it was given."""
         return os.fsdecode(self._addresses[file])
 
-    def content(self, file: int) -> PositionedFile:
-        """The bytes of a file."""
-        return self._files.read(self.name(file), lambda path: PositionedFile(Path(path)))
-
     def check(self, columns: Sequence[str]) -> None:
         """Refuse files whose `columns` are missing or of other types than in the first file.
 
         Raises:
             DataError: names the file, the column and both types.
         """
+        wanted: dict[str, pa.DataType] = {}
         for number, schema in [(0, self.schema), *self._others]:
-            counts = Counter(schema.names)
             for column in columns:
-                self._check(number, schema, column, counts[column])
-
-    def _check(self, number: int, schema: pa.Schema, column: str, count: int) -> None:
-        if count == 0:
-            found = "is missing"
-        elif count > 1:
-            found = f"is there {count} times"
-        elif schema.field(column).type != self.schema.field(column).type:
-            found = f"is {schema.field(column).type}"
-        else:
-            return
-        wanted = f"in {self.name(0)!r} it is {self.schema.field(column).type}" if number else ""
-        raise DataError(
-            f"{self.name(number)!r}: column {column!r} {found}{', but ' if wanted else ''}{wanted}."
-            " All files need one schema: write the file again, or take it out."
-        )
+                types = [schema.field(place).type for place in schema.get_all_field_indices(column)]
+                if len(types) == 1 and types[0] == wanted.setdefault(column, types[0]):
+                    continue
+                found = f"is {types[0]}" if types else "is missing"
+                found = f"is there {len(types)} times" if len(types) > 1 else found
+                found += f", but in {self.name(0)!r} it is {wanted[column]}" if number else ""
+                raise DataError(
+                    f"{self.name(number)!r}: column {column!r} {found}. All files need one schema: "
+                    "write the file again, or take it out."
+                )
 
     def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
         """Columns of a row group, and how many bytes of memory they take.
@@ -125,7 +136,7 @@ class ArrowFiles:
 
     @contextmanager
     def reading(self, group: int) -> Iterator[None]:
-        """Whatever pyarrow raises inside says that the row group is damaged, as a DataError."""
+        """Turns what pyarrow raises inside into a DataError that names the row group."""
         try:
             yield
         except damage_errors() as error:
@@ -135,18 +146,17 @@ class ArrowFiles:
                 "Copy or write the file again."
             ) from error
 
-    def length_check(self, group: int) -> Callable[[], None]:
-        """What to call before arrays of a row group are touched; see `arrow.file.ArrowFile`."""
-        file, _ = self._place(group)
-        return self._opened[file].check_length
+    def length_check(self, group: int) -> Callable[[], None] | None:
+        """To be called before arrays of a row group are touched; see `ArrowFile`."""
+        return self._opened[self._place(group)[0]].check_length
 
     def group_name(self, group: int) -> str:
-        """A row group for people: its number in its file, and the file."""
+        """A row group for messages: its number in its file, and the file."""
         file, within = self._place(group)
         return f"row group {within} of {self.name(file)!r}"
 
     def where(self, group: int, row: int, column: str) -> str:
-        """A cell for people: its file, its row in the file from 0, its column."""
+        """A cell for messages: its file, its row in the file from 0, its column."""
         file, _ = self._place(group)
         row += int(self.bounds[group] - self.bounds[self._first[file]])
         return f"{self.name(file)!r}, row {row}, column {column!r}"
@@ -157,16 +167,129 @@ class ArrowFiles:
         return file, group - int(self._first[file])
 
 
-def in_one_piece(table: pa.Table, column: str) -> pa.Array:
-    """A column of a row group as one array."""
+def open_file(path: str, name: str, limits: Limits) -> ArrowFile:
+    """Open a file by its suffix.
+
+    Raises:
+        DataError: it is missing, cut off, not a regular file, of another format than its suffix,
+            or claims more than `limits`.
+    """
+    from pipeline.datasets.arrow.ipc_file import IpcFile
+    from pipeline.datasets.arrow.parquet_file import ParquetFile
+
+    try:
+        check_regular(path)
+        kind = ParquetFile if name.endswith(".parquet") else IpcFile
+        opened: ArrowFile = kind(path, name, limits)
+        _check_claims(opened, Path(path).stat().st_size, name, limits)
+        return opened
+    except FileNotFoundError as error:
+        raise DataError(f"{name!r} is missing.") from error
+    except damage_errors() as error:
+        raise DataError(f"{name!r} {_complaint(path, error)}") from error
+
+
+def _check_claims(opened: ArrowFile, size: int, name: str, limits: Limits) -> None:
+    waiting = list(opened.schema)
+    while waiting:
+        field = waiting.pop()
+        _ = field.name  # raises UnicodeDecodeError, which is better here than when it is used
+        kind = getattr(field.type, "storage_type", field.type)
+        waiting += [kind.field(number) for number in range(kind.num_fields)]
+    columns = len(opened.schema.names)
+    if columns > limits.columns:
+        raise DataError(f"{name!r}: {limits.refusal('columns', f'it has {columns} columns')}.")
+    for group, rows in enumerate(opened.lengths):
+        if rows < 0:
+            raise DataError(f"{name!r}, row group {group} claims {rows} rows: it is damaged.")
+        if rows > FREE + limits.expansion * size:  # of a type of no bytes, or repeated
+            found = f"row group {group} claims {rows} rows in a file of {size} bytes"
+            raise DataError(f"{name!r}: {limits.refusal('expansion', found)}.")
+
+
+def _complaint(path: str, error: Exception) -> str:
+    with open(path, "rb") as file:
+        start = file.read(256)
+    other = stranger(start)
+    if other is not None:
+        return f"is not a table: {other}. Replace it or take it out of the data."
+    if start.startswith((b"PAR1", b"ARROW1")):
+        return (
+            f"was cut off or damaged ({first_line(error)}): its footer is missing. Copy or write "
+            "it again."
+        )
+    return f"cannot be read as its suffix says ({first_line(error)}). Rename or replace it."
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type."""
+    return str(error).split("\n")[0].rstrip(".") or type(error).__name__
+
+
+def damage_errors() -> tuple[type[Exception], ...]:
+    """Errors of pyarrow, numpy and torch over a damaged file; not MemoryError, see `limits`."""
+    from pyarrow import lib
+
+    return (
+        OSError, EOFError, ValueError, LookupError, OverflowError, RuntimeError,
+        lib.ArrowTypeError, lib.ArrowCapacityError, lib.ArrowSerializationError,
+    )  # fmt: skip
+
+
+def check_table(table: pa.Table) -> None:
+    """Check that the arrays of a table point only at their own memory.
+
+    Arrow's readers check that buffers are there, not what they hold. An offset outside of its
+    values is then followed wherever it leads: to memory of something else, returned as text, or to
+    a crash. The encoding of texts is not looked at: it cannot lead out of memory, would cost as
+    much as reading the texts, and one bad text would take its whole row group along.
+
+    Cost: about 1 ns a row of a column of texts, bytes or lists; nothing for numbers.
+
+    Raises:
+        pyarrow.ArrowInvalid: offsets or dictionary indices of a column are out of bounds.
+    """
+    for column in table.columns:
+        for chunk in column.chunks:
+            _check_array(chunk)
+
+
+def _check_array(array: pa.Array) -> None:
     import pyarrow as pa
 
-    chunks = table.column(column).combine_chunks()
-    if isinstance(chunks, pa.ChunkedArray):
-        if chunks.num_chunks > 1:
+    array.validate()  # lengths and sizes of buffers, on which all that follows relies
+    kind = array.type
+    if isinstance(array, pa.ExtensionArray):
+        _check_array(array.storage)
+    elif pa.types.is_struct(kind):
+        for place in range(kind.num_fields):
+            _check_array(array.field(place))
+    elif pa.types.is_dictionary(kind):
+        _check_array(array.dictionary)
+        # The indices alone: of values of any type, only their number matters.
+        blank = pa.nulls(len(array.dictionary))
+        pa.DictionaryArray.from_arrays(array.indices, blank, safe=False).validate(full=True)
+    elif pa.types.is_string(kind):
+        array.view(pa.binary()).validate(full=True)
+    elif pa.types.is_large_string(kind):
+        array.view(pa.large_binary()).validate(full=True)
+    elif pa.types.is_string_view(kind):
+        array.view(pa.binary_view()).validate(full=True)
+    else:
+        array.validate(full=True)
+
+
+def in_one_piece(table: pa.Table, column: str) -> pa.Array:
+    """A column of a row group as one array; extension types as their storage, tensors excepted."""
+    import pyarrow as pa
+
+    array = table.column(column).combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        if array.num_chunks > 1:
             raise DataError(
                 f"column {column!r} has more than 2 GiB in one row group. Write the files again "
                 "with smaller row groups; about 64 MiB are good to read."
             )
-        return chunks.chunk(0) if chunks.num_chunks else pa.array([], chunks.type)
-    return chunks
+        array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
+    wrapped = isinstance(array, pa.ExtensionArray)
+    return array.storage if wrapped and not isinstance(array, pa.FixedShapeTensorArray) else array

@@ -1,152 +1,152 @@
-"""Rows of Parquet and Arrow files as samples: what the map-style dataset and the stream share.
+"""Rows of Parquet and Arrow files as samples: shared by the map-style dataset and the stream.
 
-A row is (row group, row in it). Its row group is read with the chosen columns only, and prepared
-once; the last used ones are kept (`arrow.row_groups`).
+A row is (row group, row in it). Its row group is read with the chosen columns only and prepared
+once; the last used ones are kept.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+from torch.utils.data import get_worker_info
 
 from pipeline.datasets.arrow.cells import Cells, read_cells
 from pipeline.datasets.arrow.columns import (
-    Column,
     Fields,
-    choose_columns,
+    TableField,
+    choose_fields,
+    no_column,
     num_features,
     require_pyarrow,
 )
-from pipeline.datasets.arrow.file import SUFFIXES, damage_errors, first_line
-from pipeline.datasets.arrow.files import ArrowFiles, in_one_piece
+from pipeline.datasets.arrow.files import (
+    SUFFIXES,
+    ArrowFiles,
+    damage_errors,
+    first_line,
+    in_one_piece,
+)
 from pipeline.datasets.arrow.labels import find_classes
-from pipeline.datasets.arrow.row_groups import RowGroups
 from pipeline.datasets.files import Files
 from pipeline.datasets.reading.data_file import DataFile, data_file
-from pipeline.datasets.reading.fingerprint import Fingerprinted, Part
-from pipeline.datasets.reading.image import check_reader
-from pipeline.datasets.reading.row_split import RowSplit
+from pipeline.datasets.reading.fingerprint import FileDataset, Part
+from pipeline.datasets.reading.image import Reader, check_reader
+from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.datasets.reading.shard_files import ShardFiles, split_of
-from pipeline.datasets.reading.split import check_split
-from pipeline.datasets.reading.table_rows import AllRows, ListedRows, TableRows, rows_before
+from pipeline.datasets.reading.split import (
+    AllRows,
+    ListedRows,
+    RowSplit,
+    Split,
+    TableRows,
+    check_split,
+    rows_before,
+)
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray
 
 _log = logging.getLogger(__name__)
 
-_MIB = 1 << 20
 _PREPARED = 4096  # bytes of a prepared column beside its data, about,
 _PER_ROW = 8  # and for each of its rows (offsets, codes)
-_BLOCKS = 64  # of 4 KiB of a file that its fingerprint is made of
+_BLOCKS = 64  # of 4 KiB of a file that go into the fingerprint
 _SPREAD = 1 << 16  # rows of the split, likewise
+# The advice is given if of the last _LOADS loads, more than this share were of row groups that had
+# been loaded before, and fewer rows than this were used of each.
+_LOADS, _AGAIN, _ROWS = 200, 0.5, 4
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class TableOptions:
-    """What a person says about a table; `pipeline.datasets.parquet.Parquet` tells the meaning."""
+class ArrowTable(FileDataset):
+    """The rows of one split: base of the map-style dataset and the stream.
 
-    fields: Fields | None = None
-    split_column: str | None = None
-    classes: Sequence[str] | None = None
-    metadata_columns: Sequence[str] | None = None
-    val_fraction: float = 0.2
-    split_seed: int = 0
-    reader: str = "torchvision"
-    cache_mb: int = 512
-    limits: Limits = field(default_factory=Limits)
-
-
-class ArrowTable(Fingerprinted):
-    """The rows of one split.
-
-    Args:
-        root: a folder, a file or a pattern, here or at an address.
-        split: "train" or "val".
-        options: what else there is to say.
-        files: how to get at what lies at an address.
-        advice: said once when most of what is read goes unused.
+    Arguments and errors as `pipeline.datasets.parquet.Parquet`.
 
     Attributes:
         files: the row groups.
-        columns: the fields of a sample.
-        classes: label field -> names of its classes.
+        fields: of a sample.
+        label_classes: label field -> names of its classes.
+        classes: of the first label field.
         rows: which rows of the files belong to the split.
+        advice: logged once when most of what is read goes unused.
     """
+
+    advice: ClassVar[str] = ""
 
     def __init__(
         self,
         root: str,
-        split: str,
-        options: TableOptions,
+        split: Split = "train",
+        fields: Fields | None = None,
+        split_column: str | None = None,
+        classes: Sequence[str] | None = None,
+        val_fraction: float = 0.2,
+        split_seed: int = 0,
+        reader: Reader = "torchvision",
+        cache_mb: int = 512,
         files: Files | None = None,
-        advice: str = "",
+        limits: Limits | None = None,
     ) -> None:
-        check_split(split, options.val_fraction)
-        check_reader(options.reader)
+        check_split(split, val_fraction)
+        check_reader(reader)
         require_pyarrow()
-        self.options = options
-        files = files or Files()
-        shards = ShardFiles.of(root, split, SUFFIXES, files)
-        self.files = ArrowFiles(shards.addresses, files, options.limits)
-        self._files = files
+        self._reader, self._limits = reader, limits or Limits()
+        self._files = files or Files()
+        shards = ShardFiles.of(root, split, SUFFIXES, self._files)
         self._names = np.array([os.fsencode(name) for name in shards.names])
-        self.columns = self._chosen_columns(warn=split == "train")
-        self.files.check([*self._read, *([options.split_column] if options.split_column else [])])
+        self.files = ArrowFiles(shards.addresses, self._files, self._limits)
+        self.fields = self._chosen_fields(fields, split_column, warn=split == "train")
+        self._columns = list(dict.fromkeys(field.column for field in self.fields))
+        self.files.check([*self._columns, *([split_column] if split_column else [])])
+        labels = [field for field in self.fields if field.kind == "label"]
+        labels.sort(key=lambda field: field.name != "label")
         trained = self.files
-        if shards.divided and split == "val" and options.classes is None and self._labels:
-            train = ShardFiles.of(root, "train", SUFFIXES, files)
-            trained = ArrowFiles(train.addresses, files, options.limits)
-        self.classes = find_classes(trained, self._labels, options.classes, options.limits)
-        self.rows = self._rows_of(split, shards.divided)
+        if shards.divided and split == "val" and classes is None and labels:
+            train = ShardFiles.of(root, "train", SUFFIXES, self._files)
+            trained = ArrowFiles(train.addresses, self._files, self._limits)
+        self.label_classes = find_classes(trained, labels, classes, self._limits)
+        self.classes = next(iter(self.label_classes.values()), [])
+        total = int(self.files.bounds[-1])
+        self.rows: TableRows
+        if split_column is not None:
+            self.rows = self._rows_by_column(split, split_column)
+        elif shards.divided:
+            self.rows = AllRows(total)
+        else:
+            self.rows = RowSplit(total, split, val_fraction, split_seed)
         if len(self) == 0:
             raise DataError(f"dataset.root: {root!r} has no rows for the split {split!r}.")
-        self._groups = RowGroups(self._prepare, options.cache_mb * _MIB, advice)
+        self._groups = RowGroups(self._prepare, cache_mb << 20, self.advice)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
-    def _read(self) -> list[str]:
-        """Names of the columns that samples are made of, each once."""
-        return list(dict.fromkeys(column.name for column in self.columns))
-
-    @property
-    def _labels(self) -> list[Column]:
-        """The fields of labels, the one called so first."""
-        labels = [column for column in self.columns if column.kind == "label"]
-        return sorted(labels, key=lambda column: column.field != "label")
-
-    def _chosen_columns(self, warn: bool) -> list[Column]:
-        options, schema = self.options, self.files.schema
-        split_column = options.split_column
+    def _chosen_fields(
+        self, fields: Fields | None, split_column: str | None, warn: bool
+    ) -> list[TableField]:
+        schema = self.files.schema
         if split_column is not None and split_column not in schema.names:
-            known = ", ".join(schema.names)
-            reason = f"there is no column {split_column!r}; there are {known}"
+            reason = no_column(split_column, schema.names)
             raise ConfigError(Problem("dataset.split_column", reason))
         without = [] if split_column is None else [split_column]
-        columns, left_out = choose_columns(schema, options.fields, without)
-        if not columns:
+        chosen, left_out = choose_fields(schema, fields, without)
+        if not chosen:
             raise DataError(f"{self.files.name(0)!r} has no column that a field can be made of.")
         if left_out and warn:
             types = ", ".join(f"{name} ({schema.field(name).type})" for name in left_out[:20])
             types += f" and {len(left_out) - 20} more" if len(left_out) > 20 else ""
             _log.warning("%s: no fields are made of %s", self.files.name(0), types)
-        return columns
-
-    def _rows_of(self, split: str, divided: bool) -> TableRows:
-        options, total = self.options, self.files.num_rows
-        if options.split_column is not None:
-            return self._rows_by_column(split, options.split_column)
-        if divided:
-            return AllRows(total)
-        return RowSplit(total, split, options.val_fraction, options.split_seed)
+        return chosen
 
     def _rows_by_column(self, split: str, column: str) -> ListedRows:
         chosen = [np.empty(0, np.int64)]
@@ -181,7 +181,8 @@ class ArrowTable(Fingerprinted):
             DataError: names the file, the row in it and the column.
         """
         prepared, check_length = self._groups.get(group, len(rows))
-        check_length()
+        if check_length is not None:
+            check_length()
         return [
             {field: self._cell(group, row, field, cells) for field, cells in prepared.items()}
             for row in rows
@@ -190,30 +191,32 @@ class ArrowTable(Fingerprinted):
     def _cell(self, group: int, row: int, field: str, cells: Cells) -> Any:
         try:
             return cells(row)
-        except DataError as error:  # of an image, which says what to do
+        except DataError as error:  # of an image, with advice of its own
             raise DataError(f"{self._where(group, row, field)}: {error}") from error
         except damage_errors() as error:
-            reason = first_line(error)
             raise DataError(
-                f"{self._where(group, row, field)}: {reason}. Repair the value or take the row out."
+                f"{self._where(group, row, field)}: {first_line(error)}. Repair the value or take "
+                "the row out."
             ) from error
 
     def _where(self, group: int, row: int, field: str) -> str:
-        column = next(column.name for column in self.columns if column.field == field)
+        column = next(one.column for one in self.fields if one.name == field)
         return self.files.where(group, row, column)
 
-    def _prepare(self, group: int) -> tuple[tuple[Mapping[str, Cells], Callable[[], None]], int]:
-        table, size = self.files.read(group, self._read)
+    def _prepare(
+        self, group: int
+    ) -> tuple[tuple[dict[str, Cells], Callable[[], None] | None], int]:
+        table, size = self.files.read(group, self._columns)
         with self.files.reading(group):
             prepared = {
-                column.field: read_cells(
-                    column,
-                    in_one_piece(table, column.name),
-                    self.classes.get(column.field, []),
-                    self.options.reader,
-                    self.options.limits,
+                field.name: read_cells(
+                    field,
+                    in_one_piece(table, field.column),
+                    self.label_classes.get(field.name, []),
+                    self._reader,
+                    self._limits,
                 )
-                for column in self.columns
+                for field in self.fields
             }
         size += (_PREPARED + _PER_ROW * table.num_rows) * len(prepared)
         return (prepared, self.files.length_check(group)), size
@@ -221,21 +224,23 @@ class ArrowTable(Fingerprinted):
     @property
     def facts(self) -> dict[str, int]:
         """num_classes and num_outputs of the first label, num_features of the first tensor."""
-        facts = {}
-        for classes in list(self.classes.values())[:1]:
-            facts = {"num_classes": len(classes), "num_outputs": len(classes)}
-        features = num_features(self.files.schema, self.columns)
+        count = len(self.classes)
+        facts = {"num_classes": count, "num_outputs": count} if self.label_classes else {}
+        features = num_features(self.files.schema, self.fields)
         return facts if features is None else facts | {"num_features": features}
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The fields and rows, the files' names, and a spread of blocks of each."""
-        parts: list[Part] = ["arrow_table", self.options.reader]
-        parts += [f"{one.field} {one.name} {one.kind}" for one in self.columns]
-        parts += [f"{field} {name}" for field, names in self.classes.items() for name in names]
+        parts: list[Part] = ["arrow_table", self._reader]
+        parts += [f"{one.name} {one.column} {one.kind}" for one in self.fields]
+        parts += [
+            f"{field} {name}" for field, names in self.label_classes.items() for name in names
+        ]
         for file, name in enumerate(self._names.tolist()):
             parts.append(name)
             if sized:
-                content = self.files.content(file)
+                address = self.files.name(file)
+                content = self._files.read(address, lambda path: PositionedFile(Path(path)))
                 parts += [content.size, *content.sample(_BLOCKS)]
         total = len(self)
         spread = np.unique(np.linspace(0, total - 1, min(total, _SPREAD)).astype(np.int64))
@@ -244,3 +249,65 @@ class ArrowTable(Fingerprinted):
     def data_files(self) -> list[DataFile]:
         named = enumerate(map(os.fsdecode, self._names.tolist()))
         return [data_file(name, self.files.name(file), self._files) for file, name in named]
+
+
+class RowGroups(Generic[T]):
+    """Cache of decoded row groups in one process: the last used ones, up to a number of bytes.
+
+    A row group that is larger than the limit is kept alone, until the next one is read. Threads
+    share the cache; when two of them miss the same row group at once, both read it.
+
+    Args:
+        load: number -> (value, bytes of memory that it takes).
+        limit: bytes that are kept at most.
+        advice: logged once, when row groups are loaded again and again for a few rows each.
+    """
+
+    def __init__(self, load: Callable[[int], tuple[T, int]], limit: int, advice: str = "") -> None:
+        self._load = load
+        self._limit = limit
+        self._advice = advice
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._held: OrderedDict[int, tuple[T, int]] = OrderedDict()
+        self._size = 0
+        self._seen: set[int] = set()
+        self._used = self._loads = self._again = 0
+
+    def get(self, group: int, rows: int = 1) -> T:
+        """A row group, of which `rows` rows are going to be used."""
+        if self._process != os.getpid():  # a fork copies also a lock that another thread held
+            self._begin()
+        with self._lock:
+            self._used += rows
+            if group in self._held:
+                self._held.move_to_end(group)
+                return self._held[group][0]
+        value, size = self._load(group)
+        with self._lock:
+            self._size += size - self._held.get(group, (value, 0))[1]
+            self._held[group] = (value, size)
+            while self._size > self._limit and len(self._held) > 1:
+                _, (_, freed) = self._held.popitem(last=False)
+                self._size -= freed
+            self._count(group)
+        return value
+
+    def _count(self, group: int) -> None:
+        self._loads += 1
+        self._again += group in self._seen
+        self._seen.add(group)
+        if self._loads < _LOADS:
+            return
+        if self._used < _ROWS * _LOADS and self._again > _AGAIN * _LOADS and self._advice:
+            worker = get_worker_info()
+            if worker is None or worker.id == 0:  # the others see the same
+                _log.warning("%s", self._advice)
+            self._advice = ""
+        self._used = self._loads = self._again = 0
+
+    def __reduce__(self) -> tuple[type[RowGroups[T]], tuple[Any, ...]]:
+        return type(self), (self._load, self._limit, self._advice)

@@ -1,4 +1,4 @@
-"""How a drawn face looks, apart from its shape: colours, hair, light, what stands behind it."""
+"""The look of a drawn face apart from its shape: colours, hair and light."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Look:
 
     @classmethod
     def drawn(cls, random: np.random.Generator) -> Look:
-        """Somebody, somewhere."""
-        skin = _between(_SKIN, random)
+        """A random person under a random light."""
+        tone = float(random.uniform(0, len(_SKIN) - 1))  # between two neighbours of the scale
+        skin = mixed(_SKIN[int(tone)], _SKIN[int(tone) + 1], tone % 1)
+        skin = _jittered(skin, random, 6)
         long_hair = random.random() < 0.45
         bald = not long_hair and random.random() < 0.15
-        light = np.array(
-            [random.uniform(-1, 1), random.uniform(-0.9, 0.3), random.uniform(0.45, 1)]
-        )
+        light = random.uniform([-1, -0.9, 0.45], [1, 0.3, 1])
         lips = mixed(skin, (176, 44, 58), float(random.uniform(0.25, 0.7 if long_hair else 0.4)))
         return cls(
             skin=skin,
@@ -87,12 +87,6 @@ def mixed(first: Colour, second: Colour, share: float) -> Colour:
     pairs = zip(first, second, strict=True)
     red, green, blue = (round(a + (b - a) * share) for a, b in pairs)
     return red, green, blue
-
-
-def _between(colours: list[Colour], random: np.random.Generator) -> Colour:
-    """A colour between two neighbours of a scale."""
-    at = float(random.uniform(0, len(colours) - 1))
-    return _jittered(mixed(colours[int(at)], colours[int(at) + 1], at % 1), random, 6)
 
 
 def _jittered(colour: Colour, random: np.random.Generator, spread: int) -> Colour:

@@ -2,10 +2,6 @@
 
 Units: half the width of the face is 1; x to the right of the picture, y down, z towards the viewer,
 and the centre of the head at the origin. The projection is orthographic.
-
-The outline of the jaw (landmarks 0 to 16) lies where a person would mark it: on the visible edge of
-the face. Each of its rows is half an ellipse on the head, and the mark slides along it to the
-point that is outermost in the picture, which has a closed form (`FaceShape.jaw`).
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ _DROP = np.array([0.0, 0.0, 0.05, 0.2, 0.5, 0.8, 0.95, 1.0, 1.0])
 
 @dataclass(frozen=True)
 class Pose:
-    """Where the head stands in the picture.
+    """The place of the head in the picture.
 
     Attributes:
         rotation: float64[3, 3], from the head's axes to the picture's.
@@ -49,7 +45,7 @@ class Pose:
 
     @classmethod
     def drawn(cls, random: np.random.Generator, shape: FaceShape, size: int) -> Pose:
-        """Any pose in which all landmarks of `shape` lie in a picture of `size` pixels."""
+        """A random pose with all landmarks of `shape` in a picture of `size` pixels."""
         angles = np.radians(random.uniform([-38, -18, -25], [38, 18, 25]))
         rotation = cls.turned(*angles.tolist())
         marks = shape.landmarks(cls(rotation, 1.0, np.zeros(2)))
@@ -89,7 +85,7 @@ class FaceShape:
 
     @classmethod
     def drawn(cls, random: np.random.Generator) -> FaceShape:
-        """Somebody: proportions near the mean, any expression."""
+        """Random: proportions near the mean, any expression."""
         near = dict.fromkeys(("length", "eye_distance"), 0.05)
         near |= dict.fromkeys(("jaw_width", "eye_width", "mouth_width", "nose_length"), 0.09)
         near |= {"brow_height": 0.12, "nose_width": 0.14, "lips": 0.2}
@@ -109,7 +105,11 @@ class FaceShape:
         return np.concatenate([self.jaw(pose), pose.project(np.concatenate(features))])
 
     def jaw(self, pose: Pose) -> Points:
-        """Landmarks 0 to 16 in pixels, [17, 2], on the visible edge of the face."""
+        """Landmarks 0 to 16 in pixels, [17, 2], on the visible edge of the face.
+
+        Each row of the jaw is half an ellipse on the head, and its landmark the point of it that is
+        outermost in the picture.
+        """
         # A row is (x cos t, y, z + depth sin t), with the ear at t = 0. On the side that the head
         # turns to, its outermost point has tan t = tan(yaw) depth / x; on the other side, t = 0.
         x, y, z = self._jaw_rows()
@@ -150,16 +150,10 @@ class FaceShape:
         """Landmarks 36 to 47, [12, 3]: each from its left corner over the upper lid."""
         centre, half = 0.45 * self.eye_distance, 0.215 * self.eye_width
         upper, lower = 0.115 * self.eyes_open, 0.015 + 0.055 * self.eyes_open
-        left = np.array(
-            [
-                [-half, 0.0, -0.12],
-                [-0.38 * half, -upper, 0.01],
-                [0.38 * half, -upper, 0.03],
-                [half, 0.02, 0.02],
-                [0.36 * half, lower, 0.02],
-                [-0.36 * half, lower, 0.0],
-            ]
-        ) + [-centre, -0.27, 0.50]
+        left = np.array([
+            [-half, 0.0, -0.12], [-0.38 * half, -upper, 0.01], [0.38 * half, -upper, 0.03],
+            [half, 0.02, 0.02], [0.36 * half, lower, 0.02], [-0.36 * half, lower, 0.0],
+        ]) + [-centre, -0.27, 0.50]  # fmt: skip
         mirrored = left * [-1, 1, 1]
         return np.concatenate([left, mirrored[[3, 2, 1, 0, 5, 4]]])
 

@@ -1,14 +1,12 @@
-"""Damage in a file that decoders let pass: for `task=check`, which asks it of every file.
+"""Damage that decoders ignore, for `task=check`.
 
-    JPEG    libjpeg's own warnings (bytes that make no sense, data that ends too early), and a file
-            without the marker that ends it
-    WebP    shorter than it says it is
-    GIF     without its last byte
-    WAV     silence and nothing else; zeros from a boundary of the disk's blocks to the end, as a
-            crash leaves them
-    FLAC    the same, and samples that do not have the checksum (MD5) of those that were coded
+    JPEG    libjpeg's own warnings (invalid bytes, data that ends too early); no end marker
+    WebP    shorter than its header claims
+    GIF     no last byte
+    WAV     only silence; zeros from a boundary of the disk's blocks to the end, as after a crash
+    FLAC    the same, and samples that differ from the checksum (MD5) of the encoded ones
 
-PNG carries checksums that reading verifies. Cost: one more decoding of a JPEG or a FLAC.
+Reading verifies the checksums of PNG. Cost: one more decoding of a JPEG or a FLAC.
 """
 
 from __future__ import annotations
@@ -18,9 +16,6 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -39,32 +34,37 @@ _stderr = threading.Lock()
 
 
 def image_damage(path: str, limits: Limits = DEFAULT) -> str | None:
-    """What is wrong with an image file although it can be decoded; None if nothing can be told."""
+    """Damage in an image file that can be decoded; None if none is found."""
     content = read_regular(path, limits)
     if content.startswith(b"\xff\xd8"):
-        return _jpeg_damage(content)
+        if content.rfind(b"\xff\xd9") < content.rfind(b"\xff\xda"):  # after the last scan begins
+            return "it has no end marker: it was cut off, or its end was never written"
+        warnings = _libjpeg_warnings(content)
+        return f"libjpeg warns: {warnings[0]}" if warnings else None
     if content.startswith(b"RIFF") and content[8:12] == b"WEBP":
         claimed = int.from_bytes(content[4:8], "little") + 8
         if claimed > len(content):
-            return f"it was cut off: it says it has {claimed} bytes, but there are {len(content)}"
+            return f"it was cut off: it claims {claimed} bytes, but there are {len(content)}"
     if content.startswith(b"GIF8") and not content.rstrip(b"\0").endswith(b";"):
         return "it has no end: it was cut off, or its end was never written"
     return None
 
 
-def _jpeg_damage(content: bytes) -> str | None:
-    if content.rfind(b"\xff\xd9") < content.rfind(b"\xff\xda"):  # after the last scan has begun
-        return "it has no end marker: it was cut off, or its end was never written"
-    warnings = _libjpeg_warnings(content)
-    return f"libjpeg warns: {warnings[0]}" if warnings else None
-
-
 def _libjpeg_warnings(content: bytes) -> list[str]:
-    """What libjpeg says while it decodes; torchvision lets it print to this process's stderr."""
+    """libjpeg's warnings while it decodes; torchvision lets it print to this process's stderr."""
     data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    with _stderr, _captured_stderr() as file, suppress(RuntimeError):
-        torch.ops.image.decode_image(data, _RGB, True)
-    with file:
+    with _stderr, tempfile.TemporaryFile() as file:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            torch.ops.image.decode_image(data, _RGB, True)
+        except RuntimeError:
+            pass  # reading reports it
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
         file.seek(0)
         lines = file.read().decode(errors="replace").splitlines()
     others = [line for line in lines if "JPEG" not in line]
@@ -73,29 +73,15 @@ def _libjpeg_warnings(content: bytes) -> list[str]:
     return [line.strip() for line in lines if "JPEG" in line]
 
 
-@contextmanager
-def _captured_stderr() -> Iterator[BinaryIO]:
-    """A file that gets what is written to file descriptor 2; it is left open."""
-    file = tempfile.TemporaryFile()  # noqa: SIM115
-    if sys.stderr is not None:
-        sys.stderr.flush()
-    kept = os.dup(2)
-    os.dup2(file.fileno(), 2)
-    try:
-        yield file
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
 def audio_damage(path: str, limits: Limits = DEFAULT) -> str | None:
-    """What is wrong with an audio file although it can be decoded; None if nothing can be told."""
+    """Damage in an audio file that can be decoded; None if none is found."""
     content = read_regular(path, limits)
     values, _ = read_audio(path, limits)
     if content.startswith(b"fLaC"):
-        wrong = _flac_damage(path, content)
-        if wrong:
-            return wrong
+        checksum = content[26:42]  # in the first block, which is of fixed length
+        bits = (int.from_bytes(content[18:26], "big") >> 36 & 31) + 1
+        if any(checksum) and _flac_checksum(path, bits) != checksum:  # zeros if not computed
+            return "its samples do not match the checksum that it carries"
     if not values.any():
         return "it is silent: all of its samples are zero"
     start = len(content.rstrip(b"\0"))
@@ -103,19 +89,13 @@ def audio_damage(path: str, limits: Limits = DEFAULT) -> str | None:
     # Silence begins anywhere; blocks that were never written begin at their boundary.
     if zeros - before >= _LEAST_ZEROS and before < 4:
         return (
-            f"it is all zeros from byte {start + before} to its end ({zeros} bytes), which begins "
-            "at a boundary of the disk's blocks: they were never written"
+            f"it is all zeros from byte {start + before} to its end ({zeros} bytes), from a "
+            "boundary of the disk's blocks: they were never written"
         )
     return None
 
 
-def _flac_damage(path: str, content: bytes) -> str | None:
-    written = content[26:42]  # of the first block, which is of fixed length
-    if not any(written):  # the coder did not say
-        return None
-    bits = (int.from_bytes(content[18:26], "big") >> 36 & 31) + 1
+def _flac_checksum(path: str, bits: int) -> bytes:
     samples = np.ascontiguousarray(read_integers(path) >> (32 - bits)).astype("<i4").view(np.uint8)
     plain = samples.reshape(-1, 4)[:, : -(-bits // 8)].tobytes()
-    if hashlib.md5(plain, usedforsecurity=False).digest() != written:
-        return "its samples do not have the checksum that it carries"
-    return None
+    return hashlib.md5(plain, usedforsecurity=False).digest()

@@ -1,4 +1,4 @@
-"""A file that samples come from, as a dataset names it where its content is hashed."""
+"""The files of a dataset, as named where their content is hashed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class DataFile(NamedTuple):
     """A file that samples come from.
 
     Attributes:
-        name: relative to the root: what stays when the root is moved.
-        path: where it lies.
-        version: what its store says of its content; empty for a file of this machine.
+        name: relative to the root, so it stays the same when the root is moved.
+        path: or address.
+        version: its content's version in its store; empty for a file of this machine.
     """
 
     name: str
@@ -27,11 +27,7 @@ class DataFile(NamedTuple):
 
 
 def data_file(name: str, address: str, files: Files) -> DataFile:
-    """The file at a path or an address, which is not fetched.
-
-    Raises:
-        DataError: its store says nothing from which its content could be told.
-    """
+    """The file at a path or an address; DataError if its store gives no checksum or version."""
     if not is_remote(address):
         return DataFile(name, str(Path(local_path(address)).expanduser()))
     found = files.catalog.look(address)

@@ -1,9 +1,4 @@
-"""One hash of everything that makes a dataset what it is, for manifests and for caches.
-
-Two datasets with equal fingerprints give equal samples under equal indices, as far as names and
-sizes can tell: `runs/identity/fingerprints.py` hashes the files' content too where that is wanted.
-Where the data lies on the disk and when it was written do not count.
-"""
+"""The base of datasets of files: one hash of everything that makes a dataset what it is."""
 
 from __future__ import annotations
 
@@ -19,19 +14,26 @@ from pipeline.datasets.reading.data_file import DataFile
 Part = int | float | str | bytes | npt.NDArray[np.generic]
 
 
-class Fingerprinted:
-    """A dataset of files, and what tells it from others."""
+class FileDataset:
+    """A dataset of files.
+
+    Two datasets with equal fingerprints give equal samples under equal indices, as far as names and
+    sizes can tell. Where the data lies and when it was written do not count.
+    """
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """Numbers for models and metrics: num_classes and num_outputs if there are classes."""
+        count = len(getattr(self, "classes", ()))
+        return {"num_classes": count, "num_outputs": count} if count else {}
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """What is hashed: how files are read and divided, and their names.
-
-        Args:
-            sized: also their sizes; of a few large files, a spread of their blocks.
-        """
+        """The parts of the hash: how files are read and divided, their names and, if `sized`, their
+        sizes; of a few large files, evenly spread blocks."""
         raise NotImplementedError
 
     def data_files(self) -> Iterable[DataFile]:
-        """The files that samples of this split come from, in their order."""
+        """The files of this split's samples, in their order."""
         raise NotImplementedError
 
     @cached_property
@@ -47,20 +49,19 @@ class Fingerprinted:
 def fingerprint(parts: Iterable[Part]) -> str:
     """Hash `parts` in order: 32 hex digits; about 1 GB/s for arrays.
 
-    Every part goes in with its kind and its length, so that no two lists of parts run together.
+    The hash includes each part's kind and length, so different lists of parts cannot collide by
+    concatenation.
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        kind, content = _encoded(part)
+        if isinstance(part, np.ndarray):
+            # `dtype.str` includes the byte order, so machines of the other kind hash differently.
+            kind = f"array{part.dtype.str}{part.shape}"
+            content = np.ascontiguousarray(part).tobytes()
+        elif isinstance(part, bytes):
+            kind, content = "bytes", part
+        else:
+            kind, content = type(part).__name__, str(part).encode("utf-8", "surrogateescape")
         digest.update(f"{kind}:{len(content)};".encode())
         digest.update(content)
     return digest.hexdigest()
-
-
-def _encoded(part: Part) -> tuple[str, bytes]:
-    if isinstance(part, np.ndarray):
-        # The byte order is part of `dtype.str`, so a machine of the other kind hashes differently.
-        return f"array{part.dtype.str}{part.shape}", np.ascontiguousarray(part).tobytes()
-    if isinstance(part, bytes):
-        return "bytes", part
-    return type(part).__name__, str(part).encode("utf-8", "surrogateescape")

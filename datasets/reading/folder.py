@@ -1,13 +1,14 @@
-"""Folders of files, here or at an address, and the files in them.
+"""Folders of files, on this machine or at an address, and the files in them.
 
-A `Folder` names its files relative to itself, with forward slashes. Cost of reading by it: 0.5 us a
-file on this machine; see `pipeline.datasets.files` for one at an address.
+A `Folder` names its files relative to itself, with forward slashes. Cost: 0.5 us a file on this
+machine; see `pipeline.datasets.files` for an address.
 """
 
 from __future__ import annotations
 
 import os
 import posixpath
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 from pipeline.datasets.files import Files, is_hidden
 from pipeline.datasets.reading.data_file import DataFile, data_file
 from pipeline.datasets.reading.walk import is_folder, walk
-from pipeline.datasets.remote.store import join
+from pipeline.datasets.remote.store import is_remote, join, local_path
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.files.regular_file import size_of
@@ -30,10 +31,10 @@ T = TypeVar("T")
 
 
 class Folder(Protocol):
-    """Where files lie; `str(folder)` is its path or address."""
+    """A folder; `str(folder)` is its path or address."""
 
     def path(self, name: str) -> str:
-        """Where a file lies: a path or an address, for people and for tables."""
+        """The path or address of a file."""
 
     def read(self, name: str, function: Callable[[str], T]) -> T:
         """`function(path)` for a path on this machine with the content of the file `name`.
@@ -43,10 +44,10 @@ class Folder(Protocol):
         """
 
     def below(self, name: str) -> Folder:
-        """A folder in this one, whether it is there or not; "." is this one."""
+        """A folder in this one, whether it exists or not; "." is this one."""
 
     def exists(self) -> bool:
-        """Whether it is there."""
+        """Whether it exists."""
 
     def folders(self) -> list[str]:
         """Names of the folders in it, sorted; hidden ones left out."""
@@ -57,21 +58,21 @@ class Folder(Protocol):
     def sizes(self, names: Sequence[str]) -> IntArray:
         """Sizes of files in bytes, int64[n]; 0 where a store doesn't say.
 
-        On this machine -1 for what is missing or no regular file: reading it says so.
+        On this machine -1 for files that are missing or not regular: reading them says so.
 
         Raises:
-            DataError: one is not there in its store.
+            DataError: one is missing in its store.
         """
 
     def first_missing(self, names: Sequence[str]) -> int | None:
-        """The place of the first of `names` that is not there."""
+        """The position of the first of `names` that is missing."""
 
     def data_file(self, name: str) -> DataFile:
         """A file, for hashing its content."""
 
 
 @dataclass(frozen=True)
-class File:
+class FolderFile:
     """A file in a folder; `str(file)` is its path or address."""
 
     folder: Folder
@@ -85,17 +86,11 @@ class File:
         return self.folder.read(self.name, function)
 
     def exists(self) -> bool:
-        """Whether it is there."""
         return self.folder.first_missing([self.name]) is None
 
 
 class LocalFolder:
-    """A folder of this machine.
-
-    Args:
-        path: of the folder.
-        limits: `files` of one walk through it.
-    """
+    """A folder of this machine; `limits.files` bounds one walk through it."""
 
     def __init__(self, path: str | Path, limits: Limits = DEFAULT) -> None:
         self._path = str(path)
@@ -129,12 +124,15 @@ class LocalFolder:
     def first_missing(self, names: Sequence[str]) -> int | None:
         # Listing folders is faster than asking for each file, by much on a network's disk.
         there: dict[str, set[str]] = {}
-        for place, name in enumerate(names):
+        for position, name in enumerate(names):
             folder, _, base = name.rpartition("/")
             if folder not in there:
-                there[folder] = _names_in(self.path(folder))
+                try:
+                    there[folder] = set(os.listdir(self.path(folder)))  # noqa: PTH208  (fast)
+                except OSError:
+                    there[folder] = set()
             if base not in there[folder]:
-                return place
+                return position
         return None
 
     def data_file(self, name: str) -> DataFile:
@@ -142,13 +140,7 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A folder at an address.
-
-    Args:
-        files: how to get at it.
-        root: the address that is listed when names or sizes are asked for.
-        inner: the folder, relative to `root`; "" for that itself.
-    """
+    """The folder `inner` below the address `root`, which is listed on first use."""
 
     def __init__(self, files: Files, root: str, inner: str = "") -> None:
         self._files = files
@@ -157,13 +149,10 @@ class RemoteFolder:
         self._before = f"{inner}/" if inner else ""
 
     def __str__(self) -> str:
-        return self._address(self._inner) if self._inner else self._root
-
-    def _address(self, inner: str) -> str:
-        return join(self._root, inner)
+        return join(self._root, self._inner) if self._inner else self._root
 
     def path(self, name: str) -> str:
-        return self._address(self._before + name)
+        return join(self._root, self._before + name)
 
     def read(self, name: str, function: Callable[[str], T]) -> T:
         return self._files.read(self.path(name), function)
@@ -210,9 +199,52 @@ class RemoteFolder:
         return self._files.catalog.listing(self._root).below(self._inner)
 
 
-def _names_in(folder: str) -> set[str]:
-    try:
-        with os.scandir(folder) as entries:
-            return {entry.name for entry in entries}
-    except OSError:
-        return set()
+def open_root(
+    root: str, holds: str, files: Files | None = None, limits: Limits = DEFAULT
+) -> Folder:
+    """The folder `root`, a path of this machine or an address, which is accessed on first use.
+
+    Args:
+        holds: its expected content, for the message: "the images and their CSV".
+        files: access to addresses; None takes the defaults.
+        limits: `files` of one walk through a folder of this machine.
+
+    Raises:
+        DataError: there is no such folder on this machine, or it may not be read.
+        ConfigError: there is no store for such addresses, or it needs something installed.
+    """
+    if not is_remote(root):
+        return LocalFolder(existing_root(local_path(root), holds), limits)
+    files = files or Files()
+    files.catalog.store(root)
+    return RemoteFolder(files, root)
+
+
+def existing_root(root: str, holds: str) -> Path:
+    """The folder `root` of this machine; errors and arguments as for `open_root`."""
+    if "://" in root:
+        reason = f"{root!r} is an address, and this dataset reads only folders of this machine"
+        raise ConfigError(Problem("dataset.root", f"{reason}. Copy the data here first"))
+    path = Path(root).expanduser()
+    if not path.exists():
+        wrong = f"({path.absolute()}) is missing"
+    elif not path.is_dir():
+        wrong = "is not a folder"
+    elif not os.access(path, os.R_OK | os.X_OK):
+        wrong = "may not be read by this user"
+    else:
+        return path
+    hint = f"Set dataset.root to the folder that holds {holds}."
+    raise DataError(f"dataset.root: {str(path)!r} {wrong}. {hint}")
+
+
+def leads_out(name: object) -> bool:
+    """Whether a name in a data file is anything but a relative name below the folder it joins.
+
+    Backslashes separate as slashes do, whatever system this is: the same data is refused on every
+    machine. Links are not looked at; those belong to whoever made the folder.
+    """
+    if not isinstance(name, str) or not name or "\0" in name:
+        return True
+    parts = re.split(r"[/\\]", name)
+    return ".." in parts or not parts[0] or bool(os.path.splitdrive(name)[0])

@@ -1,9 +1,4 @@
-"""A folder of data that is made once, by one process, whole or not at all.
-
-Unless a person names another place it lies in the cache of this machine's user, so that every
-checkout and working folder shares it: ~/.cache/penstock on Linux (XDG_CACHE_HOME), the system's own
-place elsewhere, and PENSTOCK_CACHE in the place of either.
-"""
+"""Folders of data that are made once, by one process, and appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,73 +7,150 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.own_files import check_own, own_folder
+from pipeline.files.own_files import check_own, check_tree, own_folder
 
 VARIABLE = "PENSTOCK_CACHE"
+NamedArrays = Mapping[str, npt.NDArray[Any]]
 
 _log = logging.getLogger(__name__)
 
 
-def generated_root(root: str | None, name: str) -> Path:
-    """The folder that generated data goes to: `root`, or `name` in the user's cache.
+@contextmanager
+def generated_data(
+    root: str | None, kind: str, name: str, write: Callable[[Path], None]
+) -> Iterator[str]:
+    """The folder `root`/`name`, which `write(folder)` fills if it is not there yet.
+
+    Without a root it lies in `kind` of the user's cache, which all checkouts share: PENSTOCK_CACHE,
+    or ~/.cache/penstock on Linux (XDG_CACHE_HOME) and the system's own place elsewhere. A DataError
+    inside of the context says that the data can be made again.
 
     Raises:
-        DataError: the cache cannot be made.
-        NotOwnError: it belongs to another user, or everybody can write to it.
+        DataError: the folder cannot be written.
+        ConfigError: `root` is an address.
+        NotOwnError: the cache belongs to another user, or everybody can write to it.
     """
     if root is not None:
-        return Path(root).expanduser()
-    given = os.environ.get(VARIABLE)
-    cache = Path(given).expanduser().absolute() if given else user_cache_path("penstock", False)
-    with _explained(cache):
-        return own_folder(own_folder(cache, link=True) / name)
+        place = Path(root).expanduser()
+    else:
+        given = os.environ.get(VARIABLE)
+        cache = Path(given).expanduser().absolute() if given else user_cache_path("penstock", False)
+        with _explained(cache):
+            place = own_folder(own_folder(cache, link=True) / kind)
+    folder = generated_folder(place / name, write)
+    try:
+        yield str(folder)
+    except DataError as error:
+        raise DataError(f"{error} Or delete {str(folder)!r}, and it is made again.") from error
 
 
 def generated_folder(path: Path, write: Callable[[Path], None]) -> Path:
     """Return the folder `path`, which `write(folder)` fills if it is not there yet.
 
-    It is written beside its place and renamed, so nobody ever sees a part of it, also when the
-    process is killed. Of several processes that want it at once, such as the ranks of a run, one
-    writes and the others wait. Where the file system has no locks, all write; `write` has to give
-    the same files every time.
+    It is written beside its place and renamed, so nobody sees a part of it, even if the process is
+    killed. Of several processes, such as the ranks of a run, one writes and the others wait. Where
+    the file system has no locks, all write: `write` must give the same files every time.
 
     Raises:
         DataError: the folder cannot be written.
-        ConfigError: it is none of this machine.
+        ConfigError: it is an address.
     """
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
         reason = f"{str(path)!r} is an address; drawn data is written to a folder of this machine"
         raise ConfigError(Problem("dataset.root", reason))
-    if path.is_dir():
-        return path
-    with _explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path):
-            if not path.is_dir():
-                _make(path, write)
+    if not path.is_dir():
+        with _explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(path):
+                if not path.is_dir():
+                    _make(path, write)
     return path
+
+
+class CacheFolder:
+    """The part of a cache that belongs to one file.
+
+    Args:
+        cache_dir: the cache, as configured; created if missing.
+        key: name of the part, which changes with the file and how it is read.
+    """
+
+    def __init__(self, cache_dir: str, key: str) -> None:
+        self.path = Path(cache_dir).expanduser().absolute() / key
+
+    def arrays(
+        self, name: str, make: Callable[[], NamedArrays], is_sound: Callable[[NamedArrays], bool]
+    ) -> NamedArrays:
+        """The arrays of `make`, kept in the folder `name` and mapped; made again if not `is_sound`.
+
+        Raises:
+            DataError: the cache cannot be written.
+            NotOwnError: the cache, or something in it, is another user's or leads elsewhere.
+        """
+        folder = self.path / name
+
+        def read() -> NamedArrays | None:
+            with suppress(OSError, ValueError, KeyError, EOFError):  # the last: an empty file
+                # Plain arrays: every access to a memmap makes an object of that slow class.
+                found = {path.stem: np.load(path, mmap_mode="r").view(np.ndarray)
+                         for path in folder.glob("*.npy")}  # fmt: skip
+                return found if is_sound(found) else None
+            return None
+
+        def save(beside: Path) -> None:
+            for stem, array in made.items():
+                np.save(beside / f"{stem}.npy", array)
+
+        try:
+            own_folder(self.path.parent, link=True)
+            own_folder(self.path)
+            if os.path.lexists(folder):
+                check_tree(own_folder(folder))
+            found = read()
+            if found is not None:
+                return found
+            with _locked(folder):
+                found = read()
+                if found is None:
+                    made = make()
+                    shutil.rmtree(folder, ignore_errors=True)
+                    _make(folder, save)
+                    found = read()
+        except OSError as error:
+            raise DataError(
+                f"dataset.cache_dir: {str(self.path)!r} cannot be written: "
+                f"{error.strerror or error}. Set it to a folder that can be."
+            ) from error
+        return made if found is None else found
 
 
 def _make(path: Path, write: Callable[[Path], None]) -> None:
     beside = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        beside.mkdir(mode=0o755)  # others may read what was drawn, and not change it
+        beside.mkdir(mode=0o755)  # others may read the data, and not change it
         write(beside)
-        _take_place(beside, path)
+        try:
+            beside.rename(path)
+        except OSError:
+            if not path.is_dir():  # otherwise another process was first
+                raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of a folder that is to be made, if there can be one."""
     place = path.with_name(f".{path.name}.lock")
     if os.path.lexists(place):
@@ -89,7 +161,7 @@ def _alone(path: Path) -> Iterator[None]:
             try:
                 lock.acquire(timeout=0)
             except Timeout:
-                _log.info("waiting for another process that draws %s", path)
+                _log.info("waiting for another process that writes %s", path)
                 lock.acquire()
         yield
         # Whoever still waits for this file finds the folder there. After an error it stays.
@@ -107,20 +179,3 @@ def _explained(path: Path) -> Iterator[None]:
             f"cannot write the data {str(path)!r}: {error.strerror or error}. Set dataset.root (or "
             f"{VARIABLE}) to a folder that can be written."
         ) from error
-
-
-@contextmanager
-def reading_generated(path: Path) -> Iterator[None]:
-    """Add to the errors of reading what helps with data that can be made again."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"{error} Or delete {str(path)!r}, and it is made again.") from error
-
-
-def _take_place(beside: Path, path: Path) -> None:
-    try:
-        beside.rename(path)
-    except OSError:
-        if not path.is_dir():  # otherwise another process was first
-            raise

@@ -4,15 +4,10 @@
     pillow         the most formats
     skimage        scikit-image's `imread`; the most formats, TIFF by tifffile
 
-All of them give uint8 [3, H, W]: grey, palette, CMYK and 16-bit images become 8-bit RGB, an alpha
-channel is dropped, and the EXIF orientation is applied. In memory the channels of a pixel lie
-together, as decoders give them: nothing is copied, and torchvision resizes that layout fastest.
-Cost for a JPEG of 128 px on one core: 0.1 ms (torchvision), 0.2 ms (pillow), 0.4 ms (skimage).
-
-What is refused: a file that is missing, no regular file, empty, no image, cut short, damaged, or
-larger than the limits allow, by its own size or by what its header claims; nothing is allocated for
-such a claim. The checksums of PNG are checked; JPEG carries none, so damage inside one that leaves
-it decodable goes unseen.
+All give uint8 [3, H, W]: grey, palette, CMYK and 16-bit images become 8-bit RGB, an alpha channel
+is dropped, and the EXIF orientation is applied. In memory the channels of a pixel lie together, as
+decoders give them: nothing is copied, and torchvision resizes that layout fastest. Cost for a JPEG
+of 128 px on one core: 0.1 ms (torchvision), 0.2 ms (pillow), 0.4 ms (skimage).
 """
 
 from __future__ import annotations
@@ -24,6 +19,7 @@ import re
 import zlib
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -33,7 +29,7 @@ import torchvision.io  # noqa: F401  (registers torch.ops.image)
 from torchvision import tv_tensors
 
 from pipeline.datasets.reading.file_kind import stranger
-from pipeline.datasets.reading.image_claims import Claim, claim_of, without_texts
+from pipeline.datasets.reading.image_claims import PNG, Claim, claim_of
 from pipeline.datasets.reading.tiff_directory import TiffDirectory, check_exif
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import DEFAULT, Limits
@@ -48,12 +44,12 @@ Pixels = npt.NDArray[np.generic]
 
 _RGB = 3  # torchvision.io.ImageReadMode.RGB.value, which warns when it is looked up
 _ORIENTATION = 0x0112  # the EXIF tag
-_PNG = b"\x89PNG\r\n\x1a\n"
-# What Pillow may open, the usual ones first. Not its PostScript, which starts Ghostscript, nor
-# containers of pictures and of compressed data of any size.
+# Formats that Pillow may open, the usual ones first. Not its PostScript, which starts Ghostscript,
+# nor containers of pictures and of compressed data of any size.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "DIB", "PCX",
             "QOI", "SGI", "DDS", "TGA")  # fmt: skip
-_DEFLATE = (8, 32946)  # ways of compressing in TIFF
+_REPLACE = "Replace it or remove it from the data."
+_DEFLATE = (8, 32946)  # compressions of TIFF
 
 
 def read_image(
@@ -64,11 +60,13 @@ def read_image(
     Args:
         path: of this machine.
         reader: "torchvision", "pillow" or "skimage".
-        name: what messages call it, if not by its path: its address.
+        name: for messages, if not the path: its address.
         limits: `record_bytes` of the file and `pixels` of the picture.
 
     Raises:
-        DataError: names the file, what is wrong with it and what to do.
+        DataError: the file is missing, not regular, empty, not an image, cut short, damaged, or
+            claims more than the limits, for which nothing is allocated. The checksums of PNG are
+            verified; JPEG has none, so damage that leaves it decodable goes unnoticed.
         ConfigError: there is no such reader.
     """
     return decode_image(_content(path, name or path, limits), name or path, reader, limits)
@@ -90,7 +88,7 @@ def decode_image(
 
     Args:
         content: of a JPEG, a PNG ...
-        name: what messages call it; for a file, its path.
+        name: for messages; of a file, its path.
         reader, limits: as for `read_image`.
     """
     if reader not in _READERS:
@@ -100,18 +98,32 @@ def decode_image(
         if claim is not None:
             _check_claim(claim, name, reader, limits)
             if claim.texts and reader == "torchvision":
-                content = without_texts(content)
+                # A decoder would decompress and keep them.
+                cuts = [0, *chain.from_iterable(claim.texts), len(content)]
+                pairs = zip(cuts[::2], cuts[1::2], strict=True)
+                content = b"".join(content[start:end] for start, end in pairs)
         return tv_tensors.Image(_READERS[reader](content, name, limits))
     except (ImportError, MemoryError, DataError):
         raise
-    except Exception as error:  # decoders raise whatever they like over a damaged file
+    except Exception as error:  # decoders raise any error for a damaged file
         bomb = re.search(r"\((\d+) pixels\) exceeds limit", str(error))  # said by Pillow
         if bomb:
             raise DataError(
-                f"image {name!r} claims {limits.refusal('pixels', f'{bomb[1]} pixels')}; or take "
-                "it out of the data."
+                f"image {name!r} claims {limits.refusal('pixels', f'{bomb[1]} pixels')}; or "
+                "remove it from the data."
             ) from error
-        raise DataError(f"image {name!r} {_complaint(content[:256], reader, error)}") from error
+        # torchvision's message without the place in its source and its C++ stack.
+        detail = re.sub(r"^.*\.cpp:\d+, ", "", str(error).split("\n")[0]) or type(error).__name__
+        wrong = f"is truncated or damaged (reader {reader!r}: {detail}). {_REPLACE}"
+        other = stranger(content[:256])
+        if other is not None:
+            wrong = f"is not an image: {other}. {_REPLACE}"
+        elif "Unsupported image file" in detail:
+            wrong = (
+                "has a format that reader 'torchvision' does not know (it reads JPEG, PNG, WebP "
+                "and GIF). Convert it, or set dataset.reader=pillow."
+            )
+        raise DataError(f"image {name!r} {wrong}") from error
 
 
 def check_reader(reader: str) -> None:
@@ -119,33 +131,27 @@ def check_reader(reader: str) -> None:
     if reader not in _READERS:
         near = difflib.get_close_matches(reader, _READERS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        allowed = ", ".join(_READERS)
-        raise ConfigError(
-            Problem("dataset.reader", f"no reader {reader!r}; allowed: {allowed}{hint}")
-        )
+        reason = f"no reader {reader!r}; allowed: {', '.join(_READERS)}{hint}"
+        raise ConfigError(Problem("dataset.reader", reason))
     if reader == "skimage" and importlib.util.find_spec("skimage") is None:
-        raise ConfigError(
-            Problem(
-                "dataset.reader",
-                "'skimage' needs scikit-image: pip install scikit-image",
-            )
-        )
+        reason = "'skimage' needs scikit-image: pip install scikit-image"
+        raise ConfigError(Problem("dataset.reader", reason))
 
 
 def _check_claim(claim: Claim, name: str, reader: str, limits: Limits) -> None:
-    """Raise DataError if what a reader decodes of a file would be too much."""
+    """Raise DataError if a reader would decode too much."""
     weight = claim.weight // claim.frames if reader == "pillow" else claim.weight
     if weight > limits.pixels:
         raise DataError(
             f"image {name!r} claims {claim}: {limits.refusal('pixels', f'{weight} pixels')}; or "
-            "take it out of the data."
+            "remove it from the data."
         )
 
 
 def _with_torchvision(content: bytes, name: str, limits: Limits) -> torch.Tensor:
-    if content.startswith(_PNG):
-        # torchvision's decoder (0.29) takes the whole process down over pixels that are damaged
-        # inside of parts whose checksums are right; Pillow needs 1.1 to 1.2 of its CPU time.
+    if content.startswith(PNG):
+        # torchvision's decoder (0.29) crashes the whole process over pixels that are damaged inside
+        # of chunks whose checksums are right; Pillow needs 1.1 to 1.2 of its CPU time.
         return _with_pillow(content, name, limits)
     # `torchvision.io.decode_image` is this operator and a DeprecationWarning (0.29), which could be
     # silenced only for all threads at once.
@@ -173,9 +179,10 @@ def _with_pillow(content: bytes, name: str, limits: Limits) -> torch.Tensor:
 
 
 def _with_skimage(content: bytes, name: str, limits: Limits) -> torch.Tensor:
+    from PIL import Image
     from skimage.io import imread
 
-    # The header comes first: imageio leaves files open that it can make nothing of.
+    # The header comes first: imageio leaves files open that it cannot read.
     with _opened(content, name, limits) as header:
         if header.format == "TIFF":
             _check_pieces(content, limits)
@@ -183,7 +190,7 @@ def _with_skimage(content: bytes, name: str, limits: Limits) -> torch.Tensor:
         if pixels.ndim == 4:  # an animation: its first frame
             pixels = pixels[0]
         if header.mode == "CMYK":
-            pixels = _cmyk_to_rgb(pixels)
+            pixels = np.array(Image.fromarray(pixels, "CMYK").convert("RGB"))
         if header.mode == "P" and pixels.ndim == 2:  # TIFF: the entries, without their colours
             palette = header.getpalette("RGB") or []
             pixels = np.array(palette, np.uint8).reshape(-1, 3)[pixels.astype(np.intp)]
@@ -195,7 +202,7 @@ _READERS: dict[str, Callable[[bytes, str, Limits], torch.Tensor]] = {
     "pillow": _with_pillow,
     "skimage": _with_skimage,
 }
-# What turns a picture upright, by its EXIF orientation.
+# Pillow's method to turn a picture upright, by its EXIF orientation.
 _TURNS = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE",
           6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90"}  # fmt: skip
 
@@ -204,16 +211,16 @@ def _content(path: str, name: str, limits: Limits) -> bytes:
     try:
         return read_regular(path, limits)
     except DataError as error:
-        raise DataError(f"image {name!r}: {error}; or take it out of the data.") from error
+        raise DataError(f"image {name!r}: {error}; or remove it from the data.") from error
     except OSError as error:
         raise DataError(
             f"image {name!r} cannot be read: {error.strerror}. "
-            "Put it there or take it out of the data."
+            "Put it there or remove it from the data."
         ) from error
 
 
 def _opened(content: bytes, name: str, limits: Limits) -> Image.Image:
-    """The header of an image; its pixels are decoded when they are first asked for."""
+    """An image whose pixels are decoded on first use."""
     from PIL import Image
 
     # Pillow's own limit is the whole process's. It is never lowered, and ours is checked below.
@@ -231,7 +238,7 @@ def _opened(content: bytes, name: str, limits: Limits) -> Image.Image:
 def _check_pieces(content: bytes, limits: Limits) -> None:
     """Raise ValueError for a TIFF with a strip that inflates to more than a whole picture may have.
 
-    tifffile inflates a strip whole, whatever comes out of it; a deflated byte gives up to 1032.
+    tifffile inflates a strip whole, whatever its result; a deflated byte gives up to 1032.
     """
     most = 8 * limits.pixels
     for page in TiffDirectory(content).pages():
@@ -243,20 +250,11 @@ def _check_pieces(content: bytes, limits: Limits) -> None:
                     raise ValueError(f"a strip of it inflates to more than {most} bytes")
 
 
-def _cmyk_to_rgb(pixels: Pixels) -> Pixels:
-    from PIL import Image
-
-    return np.array(Image.fromarray(pixels, "CMYK").convert("RGB"))
-
-
 def _rgb(pixels: Pixels) -> torch.Tensor:
     """bool, uint8 or 16-bit [H, W] or [H, W, 1 to 4] -> uint8 [3, H, W]."""
     if pixels.dtype == np.bool_:
         pixels = pixels.astype(np.uint8) * 255
-    elif pixels.dtype in (
-        np.uint16,
-        np.int32,
-    ):  # Pillow keeps some 16-bit images in int32
+    elif pixels.dtype in (np.uint16, np.int32):  # Pillow keeps some 16-bit images in int32
         pixels = (pixels.astype(np.int32) >> 8).clip(0, 255).astype(np.uint8)
     elif pixels.dtype != np.uint8:
         raise ValueError(f"its pixels are {pixels.dtype}, not 8 or 16 bits")
@@ -276,19 +274,3 @@ def _upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
         image = image.transpose(1, 2)
     flips = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation)
     return image.flip(flips) if flips else image
-
-
-def _complaint(start: bytes, reader: str, error: Exception) -> str:
-    """What is wrong with a file that starts with `start`, and what to do about it."""
-    replace = "Replace it or take it out of the data."
-    other = stranger(start)
-    if other is not None:
-        return f"is no image: {other}. {replace}"
-    # What is left of torchvision's text without the place in its source and its C++ stack.
-    detail = re.sub(r"^.*\.cpp:\d+, ", "", str(error).split("\n")[0]) or type(error).__name__
-    if "Unsupported image file" in detail:
-        return (
-            "has a format that reader 'torchvision' does not know (it reads JPEG, PNG, WebP and "
-            "GIF). Convert it, or set dataset.reader=pillow."
-        )
-    return f"is truncated or damaged (reader {reader!r}: {detail}). {replace}"

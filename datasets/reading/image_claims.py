@@ -1,19 +1,18 @@
-"""What an image file claims to be, read from its bytes before any decoder sees them.
+"""The claims of an image file, read from its bytes before any decoder sees them.
 
     JPEG    the frame, EXIF data, the number of scans
-    PNG     the header, the number of frames; texts that are only decompressed
+    PNG     the header, the number of frames, compressed texts
     WebP    the canvas and the picture
     GIF     the canvas, every frame
     TIFF    every page (`tiff_directory`)
 
-Decoders allocate what a header asks for, so a file of 1 KB can ask for 16 GB. Of other formats
-Pillow's own header is asked (`reading.image`). Cost: 2 us for JPEG; a step for each part of a file.
+Decoders allocate the size in a header, so a file of 1 KB can ask for 16 GB. For other formats
+`reading.image` checks the header that Pillow reads. Cost: 2 us for JPEG; a step for each part.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from pipeline.datasets.reading.tiff_directory import TiffDirectory, check_exif
@@ -22,7 +21,7 @@ from pipeline.transforms.jpeg_header import scans_too_often
 PNG = b"\x89PNG\r\n\x1a\n"
 _MOST_PARTS = 100_000
 _MOST_EXIF = 256  # parts of 64 KiB
-# Parts of a PNG that hold compressed texts and profiles, which say nothing of its pixels.
+# Chunks of a PNG with compressed texts and profiles, which do not affect its pixels.
 _TEXTS = (b"zTXt", b"iTXt", b"tEXt", b"iCCP", b"sPLT")
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC),
                      *range(0xCD, 0xD0)})  # fmt: skip
@@ -31,20 +30,20 @@ _NOTED = _BARE | {0xD9, 0xDA, 0xE1, 0xE2, 0xFF}
 
 
 class Claim(NamedTuple):
-    """What is to be decoded.
+    """The pixels that a decoder would decode.
 
     Attributes:
         width, height: of the largest frame, in pixels.
         frames: pictures in the file.
         weight: pixels of all of them.
-        texts: there are compressed texts or profiles beside them.
+        texts: start and end of each chunk of a PNG with compressed texts or profiles.
     """
 
     width: int
     height: int
     frames: int
     weight: int
-    texts: bool = False
+    texts: tuple[tuple[int, int], ...] = ()
 
     def __str__(self) -> str:
         times = f" in each of {self.frames} frames" if self.frames > 1 else ""
@@ -52,13 +51,13 @@ class Claim(NamedTuple):
 
 
 def claim_of(content: bytes, most: int) -> Claim | None:
-    """What a file claims; None if it is of no format that is known here, or has no header.
+    """The claims of a file; None if its format is unknown here, or it has no header.
 
     Args:
         most: pixels that a picture may have.
 
     Raises:
-        ValueError: it claims what no sound file does.
+        ValueError: no valid file makes such claims, or its checksums are wrong.
     """
     if content.startswith(b"\xff\xd8"):
         return _jpeg(content, most)
@@ -69,14 +68,22 @@ def claim_of(content: bytes, most: int) -> Claim | None:
     if content.startswith(b"GIF8"):
         return _gif(content)
     if content[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-        return _tiff(content)
+        pages = []
+        for page in TiffDirectory(content).pages():
+            pages.append(page)
+            _check_parts(len(pages))
+        if not pages:
+            return None
+        largest = max(pages, key=lambda page: page.weight)
+        total = sum(page.weight for page in pages)
+        return Claim(largest.width, largest.height, len(pages), total)
     if content[4:8] == b"ftyp" and b"Exif" in content:
         _check_any_exif(content)
     return None
 
 
 def _jpeg(content: bytes, most: int) -> Claim | None:
-    """Walks the markers as libjpeg does, which passes over whatever stands between them."""
+    """Walks the markers as libjpeg does, which skips anything between them."""
     at, last, parts = 2, len(content) - 10, 0
     exif: list[bytes] = []
     while 0 <= (at := content.find(b"\xff", at)) <= last:
@@ -88,7 +95,7 @@ def _jpeg(content: bytes, most: int) -> Claim | None:
                 check_exif(b"".join(exif))
             pixels = width * height
             if pixels <= most and scans_too_often(content, pixels, most):
-                raise ValueError(f"it goes over its {width} x {height} pixels again and again")
+                raise ValueError(f"it scans its {width} x {height} pixels too often")
             return Claim(width, height, 1, pixels)
         length = content[at + 2] << 8 | content[at + 3]
         if marker in _NOTED:
@@ -99,8 +106,12 @@ def _jpeg(content: bytes, most: int) -> Claim | None:
                 continue
             elif marker in (0xD9, 0xDA):  # the end, or a scan before any frame
                 return None
-            else:
-                _note_exif(content[at + 4 : at + 2 + length], marker, exif)
+            elif marker == 0xE1 and content.startswith(b"Exif\0\0", at + 4):
+                exif.append(content[at + 10 : at + 2 + length])  # Pillow joins several parts
+                if len(exif) > _MOST_EXIF:
+                    raise ValueError(f"it has more than {_MOST_EXIF} parts of EXIF data")
+            elif marker == 0xE2 and content.startswith(b"MPF\0", at + 4):
+                check_exif(content[at + 8 : at + 2 + length])
         at += length + 2 if length > 2 or marker in _BARE else 4
         parts += 1
         if parts >= _MOST_PARTS:
@@ -108,71 +119,30 @@ def _jpeg(content: bytes, most: int) -> Claim | None:
     return None
 
 
-def _note_exif(body: bytes, marker: int, exif: list[bytes]) -> None:
-    """Add EXIF data to what there was before it: Pillow joins what lies in several parts."""
-    if marker == 0xE1 and body.startswith(b"Exif\0\0"):
-        exif.append(body[6:])
-        if len(exif) > _MOST_EXIF:
-            raise ValueError(f"it has more than {_MOST_EXIF} parts of EXIF data")
-    elif marker == 0xE2 and body.startswith(b"MPF\0"):
-        check_exif(body[4:])
-
-
-def png_parts(content: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, start and end of each part up to the last; checks the checksums, about 1 GB/s.
-
-    Raises:
-        ValueError: a checksum does not fit, or the file is cut off.
-    """
+def _png(content: bytes) -> Claim:
+    """Walks the chunks up to the last one; checks the checksums, about 1 GB/s."""
     view, at = memoryview(content), len(PNG)
-    for number in range(len(content)):
-        if at + 12 > len(view):
-            break
-        length = int.from_bytes(view[at : at + 4], "big")
-        kind, end = bytes(view[at + 4 : at + 8]), at + 12 + length
+    frames, parts = 0, 0
+    texts: list[tuple[int, int]] = []
+    while at + 12 <= len(view):
+        kind, end = bytes(view[at + 4 : at + 8]), at + 12 + int.from_bytes(view[at : at + 4], "big")
         if end > len(view):
             break
         if zlib.crc32(view[at + 4 : end - 4]) != int.from_bytes(view[end - 4 : end], "big"):
-            raise ValueError(f"the checksum of its part {kind!r} at byte {at} does not fit")
-        yield kind, at, end
-        if kind == b"IEND":
-            return
-        if number >= _MOST_PARTS:
-            _check_parts(number)
-        at = end
-    raise ValueError("it ends before its last part")
-
-
-def _png(content: bytes) -> Claim:
-    frames, texts = 0, False
-    for kind, start, end in png_parts(content):
+            raise ValueError(f"the checksum of its part {kind!r} at byte {at} does not match")
         if kind in _TEXTS:
-            texts = True
+            texts.append((at, end))
         elif kind == b"fcTL":
             frames += 1
         elif kind == b"eXIf":
-            check_exif(content[start + 8 : end - 4])
-    width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
-    return Claim(width, height, max(frames, 1), width * height * max(frames, 1), texts)
-
-
-def without_texts(content: bytes) -> bytes:
-    """A PNG without its texts and profiles, which a decoder would decompress and keep."""
-    cuts = [(start, end) for kind, start, end in _headers(content) if kind in _TEXTS]
-    kept, at = [], 0
-    for start, end in cuts:
-        kept.append(content[at:start])
-        at = end
-    return b"".join([*kept, content[at:]])
-
-
-def _headers(content: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """The same as `png_parts` of a file that was checked."""
-    at = len(PNG)
-    while at + 12 <= len(content):
-        end = at + 12 + int.from_bytes(content[at : at + 4], "big")
-        yield content[at + 4 : at + 8], at, end
-        at = end
+            check_exif(content[at + 8 : end - 4])
+        elif kind == b"IEND":
+            width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
+            frames = max(frames, 1)
+            return Claim(width, height, frames, width * height * frames, tuple(texts))
+        at, parts = end, parts + 1
+        _check_parts(parts)
+    raise ValueError("it ends before its last part")
 
 
 def _webp(content: bytes) -> Claim | None:
@@ -212,14 +182,14 @@ def _gif(content: bytes) -> Claim:
             largest = max(largest, frame, key=lambda sides: sides[0] * sides[1])
             frames += 1
             at = _past_blocks(content, at + 11 + _colours(content, at + 9))
-        else:  # the end, or what no decoder goes on after
+        else:  # the end, or something after which no decoder continues
             break
     frames = max(frames, 1)
     return Claim(*largest, frames, largest[0] * largest[1] * frames)
 
 
 def _colours(content: bytes, at: int) -> int:
-    """Bytes of the table of colours that the byte at a place speaks of."""
+    """Bytes of the table of colours that the flags at a place announce."""
     flags = _number(content, at, 1)
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
@@ -228,18 +198,6 @@ def _past_blocks(content: bytes, at: int) -> int:
     while at < len(content) and content[at]:
         at += content[at] + 1
     return at + 1
-
-
-def _tiff(content: bytes) -> Claim | None:
-    pages = []
-    for page in TiffDirectory(content).pages():
-        pages.append(page)
-        _check_parts(len(pages))
-    if not pages:
-        return None
-    largest = max(pages, key=lambda page: page.weight)
-    total = sum(page.weight for page in pages)
-    return Claim(largest.width, largest.height, len(pages), total)
 
 
 def _check_any_exif(content: bytes) -> None:

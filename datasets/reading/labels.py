@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.datasets.reading.folder import File
+from pipeline.datasets.reading.folder import FolderFile
 from pipeline.datasets.reading.mapped_array import MappedArray
 from pipeline.errors import DataError
 from pipeline.files.limits import DEFAULT, Limits
@@ -13,15 +13,11 @@ from pipeline.order.randomness import IntArray
 
 
 def read_labels(labels: MappedArray, key: str, limits: Limits = DEFAULT) -> IntArray:
-    """Labels as int64[N], each 0 or more and below `limits.classes`, of `limits.files` at most.
-
-    Raises:
-        DataError: they are anything else.
-    """
+    """Labels as int64[N]; DataError unless all are integers from 0 to below `limits.classes`."""
     name = repr(str(labels.path))
     if labels.dtype.kind not in "bui" or len(labels.shape) != 1:
         raise DataError(
-            f"{key}: {name} is {labels.dtype} {labels.shape}; labels are integers, one a row."
+            f"{key}: {name} is {labels.dtype} {labels.shape}; labels must be integers, one a row."
         )
     check_rows(labels, key, limits)
     stored = labels.array
@@ -34,7 +30,7 @@ def read_labels(labels: MappedArray, key: str, limits: Limits = DEFAULT) -> IntA
 
 
 def check_rows(array: MappedArray, key: str, limits: Limits) -> None:
-    """Raise DataError for more rows than `limits.files`, of which something is to be held."""
+    """Raise DataError for more rows than `limits.files`, before labels or offsets are loaded."""
     if len(array) > limits.files:
         refusal = limits.refusal("files", f"{len(array)} rows")
         raise DataError(f"{key}: {str(array.path)!r} has {refusal}.")
@@ -46,12 +42,20 @@ def check_classes(count: int, where: str, limits: Limits) -> None:
         raise DataError(f"{where} makes {limits.refusal('classes', f'{count} classes')}.")
 
 
-def class_names(file: File, labels: IntArray, limits: Limits = DEFAULT) -> list[str]:
-    """A name a line from `file`, or "0", "1" ... when there is no such file."""
+def class_names(file: FolderFile, labels: IntArray, limits: Limits = DEFAULT) -> list[str]:
+    """A name a line from `file`, or "0", "1" ... if it is missing."""
     count = int(labels.max()) + 1
     if not file.exists():
         return [str(number) for number in range(count)]
-    names = _text(file, limits).rstrip().split("\n", limits.classes)
+    try:
+        text = file.read(lambda path: read_regular(path, limits)).decode("utf-8")
+    except (OSError, UnicodeDecodeError, DataError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"dataset.classes: {str(file)!r} cannot be read: {reason}. Give it a name a line, in "
+            "UTF-8."
+        ) from error
+    names = text.rstrip().split("\n", limits.classes)
     check_classes(len(names), f"dataset.classes: {str(file)!r}", limits)
     if len(names) < count:
         raise DataError(
@@ -59,14 +63,3 @@ def class_names(file: File, labels: IntArray, limits: Limits = DEFAULT) -> list[
             f"{count - 1}. Give it a line for each of 0 to {count - 1}."
         )
     return [name.strip() for name in names]
-
-
-def _text(file: File, limits: Limits) -> str:
-    try:
-        return file.read(lambda path: read_regular(path, limits)).decode("utf-8")
-    except (OSError, UnicodeDecodeError, DataError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(
-            f"dataset.classes: {str(file)!r} cannot be read: {reason}. Give it a name a line, in "
-            "UTF-8."
-        ) from error

@@ -3,10 +3,8 @@
     image_name,part_0_x,part_0_y,part_1_x,part_1_y,...
     0805.jpg,27,83,27,98,...
 
-The columns may stand in any order and others may stand between them. Nothing is guessed: whatever
-is missing, doubled, empty, no number or not finite is refused with its line and column, and so is a
-name that leads out of the folder of images. Cost: about 20 us a row of 68 landmarks, 550 bytes a
-row afterwards.
+Columns may have any order, with others between them. Cost: about 20 us a row of 68 landmarks, and
+550 bytes of memory.
 """
 
 from __future__ import annotations
@@ -15,17 +13,18 @@ import csv
 import io
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.datasets.reading.inner_name import leads_out
+from pipeline.datasets.reading.folder import leads_out
 from pipeline.errors import DataError
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.files.regular_file import regular_descriptor
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 NAME = "image_name"
 _LONGEST_LINE = 1 << 23  # characters
-_MOST_DIGITS = 18  # of the number of a landmark
+_COORDINATE = re.compile(r"part_(\d{1,18})_[xy]")
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class LandmarkTable:
     Attributes:
         names: bytes[N], paths relative to the folder of images.
         landmarks: float32[N, L, 2], x and y in pixels.
-        lines: int64[N], where a row stands in the file, from 1 (the header).
+        lines: int64[N], the line of each row in the file, from 1 (the header).
     """
 
     names: npt.NDArray[np.bytes_]
@@ -60,14 +59,15 @@ def read_landmark_table(
     name: str | None = None,
     limits: Limits = DEFAULT,
 ) -> LandmarkTable:
-    """Read the CSV `path`; with `num_landmarks`, the columns of exactly so many must be there.
+    """Read the CSV `path`; with `num_landmarks`, it must have the columns of exactly that many.
 
     Args:
-        name: what messages call the file, if not by its path.
+        name: of the file for messages, if not its path.
         limits: `columns`, and `files` for the rows.
 
     Raises:
-        DataError: names the file, the line (from 1), the column and the value, and says what to do.
+        DataError: a column or value is missing, duplicate, empty, not a number or not finite, or a
+            name leads out of the folder of images; names the file, line, column and value.
     """
     shown = name or str(path)
     try:
@@ -81,7 +81,7 @@ def read_landmark_table(
             "Set dataset.root to their folder, or dataset.csv to their name in it."
         ) from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{shown!r} is no UTF-8 text: {error}. Save it as CSV in UTF-8.") from error
+        raise DataError(f"{shown!r} is not UTF-8: {error}. Save it as CSV in UTF-8.") from error
     except csv.Error as error:
         raise DataError(f"{shown!r}, line {reader.line_num}: {error}. Save it as CSV.") from error
     encoded = np.array([os.fsencode(name) for name in names])
@@ -91,7 +91,7 @@ def read_landmark_table(
 
 
 def _lines(file: io.TextIOBase, path: str) -> Iterator[str]:
-    """The lines of a file; of one without ends of lines no more than a long line is read."""
+    """The lines of a file; without line ends, at most one long line of it is read."""
     number = 1
     while line := file.readline(_LONGEST_LINE):
         if len(line) == _LONGEST_LINE:
@@ -103,11 +103,10 @@ def _lines(file: io.TextIOBase, path: str) -> Iterator[str]:
         number += 1
 
 
-@dataclass(frozen=True)
-class _Columns:
+class _Columns(NamedTuple):
     header: list[str]
     name: int
-    coordinates: list[int]  # where part_0_x, part_0_y, part_1_x ... stand
+    coordinates: list[int]  # places of part_0_x, part_0_y, part_1_x ...
 
 
 def _columns(path: str, header: list[str], num_landmarks: int | None, limits: Limits) -> _Columns:
@@ -120,33 +119,22 @@ def _columns(path: str, header: list[str], num_landmarks: int | None, limits: Li
     places = {name: place for place, name in enumerate(header)}
     if len(places) < len(header):
         double = Counter(header).most_common(1)[0][0]
-        raise DataError(f"{path!r}, line 1: column {double!r} stands there twice. Take one out.")
-    parts = {int(name.split("_")[1]) for name in places if _is_coordinate(name)}
+        raise DataError(f"{path!r}, line 1: column {double!r} appears twice. Remove one.")
+    parts = {int(match[1]) for match in map(_COORDINATE.fullmatch, places) if match}
     count = max(parts, default=0) + 1 if num_landmarks is None else num_landmarks
-    # Not a list: a column may claim to be the 10^11th, and the first that is missing ends it.
+    # Not a list: a column may claim to be the 10^11th, and the first missing one ends the loop.
     wanted = (f"part_{part}_{axis}" for part in range(count) for axis in "xy")
     coordinates = []
     for name in chain([NAME], wanted):
         if name not in places:
+            differs = num_landmarks is not None and len(parts) != num_landmarks
+            hint = f", or set dataset.num_landmarks={len(parts)}" if differs else ""
             raise DataError(
                 f"{path!r}, line 1: column {name!r} is missing (it has {len(header)} columns: "
-                f"{', '.join(header[:4])} ...). Add it{_count_hint(num_landmarks, parts)}."
+                f"{', '.join(header[:4])} ...). Add it{hint}."
             )
         coordinates.append(places[name])
     return _Columns(header, coordinates[0], coordinates[1:])
-
-
-def _is_coordinate(name: str) -> bool:
-    kind, _, rest = name.partition("_")
-    number, _, axis = rest.partition("_")
-    short = number.isdecimal() and len(number) <= _MOST_DIGITS
-    return kind == "part" and short and axis in ("x", "y")
-
-
-def _count_hint(num_landmarks: int | None, parts: set[int]) -> str:
-    if num_landmarks is None or len(parts) == num_landmarks:
-        return ""
-    return f", or set dataset.num_landmarks={len(parts)}"
 
 
 def _read_rows(
@@ -161,7 +149,7 @@ def _read_rows(
         if len(row) != len(columns.header):
             raise DataError(
                 f"{path!r}, line {line}: {len(row)} values, but the header has "
-                f"{len(columns.header)} columns. Complete the row or take it out."
+                f"{len(columns.header)} columns. Complete the row or remove it."
             )
         name = row[columns.name].strip()
         if not name:
@@ -169,44 +157,37 @@ def _read_rows(
         if leads_out(name):
             raise DataError(
                 f"{path!r}, line {line}, column {NAME!r}: {name!r} leads out of the folder of "
-                "images. Names are relative to it and stay below it; correct the row or take it "
-                "out."
+                "images. Names are relative to it and stay below it; correct or remove the row."
             )
         if name in names:
             raise DataError(
-                f"{path!r}, line {line}, column {NAME!r}: {name!r} already stands in line "
-                f"{names[name]}. Take one of the rows out."
+                f"{path!r}, line {line}, column {NAME!r}: {name!r} is already in line "
+                f"{names[name]}. Remove one of the rows."
             )
         if len(names) >= limits.files:
             raise DataError(f"{path!r} has {limits.refusal('files', f'{line} lines and more')}.")
         names[name] = line
-        values.append(_coordinates(path, line, row, columns))
+        try:
+            numbers = [float(row[place]) for place in columns.coordinates]
+        except ValueError:
+            numbers = [math.nan]
+        if not math.isfinite(sum(numbers)):
+            _refuse_row(path, line, row, columns)
+        values.append(np.array(numbers, np.float32).tobytes())
     if not names:
         raise DataError(f"{path!r} has a header and no rows: there is nothing to train on.")
     return list(names), values, list(names.values())
 
 
-def _coordinates(path: str, line: int, row: list[str], columns: _Columns) -> bytes:
-    try:
-        numbers = [float(row[place]) for place in columns.coordinates]
-    except ValueError:
-        numbers = [math.nan]
-    if not math.isfinite(sum(numbers)):
-        _refuse_row(path, line, row, columns)
-    return np.array(numbers, np.float32).tobytes()
-
-
 def _refuse_row(path: str, line: int, row: list[str], columns: _Columns) -> None:
     for place in columns.coordinates:
+        value = row[place]
         try:
-            finite = math.isfinite(float(row[place]))
-            wrong = "is not finite"
+            wrong = "" if math.isfinite(float(value)) else f"{value!r} is not finite"
         except ValueError:
-            finite, wrong = False, "is no number"
-        if not finite:
-            value = row[place]
-            said = f"{value!r} {wrong}" if value.strip() else "the value is empty"
+            wrong = f"{value!r} is not a number" if value.strip() else "the value is empty"
+        if wrong:
             raise DataError(
-                f"{path!r}, line {line}, column {columns.header[place]!r}: {said}. "
-                "Put a number in pixels there or take the row out."
+                f"{path!r}, line {line}, column {columns.header[place]!r}: {wrong}. "
+                "Put a number in pixels there or remove the row."
             )

@@ -1,9 +1,4 @@
-"""A `.npy` file that is read from where it lies, a few rows at a time.
-
-Opening costs about 0.1 ms whatever the size; a file at an address is fetched first, whole.
-Processes on one machine share the pages, and a copy sent to a worker takes the path along and opens
-the file again.
-"""
+"""A `.npy` file that is read in place, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -15,18 +10,18 @@ import numpy.typing as npt
 
 from pipeline.datasets.reading.data_file import DataFile
 from pipeline.datasets.reading.fingerprint import Part
-from pipeline.datasets.reading.folder import File, LocalFolder
+from pipeline.datasets.reading.folder import FolderFile, LocalFolder
+from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.errors import DataError
 from pipeline.files.limits import DEFAULT, Limits
-from pipeline.files.regular_file import regular_descriptor
 from pipeline.packing.npy import map_npy
-
-_BLOCK = 4096
-_BLOCKS = 1024
 
 
 class MappedArray:
-    """Numbers in a `.npy` file.
+    """Numbers in a `.npy` file, mapped; at an address, the whole file is fetched first.
+
+    Cost: about 0.1 ms whatever the size. Processes on one machine share the pages; a copy sent to a
+    worker opens the file again.
 
     Args:
         path: the file, or the path of one on this machine.
@@ -34,17 +29,17 @@ class MappedArray:
         limits: `record_bytes` of a row.
 
     Attributes:
-        path: the file; text made of it is its path or address.
+        path: the file; `str(path)` is its path or address.
         shape, dtype: of the whole array.
 
     Raises:
-        DataError: the file is missing, no regular file, cut short, no `.npy` file, has rows that
-            are too large, or holds Python objects (a pickle, which is never opened) or anything but
+        DataError: the file is missing, not regular, cut short, not a `.npy` file, has rows that are
+            too large, or holds Python objects (a pickle, which is never opened) or anything but
             numbers.
     """
 
-    def __init__(self, path: File | Path, key: str, limits: Limits = DEFAULT) -> None:
-        file = File(LocalFolder(path.parent), path.name) if isinstance(path, Path) else path
+    def __init__(self, path: FolderFile | Path, key: str, limits: Limits = DEFAULT) -> None:
+        file = FolderFile(LocalFolder(path.parent), path.name) if isinstance(path, Path) else path
         self.path = file
         self._map: npt.NDArray[Any] | None = _opened(file, key)
         self.shape, self.dtype = self._map.shape, self._map.dtype
@@ -58,7 +53,7 @@ class MappedArray:
 
     @property
     def array(self) -> npt.NDArray[Any]:
-        """The whole array, read-only; only what is touched is read."""
+        """The whole array, read-only; only accessed pages are read."""
         if self._map is None:
             self._map = _opened(self.path, "dataset.root")
         return self._map
@@ -67,54 +62,44 @@ class MappedArray:
         return self.__dict__ | {"_map": None}  # a pickled map would hold all of the array
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
-        """What tells this array from others: 1024 blocks of 4 KiB, evenly spread, or all of it.
-
-        Cost: at most 4 MiB read, whatever the size; without `sized` nothing but its name goes in.
-        """
-        content = self.path.read(_blocks) if sized else [self.path.name]
-        return [str(self.shape), self.dtype.str, *content]
+        """Shape, dtype and, if `sized`, 1024 blocks of 4 KiB, evenly spread, else the name."""
+        if not sized:
+            return [str(self.shape), self.dtype.str, self.path.name]
+        size, blocks = self.path.read(_blocks)
+        return [str(self.shape), self.dtype.str, size, *blocks]
 
     def data_file(self) -> DataFile:
         """The file, for hashing its content."""
         return self.path.folder.data_file(self.path.name)
 
 
-def _blocks(path: str) -> list[Part]:
-    """The size of a file, and its content or a spread of it."""
-    descriptor, size = regular_descriptor(path)
-    with open(descriptor, "rb") as file:
-        if size <= _BLOCK * _BLOCKS:
-            return [size, file.read()]
-        parts: list[Part] = [size]
-        for number in range(_BLOCKS):
-            file.seek((size - _BLOCK) * number // (_BLOCKS - 1))
-            parts.append(file.read(_BLOCK))
-        return parts
+def _blocks(path: str) -> tuple[int, list[bytes]]:
+    file = PositionedFile(Path(path))
+    return file.size, file.sample(1024)
 
 
-def _opened(file: File, key: str) -> npt.NDArray[Any]:
-    name = repr(str(file))
+def _opened(file: FolderFile, key: str) -> npt.NDArray[Any]:
+    name = f"{key}: {str(file)!r}"
     try:
         array: npt.NDArray[Any] = file.read(map_npy)
     except OSError as error:
-        raise DataError(f"{key}: {name} cannot be read: {error.strerror}.") from error
+        raise DataError(f"{name} cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise DataError(f"{key}: {name} {_complaint(str(error))}") from error
+        wrong = str(error)
+        if "Python objects" in wrong:
+            wrong = (
+                "holds Python objects, which are pickled and may run any code when they are read; "
+                "save an array of numbers instead."
+            )
+        elif "shorter than" in wrong:
+            wrong = "is shorter than its header says: it was cut off; copy or write it again."
+        elif "not numbers" in wrong:
+            wrong = f"cannot be used: {wrong}; save numbers with numpy.save."
+        else:
+            wrong = f"is not a .npy file ({wrong}); write it with numpy.save."
+        raise DataError(f"{name} {wrong}") from error
     if array.dtype.kind not in "biuf":
-        raise DataError(f"{key}: {name} holds {array.dtype}; save numbers with numpy.save.")
+        raise DataError(f"{name} holds {array.dtype}; save numbers with numpy.save.")
     if array.ndim == 0 or len(array) == 0:
-        raise DataError(f"{key}: {name} has the shape {array.shape}: there are no rows in it.")
+        raise DataError(f"{name} has the shape {array.shape}: it has no rows.")
     return array
-
-
-def _complaint(error: str) -> str:
-    if "Python objects" in error:
-        return (
-            "holds Python objects, which are pickled and may run any code when they are read; "
-            "save an array of numbers instead."
-        )
-    if "shorter than" in error:
-        return "is shorter than its header says: it was cut off; copy or write it again."
-    if "not numbers" in error:
-        return f"is of no use: {error}; save numbers with numpy.save."
-    return f"is no .npy file ({error}); write it with numpy.save."

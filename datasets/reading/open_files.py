@@ -1,4 +1,4 @@
-"""Files that stay open for a while, the last used ones of each thread in each process."""
+"""Files that stay open for a while: the last used ones of each thread in each process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 class OpenFiles(Generic[T]):
-    """Number of a file -> what `open_one` makes of it.
+    """Number of a file -> the result of `open_one(number)`.
 
-    What was opened is used by one thread only, and travels to no other process: a fork or a copy
+    An open file is used by one thread only and never moves to another process: a fork or a copy
     begins with none. It closes when nobody holds it any longer.
 
     Args:
@@ -25,29 +25,20 @@ class OpenFiles(Generic[T]):
     def __init__(self, open_one: Callable[[int], T], limit: int = 32) -> None:
         self._open_one = open_one
         self._limit = limit
-        self._kept: _Kept[T] = _Kept()
+        # Without a reference to `open_one`: a thread that lives on would keep the dataset alive.
+        self._local = threading.local()
 
     def __getitem__(self, number: int) -> T:
-        kept = self._kept.files
-        if number in kept:
-            kept.move_to_end(number)
-            return kept[number]
-        opened = kept[number] = self._open_one(number)
-        while len(kept) > self._limit:
-            kept.popitem(last=False)
+        if getattr(self._local, "process", None) != os.getpid():
+            self._local.files, self._local.process = OrderedDict(), os.getpid()
+        files: OrderedDict[int, T] = self._local.files
+        if number in files:
+            files.move_to_end(number)
+            return files[number]
+        opened = files[number] = self._open_one(number)
+        while len(files) > self._limit:
+            files.popitem(last=False)
         return opened
 
-
-class _Kept(threading.local, Generic[T]):
-    def __init__(self) -> None:
-        self._files: OrderedDict[int, T] = OrderedDict()
-        self._process = os.getpid()
-
-    @property
-    def files(self) -> OrderedDict[int, T]:
-        if self._process != os.getpid():
-            self._files, self._process = OrderedDict(), os.getpid()
-        return self._files
-
-    def __reduce__(self) -> tuple[type[_Kept[T]], tuple[()]]:
-        return type(self), ()
+    def __reduce__(self) -> tuple[type[OpenFiles[T]], tuple[Callable[[int], T], int]]:
+        return type(self), (self._open_one, self._limit)

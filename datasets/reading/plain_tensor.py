@@ -9,21 +9,38 @@ import numpy.typing as npt
 import torch
 
 
-def plain_tensor(values: npt.NDArray[Any]) -> torch.Tensor:
-    """A tensor with memory of its own: floats as float32, wide unsigned ones signed.
+def plain_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A copy of numbers that torch has a type for: floats as float32, wide unsigned ones signed.
 
     Raises:
-        ValueError: the values are no numbers, or one of them is not finite.
+        ValueError: the values are not numbers.
     """
     kind, width = values.dtype.kind, values.dtype.itemsize
     if kind == "f":
-        if not np.isfinite(values).all():
-            place = np.argwhere(~np.isfinite(values))[0].tolist()
-            at = place[0] if len(place) == 1 else place
-            raise ValueError(f"value {at} is {values[tuple(place)]}, which is not finite")
-        return torch.from_numpy(values.astype(np.float32))
+        return values.astype(np.float32)
     if kind == "u" and width > 1:
-        return torch.from_numpy(values.astype(np.int32 if width == 2 else np.int64))
+        return values.astype(np.int32 if width == 2 else np.int64)
     if kind not in "biu":
         raise ValueError(f"it holds {values.dtype}, not numbers")
-    return torch.from_numpy(values.astype(values.dtype.newbyteorder("=")))
+    return values.astype(values.dtype.newbyteorder("="))
+
+
+def not_finite(values: npt.NDArray[Any]) -> list[int] | None:
+    """The place of the first float that is NaN or infinite; None if there is none."""
+    if values.dtype.kind != "f" or np.isfinite(values).all():
+        return None
+    place: list[int] = np.argwhere(~np.isfinite(values))[0].tolist()
+    return place
+
+
+def plain_tensor(values: npt.NDArray[Any]) -> torch.Tensor:
+    """`plain_numbers` as a tensor.
+
+    Raises:
+        ValueError: the values are not numbers, or one of them is not finite.
+    """
+    place = not_finite(values)
+    if place is not None:
+        at = place[0] if len(place) == 1 else place
+        raise ValueError(f"value {at} is {values[tuple(place)]}, which is not finite")
+    return torch.from_numpy(plain_numbers(values))

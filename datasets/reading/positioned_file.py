@@ -1,36 +1,58 @@
-"""A local file that is read at given places, by any number of processes and threads.
-
-Reads are `pread`: there is no common place that two readers could move under each other, so a
-forked worker goes on with the descriptor it inherited, and a copy sent to a spawned one opens the
-file again. Nothing is mapped, so what is read doesn't stay in the process. Cost: about 2 us a read
-of what the system has cached. POSIX only.
-"""
+"""Local files: regular ones only, and reading them at given places."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from pipeline.datasets.reading.regular_file import regular_descriptor
 from pipeline.errors import DataError
+from pipeline.files import regular_file
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """A regular file, or a link to one, open for reading.
+
+    Raises:
+        OSError: it is missing, or may not be read.
+        DataError: it is a folder, a pipe, a socket or a device.
+    """
+    return os.fdopen(regular_descriptor(path), "rb")
+
+
+def regular_descriptor(path: str | Path) -> int:
+    """The descriptor of a regular file that was opened for reading; errors as `open_regular`."""
+    try:
+        return regular_file.regular_descriptor(path)[0]
+    except IsADirectoryError as error:
+        raise DataError(f"{str(path)!r} is a folder, not a file. Name the file in it.") from error
+    except regular_file.IrregularFileError as error:
+        raise DataError(
+            f"{str(path)!r} cannot be read: {error.strerror}. Replace it, or take it out."
+        ) from error
+
+
+def check_regular(path: str | Path) -> None:
+    """Refuse other files before a library opens them; errors as `open_regular`."""
+    os.close(regular_descriptor(path))
 
 
 class PositionedFile:
     """A file as it was when this object was made.
 
-    Attributes:
-        path, size (bytes), mtime_ns: of the file.
+    Reads are `pread`, so readers share no position: a forked worker uses the inherited descriptor,
+    and a copy sent to a spawned one opens the file again. Nothing is mapped, so the data doesn't
+    stay in the process. Cost: about 2 us for a cached read. POSIX only.
 
     Raises:
-        DataError: the file is missing or no file, may not be read, or has changed since.
+        DataError: the file is missing or not regular, may not be read, or has changed since.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = self._open()
         status = os.fstat(self._descriptor)
-        self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
+        self.size, self.mtime_ns = status.st_size, status.st_mtime_ns  # bytes, ns
 
     def read(self, start: int, stop: int) -> bytes:
         """Bytes start .. stop-1."""
@@ -43,7 +65,7 @@ class PositionedFile:
         return found
 
     def read_into(self, buffer: memoryview, start: int) -> int:
-        """Fill `buffer` from `start` on; the bytes read, fewer only at the end of the file."""
+        """Fill `buffer` from `start` on; returns the bytes read, fewer only at the end."""
         done = 0
         while done < len(buffer):
             count = os.preadv(self.descriptor, [buffer[done:]], start + done)
@@ -53,7 +75,7 @@ class PositionedFile:
         return done
 
     def sample(self, blocks: int) -> list[bytes]:
-        """So many blocks of 4 KiB, evenly spread; all of a file that is smaller than that."""
+        """That many blocks of 4 KiB, evenly spread; all of a smaller file."""
         if self.size <= 4096 * blocks:
             return [self.read(0, self.size)]
         places = [(self.size - 4096) * number // (blocks - 1) for number in range(blocks)]
@@ -87,7 +109,7 @@ class PositionedFile:
     def _changed(self) -> DataError:
         return DataError(
             f"{str(self.path)!r} has changed while it was in use. Let nothing write to the data of "
-            "a run, and start the run again."
+            "a run, and restart the run."
         )
 
     def __getstate__(self) -> dict[str, Any]:

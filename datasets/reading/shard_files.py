@@ -1,15 +1,12 @@
-"""Which files a dataset of many files consists of, and which of them train and which validate.
-
-A root is a folder (or an address of one), one file, or a pattern of braces:
+"""The files of a dataset of many files: a folder, one file, or a pattern of braces.
 
     data/digits                           the files in it with the right suffixes
     data/digits.parquet                   this file
     s3://digits/train-{000..127}.tar      128 files
     data/{train,val}-{00..07}.tar         16 files
 
-If the names say `train...` and `val...` (`train-0.tar`, `validation/0.tar`), they divide the data;
-files of neither kind, such as `test-0.tar`, are then passed over. Otherwise the dataset divides its
-rows.
+If names begin with `train` and `val` (`train-0.tar`, `validation/0.tar`), they divide the data, and
+other files, such as `test-0.tar`, are ignored. Otherwise the dataset divides its rows.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from pipeline.datasets.reading.root import existing_root
+from pipeline.datasets.reading.folder import existing_root
 from pipeline.datasets.remote.store import is_remote, join, local_path
 from pipeline.errors import ConfigError, DataError, Problem
 
@@ -40,9 +37,9 @@ class ShardFiles:
     """The files of one split.
 
     Attributes:
-        addresses: paths, or addresses that `Files` knows, sorted unless a pattern orders them.
-        names: the same, relative to the root: what stays when the root is moved.
-        divided: the names have chosen the split; False leaves it to the rows of all files.
+        addresses: paths or addresses, sorted unless a pattern orders them.
+        names: the same, relative to the root, so they stay the same when it is moved.
+        divided: whether the names have chosen the split; else the dataset divides its rows.
     """
 
     addresses: list[str]
@@ -54,17 +51,28 @@ class ShardFiles:
         """The files of `split` at `root`.
 
         Raises:
-            DataError: the root is missing, or holds no file with one of the suffixes.
-            ConfigError: a pattern of braces cannot be read.
+            DataError: the root is missing, or has no file with one of the suffixes.
+            ConfigError: a pattern of braces is invalid.
         """
         found = _found(root, tuple(suffixes), files)
         if not found:
             raise DataError(
-                f"dataset.root: {root!r} holds no file that ends in {', '.join(suffixes)}. Set it "
-                "to the folder that does, or to a file."
+                f"dataset.root: {root!r} has no file that ends in {', '.join(suffixes)}. Set it "
+                "to a folder that does, or to a file."
             )
-        chosen, divided = _of_split(found, split, root)
-        return cls(list(chosen.values()), list(chosen), divided)
+        kinds = {name: split_of(name) for name in found}
+        divided = "val" in kinds.values()
+        wanted: str | None = split
+        if not divided:  # files for training are divided by rows, if there are any
+            wanted = "train" if "train" in kinds.values() else None
+        names = [name for name in found if kinds[name] == wanted]
+        if not names:
+            first = next(name for name in found if kinds[name] == "val")
+            raise DataError(
+                f"dataset.root: {root!r} has files for validation ({first!r}) and none whose name "
+                "begins with 'train'. Add or rename them."
+            )
+        return cls([found[name] for name in names], names, divided)
 
 
 def _found(root: str, suffixes: tuple[str, ...], files: Files) -> dict[str, str]:
@@ -89,49 +97,29 @@ def expand_braces(pattern: str) -> list[str]:
     pieces = _BRACES.split(pattern)  # text, inside of braces, text, inside ...
     if any(brace in text for text in pieces[::2] for brace in "{}"):
         raise ConfigError(Problem("dataset.root", f"{pattern!r}: its braces do not match"))
-    choices = [_choices(piece, pattern) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
+    choices = [piece.split(",") if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
+    for number, inside in enumerate(pieces):
+        bounds = _RANGE.fullmatch(inside) if number % 2 else None
+        if bounds:
+            first, last = int(bounds[1]), int(bounds[2])
+            if last < first:
+                reason = f"goes from {first} down to {last}; write the lower number first"
+            elif last - first >= _MOST_FILES:
+                reason = f"stands for more than {_MOST_FILES} files"
+            else:
+                width = len(bounds[1])
+                choices[number] = [str(one).zfill(width) for one in range(first, last + 1)]
+                continue
+            reason = f"{pattern!r}: the range {{{inside}}} {reason}"
+            raise ConfigError(Problem("dataset.root", reason))
     if math.prod(map(len, choices)) > _MOST_FILES:
-        raise ConfigError(
-            Problem("dataset.root", f"{pattern!r} stands for more than {_MOST_FILES} files")
-        )
+        reason = f"{pattern!r} stands for more than {_MOST_FILES} files"
+        raise ConfigError(Problem("dataset.root", reason))
     return ["".join(parts) for parts in product(*choices)]
 
 
-def _choices(inside: str, pattern: str) -> list[str]:
-    bounds = _RANGE.fullmatch(inside)
-    if not bounds:
-        return inside.split(",")
-    first, last = bounds.groups()
-    if int(last) < int(first):
-        raise ConfigError(
-            Problem("dataset.root", f"{pattern!r}: the range {{{inside}}} goes from {int(first)} "
-                    f"down to {int(last)}; write the lower number first")
-        )  # fmt: skip
-    if int(last) - int(first) >= _MOST_FILES:
-        raise ConfigError(
-            Problem("dataset.root", f"{pattern!r}: the range {{{inside}}} stands for more than "
-                    f"{_MOST_FILES} files")
-        )  # fmt: skip
-    return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-
-
-def _of_split(found: dict[str, str], split: str, root: str) -> tuple[dict[str, str], bool]:
-    kinds = {name: split_of(name) for name in found}
-    if "val" not in kinds.values():  # those of training are divided, if there are any
-        only = "train" if "train" in kinds.values() else None
-        return {name: found[name] for name in found if kinds[name] == only}, False
-    chosen = {name: found[name] for name in found if kinds[name] == split}
-    if not chosen:
-        first = next(name for name in found if kinds[name] == "val")
-        raise DataError(
-            f"dataset.root: in {root!r} there are files of validation ({first!r}) and none whose "
-            "name begins with 'train'. Add or rename them."
-        )
-    return chosen, True
-
-
 def split_of(name: str) -> str | None:
-    """The split that a file's name (or else that of a folder above it) speaks of, or None."""
+    """The split that the name of a file, or else of a folder above it, begins with, or None."""
     for part in reversed(name.split("/")):
         if _TRAIN.match(part):
             return "train"

@@ -1,4 +1,4 @@
-"""What a TIFF file, or EXIF data, which has the same form, claims before anything of it is read.
+"""The claims of a TIFF file, or of EXIF data, which has the same form.
 
 Decoders read every tag of a directory into memory. Tags may overlap, so a directory of 60,000 that
 each claim the whole file asks for 60,000 times its size. Cost: 1 us a tag.
@@ -26,7 +26,7 @@ class Page(NamedTuple):
 
     Attributes:
         width, height: in pixels.
-        weight: pixels that are decoded, those of more than 8 bytes counted as several.
+        weight: decoded pixels; one of more than 8 bytes counts as several.
         compression: its number in TIFF.
         pieces: where each strip or tile begins, and its bytes.
     """
@@ -45,13 +45,10 @@ class _Tag(NamedTuple):
 
 
 class TiffDirectory:
-    """The directories of a TIFF structure; each is looked at once, loops end.
-
-    Args:
-        content: the structure from its first byte.
+    """The directories of a TIFF structure; each is read once, so loops end.
 
     Raises:
-        ValueError: its tags claim far more than there is.
+        ValueError: its tags claim far more than its size.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -74,10 +71,16 @@ class TiffDirectory:
                 if place and place not in seen:
                     seen.add(place)
                     self._tags(place)
-            yield self._page(tags)
+            width, height = self._value(tags, _WIDTH), self._value(tags, _HEIGHT)
+            bits = (self._value(tags, _BITS) or 1) * (self._value(tags, _CHANNELS) or 1)
+            tile = self._value(tags, _TILE_WIDTH) * self._value(tags, _TILE_HEIGHT)
+            weight = max(width * height, tile) * max(bits, _FULL_PIXEL) // _FULL_PIXEL
+            starts, sizes = (_TILES, _TILE_BYTES) if _TILES in tags else (_STRIPS, _STRIP_BYTES)
+            pieces = zip(self._values(tags, starts), self._values(tags, sizes), strict=False)
+            yield Page(width, height, weight, self._value(tags, _COMPRESSION), tuple(pieces))
 
     def _tags(self, at: int) -> tuple[dict[int, _Tag], int]:
-        """The tags of the directory at a place, and the place of the next one."""
+        """The tags of a directory, and the place of the next directory."""
         count, at = self._number(at, self._counts), at + self._counts
         tags = {}
         for _ in range(count):
@@ -94,28 +97,16 @@ class TiffDirectory:
             tags[number] = _Tag(kind, values, place)
             at += self._entry
             self._seen += 1
-            self._check_sums()
+            if (
+                self._claimed > 2 * len(self._content) + _SLACK
+                or self._numbers > _MOST_NUMBERS
+                or self._seen > _MOST_TAGS
+            ):
+                raise ValueError(
+                    f"its tags claim {self._claimed} bytes and {self._numbers} numbers, but there "
+                    f"are {len(self._content)} bytes"
+                )
         return tags, self._number(at, self._long)
-
-    def _check_sums(self) -> None:
-        if (
-            self._claimed > 2 * len(self._content) + _SLACK
-            or self._numbers > _MOST_NUMBERS
-            or self._seen > _MOST_TAGS
-        ):
-            raise ValueError(
-                f"its tags claim {self._claimed} bytes and {self._numbers} numbers, where there "
-                f"are {len(self._content)} bytes"
-            )
-
-    def _page(self, tags: dict[int, _Tag]) -> Page:
-        width, height = self._value(tags, _WIDTH), self._value(tags, _HEIGHT)
-        bits = (self._value(tags, _BITS) or 1) * (self._value(tags, _CHANNELS) or 1)
-        tile = self._value(tags, _TILE_WIDTH) * self._value(tags, _TILE_HEIGHT)
-        weight = max(width * height, tile) * max(bits, _FULL_PIXEL) // _FULL_PIXEL
-        starts, sizes = (_TILES, _TILE_BYTES) if _TILES in tags else (_STRIPS, _STRIP_BYTES)
-        pieces = tuple(zip(self._values(tags, starts), self._values(tags, sizes), strict=False))
-        return Page(width, height, weight, self._value(tags, _COMPRESSION), pieces)
 
     def _value(self, tags: dict[int, _Tag], number: int) -> int:
         return next(iter(self._values(tags, number, 1)), 0)
@@ -138,6 +129,6 @@ class TiffDirectory:
 
 
 def check_exif(exif: bytes) -> None:
-    """Raise ValueError if EXIF data, from its first byte, claims far more than there is."""
+    """Raise ValueError if EXIF data, from its first byte, claims far more than its size."""
     for _ in TiffDirectory(exif.removeprefix(b"Exif\0\0")).pages():
         pass

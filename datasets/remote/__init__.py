@@ -1,1 +1,1 @@
-"""Stores at addresses: what lies there, getting it, and keeping it on this machine."""
+"""Stores at addresses: listing their files, reading them, and keeping them on this machine."""

@@ -1,4 +1,4 @@
-"""What stores say of their files: asked once, kept flat, sent along to every worker.
+"""The files in stores: asked for once, kept in flat arrays, sent to every worker.
 
 Cost: a request for every 1000 files of a folder on S3 and Google Cloud, for which a folder's
 subfolders are listed side by side; on a web server, whose pages only name files, one for each file.
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from pipeline.datasets.remote.crawl import Crawl
-from pipeline.datasets.remote.listing import Found, Listing, bytes_of
+from pipeline.datasets.remote.listing import Crawl, FileInfo, Listing, bytes_of
 from pipeline.datasets.remote.retry import RetryPolicy, is_transient
 from pipeline.datasets.remote.store import Store, join, name_in, parse_address
 from pipeline.errors import DataError
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AT_ONCE = 16  # requests under way
+_DEEPEST = 64  # levels of folders
+_SAME = 8  # nested folders with the very same names
 _FOLDERS = 2000  # of more than these, asking for each would take longer than asking for all files
 
 
@@ -44,21 +45,21 @@ class Catalog:
         options: Mapping[str, Any],
         timeout: float,
         retry: RetryPolicy,
-        limits: Limits | None = None,
+        limits: Limits,
     ) -> None:
-        self._limits = limits or Limits()
+        self._limits = limits
         self._options = options
         self._timeout = timeout
         self._retry = retry
         self._listings: dict[str, Listing] = {}
-        self._found: dict[str, Found] = {}
+        self._found: dict[str, FileInfo] = {}
 
     def store(self, address: str) -> Store:
         """The store of an address."""
         return Store(parse_address(address), self._options, self._timeout)
 
-    def known(self, address: str) -> Found | None:
-        """A file that was listed, or looked at before; 15 us."""
+    def known(self, address: str) -> FileInfo | None:
+        """A file that was listed or asked for before; 15 us."""
         for folder, listing in self._listings.items():
             name = name_in(folder, address)
             found = listing.find(name) if name else None
@@ -66,7 +67,7 @@ class Catalog:
                 return found
         return self._found.get(address)
 
-    def look(self, address: str) -> Found:
+    def look(self, address: str) -> FileInfo:
         """A file; the store is asked if it is not known.
 
         Raises:
@@ -77,7 +78,7 @@ class Catalog:
             found = self._found[address] = self.look_again(address)
         return found
 
-    def look_again(self, address: str) -> Found:
+    def look_again(self, address: str) -> FileInfo:
         """A file as it is now."""
         store = self.store(address)
         return self._retry(address, lambda: store.look(address))
@@ -117,39 +118,50 @@ class Catalog:
         return np.array([-1 if one is None else one.size or 0 for one in found], np.int64)
 
     def _listed(self, address: str) -> Listing:
-        """The files below a folder: level by level, until there is enough to do side by side.
+        """The files below a folder: level by level, until there are enough folders to list at once.
 
-        A store's answers are Python objects, 1 kB a file, so they are flattened one by one.
+        These are then listed side by side, each with all that is below it.
         """
         store, crawl = self.store(address), Crawl(address, self._limits)
         parts: list[tuple[str, Listing]] = []
-        folders, level = [address], 0
-        alike = {address: (b"", 0)}  # folder -> what its parent holds, and for how many levels
+        folders, depth = [address], 0
+        # A page that links to itself one level deeper has the same names at every level: folder ->
+        # hash of the names in its parent, and at how many levels these were the same.
+        same = {address: (b"", 0)}
+
+        def level(folder: str) -> tuple[Listing, list[str]]:
+            found = self._unless_missing(folder, lambda: store.files(folder, crawl))
+            return found or (Listing.of([]), [])
+
+        def below(folder: str) -> Listing:
+            return self._retry(folder, lambda: store.files(folder, crawl, deep=True))[0]
+
         while folders and (len(folders) < _AT_ONCE or not store.lists):
-            crawl.deep(level)
-            levels = list(self._many(lambda at: self._level(store, at, crawl), folders))
-            parts += [(at, files) for at, (files, _) in zip(folders, levels, strict=True)]
-            alike = _alike(crawl, folders, levels, alike)
-            folders, level = list(alike), level + 1
+            if depth > _DEEPEST:
+                raise crawl.endless(f"its folders go deeper than {_DEEPEST} levels")
+            found: dict[str, tuple[bytes, int]] = {}
+            for at, (files, inner) in zip(folders, list(self._many(level, folders)), strict=True):
+                parts.append((at, files))
+                names = [os.fsencode(folder[len(at) :]) for folder in sorted(inner)]
+                joined = b"\0".join([*files.names.tolist(), b"", *names]) if inner else b""
+                digest = hashlib.blake2b(joined, digest_size=8).digest()
+                levels = same[at][1] + 1 if same[at][0] == digest else 1
+                if levels >= _SAME:
+                    raise crawl.endless(f"{levels} nested folders have the same names")
+                found |= dict.fromkeys(inner, (digest, levels))
+            folders, same, depth = list(found), found, depth + 1
         if len(folders) > _FOLDERS:
-            return self._below(store, address, Crawl(address, self._limits))
-        below = self._many(lambda at: self._below(store, at, crawl), folders)
-        parts += list(zip(folders, below, strict=True))
-        return Listing.joined((_prefix(address, folder), part) for folder, part in parts)
+            crawl = Crawl(address, self._limits)  # the listing starts anew
+            return below(address)
+        parts += zip(folders, self._many(below, folders), strict=True)
+        prefixes = ((name_in(address, folder), part) for folder, part in parts)
+        return Listing.joined((f"{name}/" if name else "", part) for name, part in prefixes)
 
-    def _level(self, store: Store, folder: str, crawl: Crawl) -> tuple[Listing, list[str]]:
-        found = self._unless_missing(folder, lambda: store.files(folder, crawl))
-        files, folders = found or ([], [])
-        return Listing.of(files), folders
-
-    def _below(self, store: Store, folder: str, crawl: Crawl) -> Listing:
-        return self._retry(folder, lambda: store.files_below(folder, crawl))
-
-    def _looked(self, address: str, names: Sequence[str]) -> list[Found]:
+    def _looked(self, address: str, names: Sequence[str]) -> list[FileInfo]:
         """Those of the files `names` that are there, each looked at."""
         store = self.store(address)
 
-        def look(name: str) -> Found | None:
+        def look(name: str) -> FileInfo | None:
             place = join(address, name)
             return self._unless_missing(place, lambda: store.look(place))
 
@@ -171,29 +183,3 @@ class Catalog:
         """`action` for each, several at a time, in order."""
         with ThreadPoolExecutor(_AT_ONCE, "penstock-files") as pool:
             yield from pool.map(action, over)
-
-
-def _alike(
-    crawl: Crawl,
-    folders: Sequence[str],
-    levels: Sequence[tuple[Listing, list[str]]],
-    before: Mapping[str, tuple[bytes, int]],
-) -> dict[str, tuple[bytes, int]]:
-    """The folders inside of `folders`, each with what its parent holds and since how many levels.
-
-    A page that links to itself one level deeper holds the same names at every level.
-    """
-    found: dict[str, tuple[bytes, int]] = {}
-    for at, (files, inner) in zip(folders, levels, strict=True):
-        names = [os.fsencode(folder[len(at) :]) for folder in sorted(inner)]
-        held = b"\0".join([*files.names.tolist(), b"", *names]) if inner else b""
-        digest = hashlib.blake2b(held, digest_size=8).digest()
-        count = before[at][1] + 1 if before[at][0] == digest else 1
-        crawl.alike(count)
-        found |= dict.fromkeys(inner, (digest, count))
-    return found
-
-
-def _prefix(address: str, folder: str) -> str:
-    name = name_in(address, folder)
-    return f"{name}/" if name else ""

@@ -1,24 +1,21 @@
 """Downloaded files in a folder of bounded size, shared by all processes of a machine.
 
-    <folder>/files/<ab>/<entry>    whole files; an entry's name says what it is and of which version
+    <folder>/files/<ab>/<entry>    whole files; an entry's name stands for one version of a file
     <folder>/parts/<entry>         a download under way, locked by whoever writes it
     <folder>/taken                 the bytes that both take, behind a lock
 
 1. Whoever misses an entry opens its part and locks it (flock). The others wait for that lock and
    find the entry there, or a part that its dead owner left unlocked, and take that over.
-2. Room is promised before a byte is written: when it would not suffice, the least recently used
-   entries go, down to 9/10 of the limit, so that counting is rare.
+2. Bytes are reserved before they are written: if they don't fit, the least recently used entries
+   are evicted, down to 9/10 of the limit, so that counting is rare.
 3. The part is written to the disk (fsync) and renamed: an entry is whole or not there.
 
-An entry that is being read can go at any time: a file that is open stays readable until it is
-closed. Entries asked for last go last. Use is noted by an entry's modification time, to 1 s.
+An entry can be evicted while it is being read: an open file stays readable until it is closed. Use
+is noted by an entry's modification time, to 1 s.
 
-Folders are made for their user alone (mode 0700), and what is in them has to be regular files of
-this user's: what a link leads to is neither read nor written (pipeline/files/own_files.py).
-
-Cost: 5 us for an entry that is there; for one that is not, beside the download, the time that the
-disk takes to write it (4 ms), and 4 us for every entry in the cache each time that room is made.
-Locks need Linux or macOS, and a file system that knows flock.
+Folders and files in it have to be this user's own (pipeline/files/own_files.py). Locks need Linux
+or macOS, and a file system that knows flock. Cost: 5 us for an entry that is there; for a new one,
+4 ms to write it to the disk; 4 us for every entry in the cache each time that some are evicted.
 """
 
 from __future__ import annotations
@@ -34,12 +31,12 @@ from pathlib import Path
 from pipeline.errors import DataError
 from pipeline.files.own_files import check_own, open_own, own_folder
 
-_PATIENCE = 300.0  # seconds to wait for the room that other downloads have been promised
+_TIMEOUT = 300.0  # seconds to wait for other downloads to end
 _FRESH = 1.0  # seconds in which a use is not noted again
-_RECOUNT = 86400.0  # seconds after which the ledger is not believed any longer
+_RECOUNT = 86400.0  # seconds after which the bytes taken are counted anew
 _STEP = 8 * 2**20  # bytes that a download of unknown size asks for at a time
 
-Download = Callable[["Part"], None]
+Download = Callable[["PartialFile"], None]
 
 
 class FileCache:
@@ -56,7 +53,7 @@ class FileCache:
 
     def find(self, entry: str, size: int | None) -> Path | None:
         """The file of an entry, noted as used; None if it is not there with `size` bytes."""
-        path = self._place(entry)
+        path = self.folder / "files" / entry[:2] / entry
         try:
             found = path.lstat()
             check_own(path, found)
@@ -66,7 +63,7 @@ class FileCache:
                 os.utime(path, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except PermissionError:  # on a disk that can only be read, it is not noted as used
+        except PermissionError:  # on a read-only disk, it is not noted as used
             pass
         return path
 
@@ -78,26 +75,39 @@ class FileCache:
             size: in bytes, when it is known.
 
         Raises:
-            DataError: the folder cannot be written, or has not as much room.
+            DataError: the folder cannot be written, or is too small.
         """
-        while True:
-            path = self.find(entry, size)
-            if path is not None:
-                return path
-            with self._explained(), self._claim(entry, size) as part:
-                if part is not None:
-                    part.reserve(size or 0)
-                    download(part)
-                    return part.commit(self._own("files", entry[:2]) / entry)
+        try:
+            while True:
+                path = self.find(entry, size)
+                if path is not None:
+                    return path
+                with self._claim(entry, size) as part:
+                    if part is not None:
+                        self.take(part, size or 0)
+                        download(part)
+                        return part.commit(self._own("files", entry[:2]) / entry)
+        except OSError as error:
+            advice = "Set dataset.files.cache_dir to another folder."
+            if error.errno == ENOSPC:
+                advice = "Make room on that disk, or lower dataset.files.cache_size."
+            elif error.errno in (ENOLCK, ENOTSUP):
+                advice = (
+                    "It needs a file system with locks: set dataset.files.cache_dir to another."
+                )
+            raise DataError(
+                f"cannot keep files in the cache {str(self.folder)!r}: {error.strerror or error}. "
+                + advice
+            ) from error
 
-    def take(self, part: Part, more: int) -> None:
-        """Promise a part `more` bytes, for which others are evicted, or waited for."""
+    def take(self, part: PartialFile, more: int) -> None:
+        """Reserve `more` bytes for a part: entries are evicted, other downloads are waited for."""
         if part.reserved + more > self.limit:
             raise DataError(
                 f"a file of {_shown(part.reserved + more)} does not fit into the cache "
                 f"{str(self.folder)!r} of {_shown(self.limit)}. Raise dataset.files.cache_size."
             )
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _TIMEOUT
         while not self._taken(part, more):
             if time.monotonic() > deadline:
                 raise DataError(
@@ -107,22 +117,26 @@ class FileCache:
             time.sleep(0.02)
 
     def give_back(self, amount: int) -> None:
-        """Take back a promise of `amount` bytes."""
-        with self._ledger() as ledger:
-            ledger.write(max(0, ledger.taken - amount))
+        """Release `amount` reserved bytes."""
+        with _locked(self.folder / "taken") as ledger:
+            taken, counted = _read_ledger(ledger)
+            _write_ledger(ledger, max(0, taken - amount), counted)
 
-    def _taken(self, part: Part, more: int) -> bool:
-        with self._ledger() as ledger:
-            if ledger.doubtful or ledger.taken + more > self.limit:
-                ledger.write(self._make_room(more), counted=time.time())
-            if ledger.taken + more > self.limit:
-                return False
-            part.grow(more)  # under the lock: whoever counts next sees it
-            ledger.write(ledger.taken + more)
-            return True
+    def _taken(self, part: PartialFile, more: int) -> bool:
+        with _locked(self.folder / "taken") as ledger:
+            taken, counted = _read_ledger(ledger)
+            now = time.time()
+            if not 0 <= now - counted < _RECOUNT or taken + more > self.limit:
+                taken, counted = self._make_room(more), now
+            fits = taken + more <= self.limit
+            if fits:
+                part.grow(more)  # under the lock: whoever counts next sees it
+                taken += more
+            _write_ledger(ledger, taken, counted)
+            return fits
 
     def _make_room(self, more: int) -> int:
-        """Evict what was used longest ago until `more` bytes fit; the bytes that remain."""
+        """Evict the least recently used until `more` bytes fit; the bytes that remain."""
         total = self._sweep_parts()
         entries = []
         for folder in _scan(self.folder / "files"):
@@ -143,34 +157,38 @@ class FileCache:
         return total
 
     def _sweep_parts(self) -> int:
-        """Remove the parts whose owners are dead; the bytes promised to the others."""
+        """Remove the parts whose owners are dead; the bytes reserved for the others."""
         total = 0
         for entry in _scan(self.folder / "parts"):
             with suppress(FileNotFoundError):
-                total += _living(entry.path)
+                descriptor = open_own(Path(entry.path), os.O_RDWR)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if _is_at(descriptor, entry.path):
+                        Path(entry.path).unlink()
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                except BlockingIOError:
+                    total += os.fstat(descriptor).st_size
+                finally:
+                    os.close(descriptor)
         return total
 
     @contextmanager
-    def _claim(self, entry: str, size: int | None) -> Iterator[Part | None]:
-        """The part of an entry, locked; None when it is to be looked for again.
+    def _claim(self, entry: str, size: int | None) -> Iterator[PartialFile | None]:
+        """The part of an entry, locked; None if the entry is to be looked for again.
 
-        That is when another has finished it, or has taken the file away that we waited for.
+        That is when another process has finished it, or has removed the file whose lock we awaited.
         """
         path = self._own("parts") / entry
         with _locked(path) as descriptor:
             if not _is_at(descriptor, path):
                 yield None
                 return
-            part = Part(self, path, descriptor)
+            part = PartialFile(self, path, descriptor)
             try:
                 yield None if self.find(entry, size) else part
             finally:
                 part.discard()
-
-    @contextmanager
-    def _ledger(self) -> Iterator[_Ledger]:
-        with _locked(self.folder / "taken") as descriptor:
-            yield _Ledger(descriptor)
 
     def _own(self, *names: str) -> Path:
         """A folder of the cache, made for this user alone; refused where it is not their own."""
@@ -179,33 +197,13 @@ class FileCache:
             path = own_folder(path / name)
         return path
 
-    def _place(self, entry: str) -> Path:
-        return self.folder / "files" / entry[:2] / entry
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            locks = "It needs a file system with locks: set dataset.files.cache_dir to another."
-            hint = {
-                ENOSPC: "Make room on that disk, or lower dataset.files.cache_size.",
-                ENOLCK: locks,
-                ENOTSUP: locks,
-            }
-            way_out = hint.get(error.errno or 0, "Set dataset.files.cache_dir to another folder.")
-            raise DataError(
-                f"cannot keep files in the cache {str(self.folder)!r}: {error.strerror or error}. "
-                + way_out
-            ) from error
-
-
-class Part:
+class PartialFile:
     """A download under way.
 
     Attributes:
-        reserved: bytes that it has been promised.
-        written: bytes so far.
+        reserved: bytes that are reserved for it.
+        written: bytes so far; set to 0 to write it anew.
     """
 
     def __init__(self, cache: FileCache, path: Path, descriptor: int) -> None:
@@ -214,6 +212,7 @@ class Part:
         self._descriptor = descriptor
         self.reserved = 0
         self.written = 0
+        os.ftruncate(descriptor, 0)  # what a dead owner has left
 
     def write(self, data: bytes) -> None:
         """Append `data`."""
@@ -226,17 +225,8 @@ class Part:
             view = view[os.pwrite(self._descriptor, view, end - len(view)) :]
         self.written = end
 
-    def restart(self) -> None:
-        """Begin anew, with the room that it has."""
-        self.written = 0
-
-    def reserve(self, size: int) -> None:
-        """See that there is room for `size` bytes in all."""
-        os.ftruncate(self._descriptor, 0)  # what a dead owner has left
-        self._cache.take(self, size)
-
     def grow(self, more: int) -> None:
-        """Note a promise; its size on the disk, without blocks, shows it to others."""
+        """Note reserved bytes; the file's size, without blocks on the disk, shows it to others."""
         os.ftruncate(self._descriptor, self.reserved + more)
         self.reserved += more
 
@@ -252,35 +242,27 @@ class Part:
         return place
 
     def discard(self) -> None:
-        """Take away what was not committed."""
+        """Remove what was not committed."""
         if _is_at(self._descriptor, self._path):
             self._path.unlink()
         if self.reserved:
             self._cache.give_back(self.reserved)
 
 
-class _Ledger:
-    """What is taken, as far as has been noted; behind a lock.
+def _read_ledger(descriptor: int) -> tuple[int, float]:
+    """Bytes of files and reservations, and when they were last counted.
 
-    Attributes:
-        taken: bytes of files and promises. Processes that were killed leave it too high.
-        doubtful: whether it has to be counted anew, because it was never or too long ago.
+    Killed processes leave the bytes too high, so they have to be counted anew now and then.
     """
+    try:
+        taken, counted = os.pread(descriptor, 64, 0).split()
+        return max(int(taken), 0), float(counted)
+    except ValueError:
+        return 0, 0.0
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        try:
-            taken, counted = os.pread(descriptor, 64, 0).split()
-            self.taken, self._counted = max(int(taken), 0), float(counted)
-        except ValueError:
-            self.taken, self._counted = 0, 0.0
-        self.doubtful = not 0 <= time.time() - self._counted < _RECOUNT
 
-    def write(self, taken: int, counted: float | None = None) -> None:
-        """Note the bytes, and when they were counted if they were."""
-        self.taken = taken
-        self._counted = self._counted if counted is None else counted
-        os.pwrite(self._descriptor, f"{taken:020d} {self._counted:020.1f}\n".encode(), 0)
+def _write_ledger(descriptor: int, taken: int, counted: float) -> None:
+    os.pwrite(descriptor, f"{taken:020d} {counted:020.1f}\n".encode(), 0)
 
 
 @contextmanager
@@ -304,22 +286,6 @@ def _is_at(descriptor: int, path: str | Path) -> bool:
         return False
 
 
-def _living(path: str) -> int:
-    """Bytes promised to the part `path`; 0, and it is removed, when nobody holds its lock."""
-    descriptor = open_own(Path(path), os.O_RDWR)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        size = os.fstat(descriptor).st_size
-        os.close(descriptor)
-        return size
-    if _is_at(descriptor, path):
-        Path(path).unlink()
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
-    return 0
-
-
 def _scan(folder: str | Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
@@ -329,7 +295,6 @@ def _scan(folder: str | Path) -> list[os.DirEntry[str]]:
 
 
 def _shown(size: int) -> str:
-    """A size for people: 1.5 GB."""
     for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"

@@ -1,8 +1,16 @@
-"""The files below a folder as flat arrays: about 100 bytes a file, none of them Python objects."""
+"""The files below a folder as flat arrays: about 100 bytes a file, none of them Python objects.
+
+Stores and web servers give a listing page by page, perhaps without an end. It fails when it has
+more files than `limits.files`, goes deeper than any sound folder, has had many folders or pages in
+a row without one file, or when a store gives the same page again.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,48 +18,44 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.errors import DataError
+from pipeline.files.limits import Limits
+
 if TYPE_CHECKING:
     from pipeline.order.randomness import IntArray
 
 Bytes = npt.NDArray[np.bytes_]
 
+_log = logging.getLogger(__name__)
+
+_BARREN = 10_000  # pages and folders in a row without a file
+_FIRST_LOG, _NEXT_LOG = 5.0, 15.0  # seconds
+
 
 def bytes_of(names: Iterable[str]) -> Bytes:
-    """Names as they stand in a listing."""
+    """Names as in a listing."""
     return np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
 
 
-class Found(NamedTuple):
-    """What a store says of a file.
+class FileInfo(NamedTuple):
+    """A file in a store."""
 
-    Attributes:
-        name: relative to the folder that was listed, with forward slashes.
-        size: bytes; None when the store doesn't say.
-        version: changes with the content; "md5:..." is a checksum of it. Empty if unknown.
-    """
-
-    name: str
-    size: int | None
-    version: str
+    name: str  # relative to the folder that was listed, with forward slashes
+    size: int | None  # bytes; None when the store doesn't say
+    version: str  # changes with the content; "md5:..." is a checksum of it. Empty if unknown
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Files, sorted by name.
+    """Files, sorted by name; columns as in `FileInfo`."""
 
-    Attributes:
-        names: bytes[N], relative to the folder, with forward slashes.
-        sizes: int64[N]; -1 where it is not known.
-        versions: bytes[N], what the store calls this content.
-    """
-
-    names: Bytes
-    sizes: IntArray
-    versions: Bytes
+    names: Bytes  # [N]
+    sizes: IntArray  # int64[N]; -1 where it is not known
+    versions: Bytes  # [N]
 
     @classmethod
-    def of(cls, found: Iterable[Found]) -> Listing:
-        """The listing of `found`, in whatever order."""
+    def of(cls, found: Iterable[FileInfo]) -> Listing:
+        """The listing of `found`, in any order."""
         rows = [(os.fsencode(one.name), one.size, one.version.encode()) for one in found]
         if not rows:
             return cls(np.empty(0, "S1"), np.empty(0, np.int64), np.empty(0, "S1"))
@@ -63,7 +67,7 @@ class Listing:
 
     @classmethod
     def joined(cls, parts: Iterable[tuple[str, Listing]]) -> Listing:
-        """Several listings, each with what its names are to begin with."""
+        """Several listings, each with a prefix of its names."""
         given = [(os.fsencode(prefix), part) for prefix, part in parts if len(part)]
         if not given:
             return cls.of([])
@@ -77,7 +81,7 @@ class Listing:
         return len(self.names)
 
     def rows(self, names: Bytes) -> IntArray:
-        """Where each of `names` stands, int64[n]; -1 for one that is not there."""
+        """The row of each of `names`, int64[n]; -1 for a missing one."""
         if not len(self):
             return np.full(len(names), -1)
         # With types of two widths, numpy would copy all names to one width for each search.
@@ -87,23 +91,23 @@ class Listing:
         return np.where(there, rows, -1)
 
     def sizes_of(self, names: Bytes) -> IntArray:
-        """Their sizes, int64[n]; 0 where it is not known, -1 for one that is not there."""
+        """Sizes of files, int64[n]; 0 for an unknown size, -1 for a missing file."""
         rows = self.rows(names)
         return np.where(rows < 0, -1, np.maximum(self.sizes[rows], 0)) if len(self) else rows
 
-    def find(self, name: str) -> Found | None:
+    def find(self, name: str) -> FileInfo | None:
         """One file, if it is there; about 10 us."""
         row = int(self.rows(bytes_of([name]))[0])
         return None if row < 0 else self.at(row)
 
-    def at(self, row: int) -> Found:
+    def at(self, row: int) -> FileInfo:
         """The file in a row."""
         size = int(self.sizes[row])
         name, version = os.fsdecode(self.names[row]), self.versions[row].decode()
-        return Found(name, None if size < 0 else size, version)
+        return FileInfo(name, None if size < 0 else size, version)
 
     def folders(self, rows: slice, start: int) -> list[str]:
-        """The folders that stand in the names of some rows from the byte `start` on, sorted."""
+        """The folders that the names of some rows begin with after `start` bytes, sorted."""
         found: list[str] = []
         row = rows.start
         while row < rows.stop:
@@ -126,3 +130,57 @@ class Listing:
         ends = np.array([prefix + b"/", prefix + b"0"], self.names.dtype)  # "0" comes after "/"
         first, last = np.searchsorted(self.names, ends)
         return slice(int(first), int(last))
+
+
+class Crawl:
+    """The progress of listing an address in several threads, logged every few seconds.
+
+    Args:
+        address: for messages.
+        limits: `files` of it.
+    """
+
+    def __init__(self, address: str, limits: Limits) -> None:
+        self._address = address
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._files: dict[str, int] = {}
+        self._total = self._barren = 0
+        self._began = time.monotonic()
+        self._next_log = self._began + _FIRST_LOG
+
+    def start(self, folder: str) -> None:
+        """Start a folder, perhaps again: files of it that were counted are forgotten."""
+        with self._lock:
+            self._total -= self._files.pop(folder, 0)
+
+    def page(self, folder: str, files: int) -> None:
+        """Count the files of one more page of a folder.
+
+        Raises:
+            DataError: there are too many, or none for too many pages.
+        """
+        with self._lock:
+            self._files[folder] = self._files.get(folder, 0) + files
+            self._total += files
+            self._barren = 0 if files else self._barren + 1
+            total, barren = self._total, self._barren
+            now = time.monotonic()
+            due = now > self._next_log
+            if due:
+                self._next_log = now + _NEXT_LOG
+        if total > self._limits.files:
+            refusal = self._limits.refusal("files", f"{total} files, and perhaps does not end")
+            raise DataError(f"{self._address!r} lists {refusal}")
+        if barren > _BARREN:
+            raise self.endless(f"{barren} folders or pages in a row hold no file")
+        if due:
+            seconds = now - self._began
+            _log.info("listing %s: %d files so far, %.0f s", self._address, total, seconds)
+
+    def endless(self, reason: str) -> DataError:
+        """The error of a listing that does not end."""
+        return DataError(
+            f"{self._address!r} cannot be listed: {reason}, so it may never end. Check the "
+            "address, or give one further down."
+        )

@@ -1,11 +1,9 @@
-"""Trying again what may work a moment later, and one clear message when it doesn't.
+"""Retries of transient errors, and one clear message for the others.
 
-Timeouts, refused and broken connections, an overloaded or restarting server (HTTP 408, 425, 429
-and 5xx) and content that came damaged are tried again, after waits that double and are drawn from
-the upper half of their length, so that many workers don't come back all at once. Anything else
-(missing, forbidden) is final.
-
-The waits are drawn from the operating system: the global generators belong to the samples.
+Timeouts, refused and broken connections, an overloaded or restarting server (HTTP 408, 425, 429 and
+5xx) and damaged content are retried. Anything else (missing, forbidden) is final. Waits double, and
+are drawn from the upper half of their length, so that many workers don't come back all at once; the
+operating system draws them, as the global generators belong to the samples.
 """
 
 from __future__ import annotations
@@ -18,20 +16,14 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import TypeVar
 
-from pipeline.errors import (
-    ConfigError,
-    DataError,
-    PenstockError,
-    Problem,
-    UnreachableError,
-)
+from pipeline.errors import ConfigError, DataError, PenstockError, Problem, UnreachableError
 
 T = TypeVar("T")
 
 _LONGEST = 60.0  # seconds of one wait
 _AGAIN = frozenset({408, 425, 429})  # and every 5xx but 501
 
-# What the libraries of the stores raise when a connection fails, none of which is imported here.
+# Errors of failed connections in the libraries of the stores, none of which is imported here.
 _BROKEN = frozenset({
     "ClientConnectionError", "ClientPayloadError", "ServerDisconnectedError",  # aiohttp
     "ConnectionError", "HTTPClientError", "ResponseParserError",  # botocore
@@ -49,7 +41,7 @@ _draws = random.SystemRandom()
 
 
 class Damaged(Exception):
-    """What came is not what the store has; it may come whole next time."""
+    """The content is not what the store has; it may come whole next time."""
 
 
 class RetryPolicy:
@@ -69,10 +61,11 @@ class RetryPolicy:
         self.first_wait = first_wait
 
     def __call__(self, address: str, action: Callable[[], T]) -> T:
-        """What `action` returns, which reads `address`.
+        """The result of `action`, which reads `address`.
 
         Raises:
-            DataError: says what is the matter with the address, once trying is over.
+            UnreachableError: every attempt failed.
+            DataError: the error is final.
         """
         began = time.monotonic()
         for attempt in range(self.retries + 1):
@@ -87,16 +80,19 @@ class RetryPolicy:
                 if not is_transient(error):
                     raise DataError(_final(address, error)) from error
                 if attempt == self.retries:
-                    seconds = time.monotonic() - began
+                    attempts = f"{attempt + 1} attempt{'s' if attempt else ''}"
                     raise UnreachableError(
-                        _given_up(address, error, attempt + 1, seconds)
+                        f"{address!r} cannot be read: {attempts} in {time.monotonic() - began:.1f} "
+                        f"s, the last failed with: {_phrase(error)}. Check the address, and that "
+                        "its store can be reached from here. dataset.files.retries and "
+                        "dataset.files.first_wait say how long to wait for it."
                     ) from error
             time.sleep(min(self.first_wait * 2**attempt, _LONGEST) * _draws.uniform(0.5, 1.0))
         raise AssertionError("unreachable")
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether what failed with `error` may work a moment later."""
+    """Whether the same may work a moment later."""
     errors = list(_chain(error))
     if any(isinstance(one, ssl.SSLCertVerificationError) for one in errors):
         return False
@@ -108,7 +104,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what it came from: libraries wrap a refused connection in other errors."""
+    """An error and its causes: libraries wrap a refused connection in other errors."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -117,7 +113,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _status(errors: list[BaseException]) -> int | None:
-    """The HTTP status in the answer of aiohttp, gcsfs or botocore, if there is one."""
+    """The HTTP status of the answer by aiohttp, gcsfs or botocore, if there is one."""
     for error in errors:
         answer = getattr(error, "response", None)
         found = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
@@ -133,15 +129,6 @@ def _named(error: BaseException, names: frozenset[str]) -> bool:
     return any(base.__name__ in names for base in type(error).__mro__)
 
 
-def _given_up(address: str, error: Exception, attempts: int, seconds: float) -> str:
-    tried = f"{attempts} attempt{'s' if attempts > 1 else ''} in {seconds:.1f} s"
-    return (
-        f"{address!r} cannot be read: {tried}, the last failed with: {_phrase(error)}. Check the "
-        "address, and that its store can be reached from here. dataset.files.retries and "
-        "dataset.files.first_wait say how long to wait for it."
-    )
-
-
 def _final(address: str, error: Exception) -> str:
     errors = list(_chain(error))
     status = _status(errors)
@@ -150,9 +137,7 @@ def _final(address: str, error: Exception) -> str:
     elif (
         status == HTTPStatus.FORBIDDEN
         or isinstance(error, PermissionError)
-        or (
-            str(error).startswith("Forbidden")  # gcsfs
-        )
+        or str(error).startswith("Forbidden")  # gcsfs
     ):
         reason = f"may not be read with the credentials found here. {_CREDENTIALS}"
     elif status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE) or isinstance(error, FileNotFoundError):
@@ -169,7 +154,6 @@ _CREDENTIALS = (
 
 
 def _phrase(error: BaseException) -> str:
-    """The cause of an error in a few words."""
     errors = list(_chain(error))
     status = _status(errors)
     for kind, words in _WORDS:
@@ -177,8 +161,8 @@ def _phrase(error: BaseException) -> str:
             return words
     if status is not None and status in set(HTTPStatus):
         return f"HTTP {status} {HTTPStatus(status).phrase}"
-    first = str(errors[0]).strip().split("\n")[0][:160]
-    return f"{type(errors[0]).__name__}: {first}" if not isinstance(error, Damaged) else first
+    first = str(error).strip().split("\n")[0][:160]
+    return first if isinstance(error, Damaged) else f"{type(error).__name__}: {first}"
 
 
 _WORDS: tuple[tuple[type[BaseException], str], ...] = (

@@ -1,13 +1,13 @@
-"""Stores of files that are reached by an address: which there are, and how they are spoken to.
+"""Stores of files at addresses.
 
-    s3://bucket/folder/file      Amazon S3 and what speaks like it    pip install s3fs
+    s3://bucket/folder/file      Amazon S3 and compatible ones        pip install s3fs
     gs://bucket/folder/file      Google Cloud Storage                 pip install gcsfs
     https://host/folder/file     a web server (http too)              pip install aiohttp
     memory://folder/file         this process's memory, for tests
 
-The speaking is done by fsspec and its kin, which are imported with the first address. Their file
-systems run threads and hold connections, neither of which survives a fork, so each process makes
-its own when it first reads. They try nothing again by themselves: `remote.retry` does.
+fsspec and its kin access them, and are imported with the first address. Their file systems run
+threads and hold connections, neither of which survives a fork, so each process makes its own when
+it first reads. They don't retry: `remote.retry` does.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from pipeline.datasets.remote import web
-from pipeline.datasets.remote.crawl import Crawl, Tokens
-from pipeline.datasets.remote.listing import Found, Listing
+from pipeline.datasets.remote.listing import Crawl, FileInfo, Listing
 from pipeline.errors import ConfigError, DataError, Problem
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://", re.ASCII)
 _CREDENTIAL = re.compile(
     r"key|secret|token|passw|credential|auth|cookie|signature|^(sas|user|username)$", re.IGNORECASE
 )
-_HARMLESS = frozenset({"anon", "cloud", "google_default"})  # ways to find credentials, not such
+_HARMLESS = frozenset({"anon", "cloud", "google_default"})  # name a way to find credentials
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _CONNECTIONS = 100
 
@@ -48,12 +47,12 @@ def scheme_of(address: str) -> str | None:
 
 
 def is_remote(address: str) -> bool:
-    """Whether files at `address` are to be fetched; "file://" and paths are not."""
+    """Whether files at `address` are to be fetched; not for "file://" and paths."""
     return scheme_of(address) not in (None, "file")
 
 
 def local_path(address: str) -> str:
-    """The path that a local address means: without "file://"."""
+    """A local address without "file://"."""
     return address[7:] if address[:7].lower() == "file://" else address
 
 
@@ -65,7 +64,7 @@ def parse_address(address: str) -> str:
     """
     scheme = scheme_of(address)
     if scheme is None:
-        raise ConfigError(f"{address!r} is no address")
+        raise ConfigError(f"{address!r} is not an address")
     if re.match(r"[^/]*//[^/@]*@", address):
         raise ConfigError("an address holds a user or a password; leave them out of it")
     return scheme
@@ -88,19 +87,12 @@ def name_in(folder: str, address: str) -> str | None:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How the stores of a scheme are spoken to.
+    """How the stores of a scheme are accessed."""
 
-    Attributes:
-        system: the file system's class and the module that it is in.
-        module: what has to be installed.
-        defaults: seconds to wait for a silent connection -> options of the file system.
-        lists: whether a listing tells sizes and versions.
-    """
-
-    system: tuple[str, str]
-    module: str
-    defaults: Callable[[float], dict[str, Any]]
-    lists: bool = True
+    system: tuple[str, str]  # module and class of the file system
+    module: str  # that has to be installed
+    defaults: Callable[[float], dict[str, Any]]  # timeout -> options of the file system
+    lists: bool = True  # whether a listing has sizes and versions
 
 
 def _s3(timeout: float) -> dict[str, Any]:
@@ -139,11 +131,11 @@ _KINDS = {
 
 
 class Store:
-    """The store of a scheme, as fsspec speaks to it. Raises whatever fsspec raises.
+    """The store of a scheme, by fsspec, whose errors are passed on.
 
     Args:
         scheme: of the addresses.
-        options: for the file system, `endpoint_url` for example.
+        options: for the file system, such as `endpoint_url`.
         timeout: seconds to wait for a silent connection.
 
     Raises:
@@ -158,41 +150,36 @@ class Store:
         self._options = dict(options)
         self._timeout = timeout
         self.lists = self._kind.lists
-        require(scheme)
+        try:
+            importlib.import_module(self._kind.module)
+        except ImportError as error:
+            reason = f"{scheme}:// needs {self._kind.module}: pip install {self._kind.module}"
+            raise ConfigError(Problem("", reason)) from error
 
-    def files(self, address: str, crawl: Crawl) -> tuple[list[Found], list[str]]:
-        """Files of a folder and addresses of the folders in it."""
-        base = self._name(address)
-        files: list[Found] = []
-        folders: dict[str, None] = {}
-        crawl.start(address)
-        for page in self._pages(base, crawl, deep=False):
-            before = len(files)
-            for info in page:
-                name = self._relative(str(info["name"]), base)
-                if info["type"] == "directory":
-                    folders |= {join(address, name): None} if name else {}
-                elif name:
-                    files.append(self._found(name, info))
-            crawl.page(address, len(files) - before)
-        return files, list(folders)
-
-    def files_below(self, address: str, crawl: Crawl) -> Listing:
-        """Files of a folder and of all folders in it.
+    def files(self, address: str, crawl: Crawl, deep: bool = False) -> tuple[Listing, list[str]]:
+        """Files of a folder and addresses of the folders in it; or all files below it, if `deep`.
 
         A store's answers are Python objects, 1 kB a file, so each page is flattened at once.
         """
         base = self._name(address)
         parts = []
+        folders: dict[str, None] = {}
         crawl.start(address)
-        for page in self._pages(base, crawl, deep=True):
-            pairs = ((self._relative(str(info["name"]), base), info) for info in page)
-            parts.append(Listing.of([self._found(name, info) for name, info in pairs if name]))
-            crawl.page(address, len(parts[-1]))
-        return parts[0] if len(parts) == 1 else Listing.joined(("", part) for part in parts)
+        for page in self._pages(base, crawl, deep):
+            files = []
+            for info in page:
+                name = self._relative(str(info["name"]), base)
+                if name and info["type"] == "directory":
+                    folders[join(address, name)] = None
+                elif name:
+                    files.append(self._info(name, info))
+            parts.append(Listing.of(files))
+            crawl.page(address, len(files))
+        joined = parts[0] if len(parts) == 1 else Listing.joined(("", part) for part in parts)
+        return joined, list(folders)
 
     def _pages(self, base: str, crawl: Crawl, deep: bool) -> Iterator[Iterable[dict[str, Any]]]:
-        """What fsspec says of the files below `base` (or only in it), a page at a time."""
+        """The entries below `base` (or only in it) as fsspec describes them, a page at a time."""
         if self._kind is _S3 and not self._options.get("version_aware"):
             yield from self._pages_of_s3(base, crawl, deep)
         elif deep:
@@ -203,7 +190,8 @@ class Store:
 
     def _pages_of_s3(self, base: str, crawl: Crawl, deep: bool) -> Iterator[list[dict[str, Any]]]:
         """The same by S3's own listing: s3fs would keep all pages before it gives the first."""
-        system, tokens = self._system, Tokens(crawl)
+        system = self._system
+        seen: set[str] = {""}  # marks of pages
         bucket, key, _ = system.split_path(base)
         asked = {"Bucket": bucket, "Prefix": f"{key.rstrip('/')}/" if key else "",
                  "Delimiter": "" if deep else "/", **system.req_kw}  # fmt: skip
@@ -222,15 +210,18 @@ class Store:
             yield page
             if not answer.get("IsTruncated"):
                 return
-            tokens.next(answer.get("NextContinuationToken"))
-            asked["ContinuationToken"] = answer["NextContinuationToken"]
+            token = answer.get("NextContinuationToken") or ""
+            if token in seen:
+                raise crawl.endless("its store gives the same page again and again")
+            seen.add(token)
+            asked["ContinuationToken"] = token
 
-    def look(self, address: str) -> Found:
-        """What the store says of one file."""
+    def look(self, address: str) -> FileInfo:
+        """One file's size and version."""
         info = self._system.info(self._name(address))
         if info.get("type", "file") != "file":
             raise FileNotFoundError(f"{address} is a folder")
-        return self._found(address.rpartition("/")[2], info)
+        return self._info(address.rpartition("/")[2], info)
 
     def read(self, address: str, start: int | None = None, end: int | None = None) -> bytes:
         """The bytes of a file, or some of them."""
@@ -245,37 +236,41 @@ class Store:
 
     @property
     def _system(self) -> Any:
-        given = [*self._kind.system, self._timeout, self._options]
-        key = json.dumps(given, sort_keys=True, default=str)
-        process = _here()
-        with process.lock:
-            if key not in process.systems:
-                process.systems[key] = self._made()
-            return process.systems[key]
-
-    def _made(self) -> Any:
+        """The file system, opened once in each process."""
         module, name = self._kind.system
-        options = _merged(self._kind.defaults(self._timeout), self._options)
-        if self._kind is _GS and options.pop("anon", False):
-            options["token"] = "anon"
-        try:
-            system = getattr(importlib.import_module(module), name)(
-                skip_instance_cache=True, use_listings_cache=False, **options
-            )
-        except (TypeError, ValueError) as error:
-            reason = f"{self._scheme}:// refuses them: {error}"
-            raise ConfigError(Problem("options", reason)) from error
-        return _without_retries(system)
+        given = [module, name, self._timeout, self._options]
+        key = json.dumps(given, sort_keys=True, default=str)
+        process = _this_process()
+        with process.lock:
+            if key in process.systems:
+                return process.systems[key]
+            options = _merged(self._kind.defaults(self._timeout), self._options)
+            if self._kind is _GS and options.pop("anon", False):
+                options["token"] = "anon"
+            try:
+                system = getattr(importlib.import_module(module), name)(
+                    skip_instance_cache=True, use_listings_cache=False, **options
+                )
+            except (TypeError, ValueError) as error:
+                reason = f"{self._scheme}:// refuses them: {error}"
+                raise ConfigError(Problem("options", reason)) from error
+            # s3fs and gcsfs have retries of their own, with fixed waits.
+            system.retries = 1  # s3fs
+            once = getattr(getattr(type(system), "_request", None), "__wrapped__", None)
+            if once is not None:  # gcsfs, where a decorator retries
+                system._request = partial(once, system)
+            process.systems[key] = system
+            return system
 
     def _name(self, address: str) -> str:
-        """What fsspec calls an address."""
+        """The name of an address in fsspec."""
         if self._kind is not _HTTP:
             rest = address[_SCHEME.match(address).end() :]  # type: ignore[union-attr]
             return f"/{rest}" if self._kind is _MEMORY else rest.rstrip("/")
         return quote(address, safe="%/:@!$&'()*+,;=~[]?")
 
     def _relative(self, name: str, base: str) -> str:
-        """A name in a listing, relative to the folder `base`; empty for what is not in it."""
+        """A listed name, relative to the folder `base`; empty for one outside of it."""
         base = base.rstrip("/") + "/"
         if not name.startswith(base):
             return ""
@@ -290,9 +285,9 @@ class Store:
             )
         return name
 
-    def _found(self, name: str, info: Mapping[str, Any]) -> Found:
+    def _info(self, name: str, info: Mapping[str, Any]) -> FileInfo:
         size = info.get("size")
-        return Found(name, None if size is None else int(size), self._version(info))
+        return FileInfo(name, None if size is None else int(size), self._version(info))
 
     def _version(self, info: Mapping[str, Any]) -> str:
         md5 = info.get("md5Hash") or info.get("Content-MD5")
@@ -309,7 +304,7 @@ class Store:
 
 
 class _Process:
-    """What one process has open."""
+    """The file systems that one process has open."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -318,33 +313,22 @@ class _Process:
 
 
 _current = _Process()
-_of_parents: list[_Process] = []  # never dropped: closing their connections is up to the parent
+_parents: list[_Process] = []  # never dropped: closing their connections is up to the parent
 
 
-def _here() -> _Process:
-    """What this process has open; nothing yet in one that was forked."""
+def _this_process() -> _Process:
+    """That of this process, which begins with none if it was forked."""
     global _current
     if _current.pid != os.getpid():
         importlib.import_module("fsspec.asyn").reset_lock()
-        _of_parents.append(_current)
+        _parents.append(_current)
         _current = _Process()
     return _current
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a relative name stays in its folder, wherever its parts are put together again."""
+    """Whether a relative name stays in its folder, on whatever system."""
     return "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
-
-
-def require(scheme: str) -> None:
-    """Raise ConfigError unless what a store needs is installed."""
-    kind = _KINDS[scheme]
-    try:
-        importlib.import_module(kind.module)
-    except ImportError as error:
-        raise ConfigError(
-            Problem("", f"{scheme}:// needs {kind.module}: pip install {kind.module}")
-        ) from error
 
 
 def check_options(options: Mapping[str, Any], key: str = "options") -> None:
@@ -363,15 +347,6 @@ def check_options(options: Mapping[str, Any], key: str = "options") -> None:
             raise ConfigError(
                 Problem(where, "holds a user and a password; leave them out of the address")
             )
-
-
-def _without_retries(system: Any) -> Any:
-    """A file system that tries once: s3fs and gcsfs have retries of their own, with fixed waits."""
-    system.retries = 1  # s3fs
-    once = getattr(getattr(type(system), "_request", None), "__wrapped__", None)
-    if once is not None:  # gcsfs, where a decorator retries
-        system._request = partial(once, system)
-    return system
 
 
 def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a web server may answer: where it may send a request on to, and how long a page may be."""
+"""Limits on web servers: where they may redirect requests, and how long an index may be."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OURS = frozenset({"accept", "accept-encoding", "host", "range", "user-agent"})
 
 
 def checked_redirects() -> aiohttp.TraceConfig:
-    """Refuses redirects from https to another scheme, and with headers of one's own elsewhere."""
+    """Refuses the redirects that `check_redirect` refuses."""
     import aiohttp
 
     async def look(_: Any, __: Any, redirect: aiohttp.TraceRequestRedirectParams) -> None:
@@ -29,30 +29,30 @@ def checked_redirects() -> aiohttp.TraceConfig:
 
 
 def check_redirect(address: str, location: str, headers: list[str]) -> None:
-    """Raise DataError for a redirect that gives something away.
+    """Raise DataError for a redirect that discloses headers, or the content by another scheme.
 
     Args:
-        address: that was asked for.
-        location: where it is said to be; may be relative.
-        headers: names of those that were sent.
+        address: of the request.
+        location: of the redirect; may be relative.
+        headers: names of the request's.
     """
     here, there = urlsplit(address), urlsplit(location)
     scheme = there.scheme.lower() or here.scheme
     if scheme != here.scheme and scheme != "https":
         raise DataError(
             f"{address!r} is redirected to {scheme}://{there.netloc}, past the protection of "
-            f"{here.scheme}. Give the address that it is really at."
+            f"{here.scheme}. Give its real address."
         )
     own = [name for name in headers if name.lower() not in _OURS]
     if own and there.netloc and there.netloc.lower() != here.netloc.lower():
         raise DataError(
             f"{address!r} is redirected to {there.netloc}, which would get the headers "
-            f"{', '.join(own)} of dataset.files.options. Give the address that it is really at."
+            f"{', '.join(own)} of dataset.files.options. Give its real address."
         )
 
 
 def bounded_pages() -> type[aiohttp.ClientResponse]:
-    """The class of answers whose text, an index, has an end."""
+    """The class of responses whose text, an index, is bounded."""
     import aiohttp
 
     class Bounded(aiohttp.ClientResponse):

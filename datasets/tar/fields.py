@@ -1,10 +1,10 @@
-"""Parts of a tar sample as the fields that a sample holds, by their endings.
+"""Parts of a tar sample as fields, by their endings.
 
     ending                       value
     jpg, jpeg, png, webp, gif    Image, uint8 [3, H, W]
     cls, id, index               int
     txt, text                    str
-    json                         what it says
+    json                         its content
     npy                          tensor; floats become float32
     pyd, pkl, pickle, pt, pth    refused: pickles run any code when they are read
     others                       bytes
@@ -19,8 +19,7 @@ import json
 import math
 import tokenize
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,17 +36,11 @@ PICKLES = ("pyd", "pkl", "pickle", "pt", "pth")
 _NAMES = {**dict.fromkeys(IMAGES, "image"), "cls": "label", "txt": "text"}
 
 
-@dataclass(frozen=True)
-class TarField:
-    """A field of the samples.
-
-    Attributes:
-        name: of the field.
-        endings: of its part; any of them will do.
-    """
+class TarField(NamedTuple):
+    """A field of the samples."""
 
     name: str
-    endings: tuple[str, ...]
+    endings: tuple[str, ...]  # of its part; any of them will do
 
 
 def choose_fields(
@@ -57,7 +50,7 @@ def choose_fields(
 
     Args:
         fields: field -> ending, or several as "jpg;png"; null for one named as the field. None
-            makes a field of each of `parts`.
+            makes a field of each of `parts`: `image` of jpg, `label` of cls, `seg` of seg.png.
         parts: endings of the first sample.
         where: the first sample, for messages.
 
@@ -65,44 +58,36 @@ def choose_fields(
         ConfigError: two parts would be one field, or a field would be a pickle.
     """
     if fields is None:
-        chosen = [TarField(_own_name(ending), (ending,)) for ending in parts]
+        wanted = [TarField(_own_name(ending), (ending,)) for ending in parts]
     else:
-        chosen = [
+        wanted = [
             TarField(name, tuple(part.strip().lower() for part in (endings or name).split(";")))
             for name, endings in fields.items()
         ]
-    for place, field in enumerate(chosen):
-        _check_field(field, chosen[:place], where)
-    return chosen
+    chosen: dict[str, TarField] = {}
+    for field in wanted:
+        pickles = [ending for ending in field.endings if ending.rpartition(".")[2] in PICKLES]
+        if pickles:
+            reason = (
+                f"{where} has a part {pickles[0]!r}, which is a pickle and may run any code when "
+                "it is read. Make the archives with npy or json, or name the other parts: "
+                "dataset.fields={image: jpg, label: cls}"
+            )
+            raise ConfigError(Problem("dataset.fields", reason))
+        other = chosen.setdefault(field.name, field)
+        if other is not field:
+            first, second = other.endings[0], field.endings[0]
+            reason = (
+                f"{where} has {first!r} and {second!r}, which would both be {field.name!r}; name "
+                f"them: dataset.fields={{{field.name}: {first}, other: {second}}}"
+            )
+            raise ConfigError(Problem("dataset.fields", reason))
+    return wanted
 
 
 def _own_name(ending: str) -> str:
-    """`image` for jpg, `label` for cls, `seg` for seg.png."""
     first, dot, _ = ending.rpartition(".")
     return first.replace(".", "_") if dot else _NAMES.get(ending, ending)
-
-
-def _check_field(field: TarField, before: Sequence[TarField], where: str) -> None:
-    pickles = [ending for ending in field.endings if ending.rpartition(".")[2] in PICKLES]
-    if pickles:
-        raise ConfigError(
-            Problem(
-                "dataset.fields",
-                f"{where} has a part {pickles[0]!r}, which is a pickle and may run any code when "
-                "it is read. Make the archives with npy or json, or name the other parts: "
-                "dataset.fields={image: jpg, label: cls}",
-            )
-        )
-    for other in before:
-        if other.name == field.name:
-            raise ConfigError(
-                Problem(
-                    "dataset.fields",
-                    f"{where} has {other.endings[0]!r} and {field.endings[0]!r}, which would both "
-                    f"be {field.name!r}; name them: dataset.fields={{{field.name}: "
-                    f"{other.endings[0]}, other: {field.endings[0]}}}",
-                )
-            )
 
 
 def make_fields(
@@ -152,27 +137,24 @@ def _value(content: bytes, ending: str, where: str, reader: str, limits: Limits)
     kind = ending.rpartition(".")[2]
     if kind in IMAGES:
         return decode_image(content, where, reader, limits)
+    decode, wanted = _DECODERS.get(kind, (bytes, "content"))
     try:
-        return _DECODERS.get(kind, bytes)(content)
+        return decode(content)
     except _DAMAGE as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise DataError(
-            f"{where} ({len(content)} bytes) is no {_WANTED[kind]}: {reason}. Repair it or take "
-            "the sample out."
+            f"{where} ({len(content)} bytes) is not {wanted}: {reason}. Repair it or take the "
+            "sample out."
         ) from error
 
 
-# What `json`, `int` and numpy raise over content that is not what its ending says; MemoryError is
-# the parser's, of nesting in the header of an array.
+# Errors of `json`, `int` and numpy over content that does not fit its ending; MemoryError is the
+# parser's, of nesting in the header of an array.
 _DAMAGE = (
     ValueError, EOFError, RecursionError, OverflowError, SyntaxError, TypeError, MemoryError,
     tokenize.TokenError,
 )  # fmt: skip
 _INT64 = 1 << 63
-
-
-def _int(content: bytes) -> int:
-    return _fitting(content.decode("ascii"))
 
 
 def _fitting(text: str) -> int:
@@ -193,10 +175,6 @@ def _finite(text: str) -> float:
 _JSON = json.JSONDecoder(parse_int=_fitting, parse_float=_finite, parse_constant=_finite)
 
 
-def _json(content: bytes) -> Any:
-    return _JSON.decode(content.decode(json.detect_encoding(content), "surrogatepass"))
-
-
 def _array(content: bytes) -> Any:
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
@@ -212,15 +190,15 @@ def _array(content: bytes) -> Any:
     return plain_tensor(np.lib.format.read_array(file, allow_pickle=False))
 
 
-_DECODERS: dict[str, Callable[[bytes], Any]] = {
-    **dict.fromkeys(NUMBERS, _int),
-    **dict.fromkeys(TEXTS, lambda content: content.decode("utf-8")),
-    "json": _json,
-    "npy": _array,
-}
-_WANTED = {
-    **dict.fromkeys(NUMBERS, "whole number"),
-    **dict.fromkeys(TEXTS, "UTF-8 text"),
-    "json": "JSON",
-    "npy": "array of numbers that can be used",
+# Ending -> how its content is decoded, and what it should be, for messages.
+_DECODERS: dict[str, tuple[Callable[[bytes], Any], str]] = {
+    **dict.fromkeys(NUMBERS, (lambda content: _fitting(content.decode("ascii")), "a whole number")),
+    **dict.fromkeys(TEXTS, (lambda content: content.decode("utf-8"), "UTF-8 text")),
+    "json": (
+        lambda content: _JSON.decode(
+            content.decode(json.detect_encoding(content), "surrogatepass")
+        ),
+        "JSON",
+    ),
+    "npy": (_array, "a usable array of numbers"),
 }

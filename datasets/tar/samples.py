@@ -4,8 +4,7 @@
     digits/000017.seg.png   the same sample, part "seg.png"
     digits/000017.cls       the same sample, part "cls"
 
-Files without an ending, and those that begin with a dot (as macOS adds to archives), are passed
-over.
+Files without an ending, and those that begin with a dot (as macOS adds to archives), are skipped.
 """
 
 from __future__ import annotations
@@ -13,26 +12,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pipeline.datasets.tar.members import Member, Source, read_members
+from pipeline.datasets.tar.members import read_members
+from pipeline.datasets.tar.source import TarBytes
 from pipeline.errors import DataError
 
 
 class TarSample(NamedTuple):
-    """Where a sample lies.
+    """Where a sample lies."""
 
-    Attributes:
-        number: among the samples of its archive, from 0.
-        key: its name.
-        start, stop: bytes of the archive, headers and all.
-    """
-
-    number: int
-    key: bytes
-    start: int
+    number: int  # among the samples of its archive, from 0
+    key: bytes  # its name
+    start: int  # bytes of the archive, headers and all
     stop: int
 
 
-def read_samples(source: Source) -> Iterator[TarSample]:
+def read_samples(source: TarBytes) -> Iterator[TarSample]:
     """The samples of an archive, in order; reads headers only.
 
     Raises:
@@ -47,45 +41,40 @@ def read_samples(source: Source) -> Iterator[TarSample]:
                 source.forget(member.end)
             continue
         key = split[0]
-        if current is None or key != current.key:
-            if current is not None:
-                yield current
-            _check_new(source, member, key, seen)
-            current = TarSample(len(seen) - 1, key, member.start, member.end)
-        else:
+        if current is not None and key == current.key:
             current = current._replace(stop=member.end)
+            continue
+        if current is not None:
+            yield current
+        if hash(key) in seen:
+            raise DataError(
+                f"{source.name!r}, member {member.number} ({_shown(member.name)}): sample "
+                f"{_shown(key)} stood there before. The files of a sample have to stand together, "
+                "and every sample needs a name of its own: sort the names when you make the "
+                "archive."
+            )
+        current = TarSample(len(seen), key, member.start, member.end)
+        seen.add(hash(key))
     if current is not None:
         yield current
 
 
-def _check_new(source: Source, member: Member, key: bytes, seen: set[int]) -> None:
-    before = len(seen)
-    seen.add(hash(key))
-    if len(seen) == before:
-        raise DataError(
-            f"{source.name!r}, member {member.number} ({member.name.decode(errors='replace')!r}): "
-            f"sample {key.decode(errors='replace')!r} stood there before. The files of a sample "
-            "have to stand together, and every sample needs a name of its own: sort the names when "
-            "you make the archive."
-        )
-
-
-def read_parts(source: Source, stop: int) -> tuple[str, dict[str, bytes]]:
-    """The one sample that a source holds up to `stop`: its key, and ending -> content.
+def read_parts(where: str, content: bytes) -> tuple[str, dict[str, bytes]]:
+    """The one sample that whole members in memory make up: its key, and ending -> content.
 
     Raises:
-        DataError: a part is there twice.
+        DataError: as `read_members`; or a part is there twice.
     """
-    key, parts = b"", dict[str, bytes]()
-    for member in read_members(source, 0, stop):
+    key, parts, source = b"", dict[str, bytes](), TarBytes(where, content)
+    for member in read_members(source, 0, len(content)):
         split = split_name(member.name)
         if split is None:
             continue
         key, ending = split[0], split[1].decode("utf-8", "replace").lower()
         if ending in parts:
             raise DataError(
-                f"{source.name}: {member.name.decode(errors='replace')!r} is there twice. Make the "
-                "archive again with every file once."
+                f"{where}: {_shown(member.name)} is there twice. Make the archive again with every "
+                "file once."
             )
         parts[ending] = source.read(member.data, member.data + member.size)
     return key.decode("utf-8", "replace"), parts
@@ -98,3 +87,7 @@ def split_name(name: bytes) -> tuple[bytes, bytes] | None:
     if not stem or not ending:
         return None
     return folder.removeprefix(b"./") + slash + stem if slash else stem, ending
+
+
+def _shown(name: bytes) -> str:
+    return repr(name.decode(errors="replace"))

@@ -1,22 +1,20 @@
-"""Label and length of every record, which samplers ask for, without making the records.
+"""Label and length of every record, for samplers, without decoding the records.
 
-The file is gone through in pieces of about 1 MiB. In each, masks of line ends and delimiters give
-the bounds of every field; labels are gathered into rows of equal width, equal rows get one code.
-So Python sees every class once a piece, and no record. As every record is looked at, one with too
-few or too many fields is refused here. Cost: about 0.4 GB/s on one core, once; the result is kept
-beside the index, 8 bytes a record, and mapped.
+In pieces of about 1 MiB, masks of line ends and delimiters give the bounds of every field; labels
+are gathered into rows of equal width, and equal rows get one code. So Python handles every class
+once a piece, and no record.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.datasets.reading.fingerprint import fingerprint
+from pipeline.datasets.reading.generated_folder import NamedArrays
 from pipeline.datasets.text.delimited_format import (
     BadRecord,
     Columns,
@@ -37,11 +35,14 @@ Codes = npt.NDArray[np.int32]
 
 
 class ColumnScan:
-    """Lengths and labels of the records of a file, header left out.
+    """Lengths and labels of the records of a file, without the header.
+
+    Cost: about 0.4 GB/s on one core, once; the result is kept beside the index, 8 bytes a record,
+    and mapped.
 
     Args:
         index: of the file; its cache folder keeps the result.
-        format, columns: how records are written and what is in them.
+        format, columns: syntax and fields of the records.
         codes: class name -> number; None finds the classes and numbers them by name.
 
     Attributes:
@@ -50,8 +51,8 @@ class ColumnScan:
         classes: their names by number; empty without a label column.
 
     Raises:
-        DataError: a record has not as many fields as there are columns, or a label that is none of
-            the classes, is empty or no text; names the file and the line.
+        DataError: a record has too few or too many fields, or a label that is not a class, empty or
+            not text; names the file and the line.
     """
 
     def __init__(
@@ -62,45 +63,38 @@ class ColumnScan:
         codes: Mapping[str, int] | None = None,
     ) -> None:
         self._index, self._format, self._columns, self._codes = index, format, columns, codes
-        key = fingerprint([repr(format), repr(columns), repr(codes and list(codes.items()))])
-        if index.folder is None:
-            lengths, labels, self.classes = self._scanned()
-        else:
-            folder = index.folder.made(f"columns-{key[:16]}", self._write, self._is_sound)
-            lengths, labels, self.classes = _read(folder)
+        given = repr(codes and list(codes.items()))
+        found = self._kept("columns", given, self._scanned)
+        self.classes: list[str] = json.loads(found["classes"].tobytes())
         allowed = format.limits.classes
-        if len(self.classes) > allowed and codes is None:  # as when the result was kept
-            found = f"it has {len(self.classes)} classes (dataset.label)"
-            raise DataError(f"{str(index.file.path)!r}: {format.limits.refusal('classes', found)}.")
-        self.lengths: Codes = lengths
-        self.labels: Codes | None = labels if columns.label is not None else None
+        if len(self.classes) > allowed and codes is None:  # kept under higher limits
+            claim = f"it has {len(self.classes)} classes (dataset.label)"
+            raise DataError(f"{str(index.file.path)!r}: {format.limits.refusal('classes', claim)}.")
+        self.lengths: Codes = found["lengths"]
+        self.labels: Codes | None = found["labels"] if columns.label is not None else None
 
     def text_lengths(self, length: Callable[[str], int], name: str) -> Codes:
-        """The length of each record's text as `length` counts it: int32[N], kept like the rest.
+        """The length of each record's text as `length` counts it: int32[N], kept under `name`."""
 
-        Args:
-            name: of the way of counting; another one, another result.
-        """
-        count = len(self.lengths)
+        def counted() -> NamedArrays:
+            count = len(self.lengths)
+            lengths = np.fromiter(map(length, self._texts()), np.int32, count)
+            return {"lengths": lengths, "labels": lengths[:0], "classes": lengths[:0]}
 
-        def counted() -> Codes:
-            return np.fromiter(map(length, self._texts()), dtype=np.int32, count=count)
+        counts: Codes = self._kept("tokens", name, counted)["lengths"]
+        return counts
 
-        def is_sound(folder: Path) -> bool:
-            try:
-                return len(np.load(folder / "lengths.npy", mmap_mode="r")) == count
-            except (OSError, ValueError, EOFError):
-                return False
-
+    def _kept(self, kind: str, how: str, make: Callable[[], NamedArrays]) -> NamedArrays:
         if self._index.folder is None:
-            return counted()
-        key = fingerprint([repr(self._format), repr(self._columns), name])
+            return make()
+        count = len(self._index) - self._columns.in_file
 
-        def write(folder: Path) -> None:
-            np.save(folder / "lengths.npy", counted())
+        def is_sound(found: NamedArrays) -> bool:
+            sizes = len(found["lengths"]), len(found["labels"])
+            return "classes" in found and sizes in ((count, 0), (count, count))
 
-        folder = self._index.folder.made(f"tokens-{key[:16]}", write, is_sound)
-        return np.load(folder / "lengths.npy", mmap_mode="r").view(np.ndarray)
+        key = fingerprint([repr(self._format), repr(self._columns), how])
+        return self._index.folder.arrays(f"{kind}-{key[:16]}", make, is_sound)
 
     def _texts(self) -> Iterator[str]:
         for piece in self._pieces():
@@ -111,49 +105,44 @@ class ColumnScan:
                 except BadRecord as bad:
                     raise self._bad(piece.first + row, str(bad)) from None
 
-    def _write(self, folder: Path) -> None:
-        lengths, labels, classes = self._scanned()
-        np.save(folder / "lengths.npy", lengths)
-        np.save(folder / "labels.npy", labels)
-        (folder / "classes.json").write_text(json.dumps(classes))
-
-    def _is_sound(self, folder: Path) -> bool:
-        try:
-            lengths, labels, _ = _read(folder)
-        except (OSError, ValueError, EOFError):  # the last: an empty file
-            return False
-        count = len(self._index) - self._columns.in_file
-        return len(lengths) == count and len(labels) in (0, count)
-
-    def _scanned(self) -> tuple[Codes, Codes, list[str]]:
+    def _scanned(self) -> NamedArrays:
         # Into one array each, so that the peak of memory is 8 bytes a record.
         count = len(self._index) - self._columns.in_file
         lengths = np.empty(count, dtype=np.int32)
         labels = np.empty(count if self._columns.label is not None else 0, dtype=np.int32)
-        known = _Classes(self._format, self._codes)
+        known = _Classes(self._format, self._columns, self._codes)
         for piece in self._pieces():
             place = piece.first - self._columns.in_file
-            lengths[place : place + len(piece)] = piece.lengths()
-            if self._columns.label is not None:
-                found = self._labels_of(piece, known)
-                labels[place : place + len(piece)] = found
-        if self._codes is None and len(labels):
-            return lengths, known.by_name()[labels], sorted(known.names)
-        return lengths, labels, list(known.names)
+            lengths[place : place + len(piece)] = piece.lengths
+            if len(labels):
+                labels[place : place + len(piece)] = self._labels_of(piece, known)
+        names = list(known.names)
+        if self._codes is None and names:  # numbered by appearance until now
+            order = {name: code for code, name in enumerate(sorted(names))}
+            labels = np.array([order[name] for name in names], dtype=np.int32)[labels]
+            names = list(order)
+        classes = np.frombuffer(json.dumps(names).encode(), np.uint8)
+        return {"lengths": lengths, "labels": labels, "classes": classes}
 
     def _pieces(self) -> Iterator[_Piece]:
         limit = self._index.limits.record_bytes
         for first, start, stop in self._index.blocks(_PIECE):
             if stop - start > limit + 2 * _PIECE:
-                self._refuse_length(first, start, stop)
-            piece = _Piece(self._index.file.read(start, stop), first, self._format)
-            if first == 0 and self._columns.in_file:
-                piece.drop_first()
-            wrong = piece.count_fields() != len(self._columns.names)
+                for number in range(first, len(self._index)):
+                    self._index[number]  # raises DataError for the record that is too long
+            header = first == 0 and self._columns.in_file
+            piece = _Piece(self._index.file.read(start, stop), first, header, self._format)
+            wrong = piece.field_counts != len(self._columns.names)
             if wrong.any():
-                self._refuse_count(piece, int(wrong.argmax()))
-            if int(piece.lengths().max(initial=0)) > limit:
-                self._index[piece.first + int(piece.lengths().argmax())]  # which refuses it
+                number = piece.first + int(wrong.argmax())
+                record = self._index[number]
+                try:  # a wrong encoding or wrong quotes say more
+                    count = len(self._format.fields(record))
+                    raise BadRecord(miscounted(count, self._columns, not record))
+                except BadRecord as bad:
+                    raise self._bad(number, str(bad)) from None
+            if int(piece.lengths.max(initial=0)) > limit:
+                self._index[piece.first + int(piece.lengths.argmax())]  # raises DataError
             yield piece
 
     def _labels_of(self, piece: _Piece, known: _Classes) -> Codes:
@@ -161,46 +150,30 @@ class ColumnScan:
         begin, end = piece.field(self._columns.label, len(self._columns.names))
         longest = int((end - begin).max(initial=0))
         if longest > _LONGEST:
-            row = int((end - begin).argmax())
-            name = self._columns.names[self._columns.label]
-            reason = f"a label of {longest} bytes in column {name!r} (dataset.label)"
-            raise self._bad(piece.first + row, f"{reason}; {_LONGEST} are the most. Another one?")
-        # Some rows at a time: all are made as wide as the longest label among them.
+            raise self._bad(
+                piece.first + int((end - begin).argmax()),
+                f"a label of {longest} bytes in column {self._columns.label_name!r}; at most "
+                f"{_LONGEST} are allowed. Is dataset.label the right column?",
+            )
+        codes = np.empty(len(begin), dtype=np.int32)
+        # Some rows at a time: all get the width of the longest label among them.
         step = max(1, _GATHERED // max(8, longest))
-        parts = [
-            self._codes_of(piece, begin[at : at + step], end[at : at + step], at, known)
-            for at in range(0, len(begin), step)
-        ]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
-
-    def _codes_of(
-        self, piece: _Piece, begin: IntArray, end: IntArray, before: int, known: _Classes
-    ) -> Codes:
-        """Codes of the labels from `begin` to `end`, of the rows from `before` on."""
-        keys, firsts, inverse = _distinct(_gathered(piece.text, begin, end))
-        codes = np.empty(len(keys), dtype=np.int32)
-        for number, row in enumerate(firsts.tolist()):
-            raw = piece.text[begin[row] : end[row]].tobytes()
-            try:
-                codes[number] = known.code(raw, self._columns)
-            except BadRecord as bad:
-                raise self._bad(piece.first + before + row, str(bad)) from None
-        return codes[inverse]
-
-    def _refuse_length(self, first: int, start: int, stop: int) -> None:
-        """Of records that are too many bytes for a piece, name the one that is too long."""
-        for number in range(first, len(self._index)):
-            self._index[number]
-        raise DataError(f"{str(self._index.file.path)!r}, bytes {start} to {stop}: one record.")
-
-    def _refuse_count(self, piece: _Piece, row: int) -> None:
-        number = piece.first + row
-        record = self._index[number]
-        try:  # it may be of another encoding, or its quotes may be wrong, which says more
-            reason = miscounted(len(self._format.fields(record)), self._columns, not record)
-        except BadRecord as bad:
-            reason = str(bad)
-        raise self._bad(number, reason)
+        for at in range(0, len(begin), step):
+            rows = slice(at, at + step)
+            # As rows of equal width, padded with a byte that UTF-8 doesn't use.
+            width = max(8, -(-int((end - begin)[rows].max()) // 8) * 8)
+            places = begin[rows, None] + np.arange(width)
+            padded = piece.text.take(places, mode="clip")
+            padded[places >= end[rows, None]] = 0xFF
+            _, firsts, inverse = _distinct(padded.view(np.uint64))
+            found = []
+            for row in (firsts + at).tolist():
+                try:
+                    found.append(known.code(piece.text[begin[row] : end[row]].tobytes()))
+                except BadRecord as bad:
+                    raise self._bad(piece.first + row, str(bad)) from None
+            codes[rows] = np.array(found, dtype=np.int32)[inverse]
+        return codes
 
     def _bad(self, number: int, reason: str) -> DataError:
         return DataError(
@@ -208,107 +181,66 @@ class ColumnScan:
         )
 
 
-def _read(folder: Path) -> tuple[Codes, Codes, list[str]]:
-    lengths, labels = (
-        np.load(folder / f"{name}.npy", mmap_mode="r").view(np.ndarray)
-        for name in ("lengths", "labels")
-    )
-    return lengths, labels, json.loads((folder / "classes.json").read_text())
-
-
 class _Classes:
-    """Classes as they turn up: raw bytes -> code, in order of appearance unless they are given."""
+    """Codes of raw labels, in order of appearance unless classes are given."""
 
-    def __init__(self, format: DelimitedFormat, codes: Mapping[str, int] | None) -> None:
-        self._format, self._given = format, codes
+    def __init__(
+        self, format: DelimitedFormat, columns: Columns, given: Mapping[str, int] | None
+    ) -> None:
+        self._format, self._columns, self._given = format, columns, given
         self._raw: dict[bytes, int] = {}
-        self.names: dict[str, int] = dict(codes or {})
+        self.names: dict[str, int] = dict(given or {})
 
-    def code(self, raw: bytes, columns: Columns) -> int:
-        if raw not in self._raw:
-            self._raw[raw] = self._new(raw, columns)
-        return self._raw[raw]
-
-    def _new(self, raw: bytes, columns: Columns) -> int:
+    def code(self, raw: bytes) -> int:
+        if raw in self._raw:
+            return self._raw[raw]
         name = "".join(self._format.fields(raw)) if raw else ""
         if self._given is not None and name not in self._given:
-            raise BadRecord(unknown_label(name, columns, self._given))
+            raise BadRecord(unknown_label(name, self._columns, self._given))
         if not name:
-            assert columns.label is not None
-            raise BadRecord(f"column {columns.names[columns.label]!r} is empty, which is no class")
+            raise BadRecord(f"column {self._columns.label_name!r} is empty: it needs a class")
         if len(self.names) >= self._format.limits.classes and name not in self.names:
             found = f"it is class {len(self.names) + 1} in column"
-            found += f" {columns.names[columns.label or 0]!r} (dataset.label)"
+            found += f" {self._columns.label_name!r} (dataset.label)"
             raise BadRecord(f"{self._format.limits.refusal('classes', found)}.")
-        return self.names.setdefault(name, len(self.names))
-
-    def by_name(self) -> Codes:
-        """Code by appearance -> code in the order of the names."""
-        order = {name: code for code, name in enumerate(sorted(self.names))}
-        return np.array([order[name] for name in self.names], dtype=np.int32)
+        return self._raw.setdefault(raw, self.names.setdefault(name, len(self.names)))
 
 
 class _Piece:
-    """Whole records, and where their fields are."""
+    """The records of `text` from number `first` on, without a header, and their fields' bounds."""
 
-    def __init__(self, text: bytes, first: int, format: DelimitedFormat) -> None:
-        self.first = first
+    def __init__(self, text: bytes, first: int, header: bool, format: DelimitedFormat) -> None:
+        self.first = first + header
         self.text = np.frombuffer(text, dtype=np.uint8)
         line_ends, delimiters = self.text == _NEWLINE, self.text == ord(format.delimiter)
         if format.quoting == "standard" and b'"' in text:
             outside = ~np.logical_xor.accumulate(self.text == _QUOTE)
             line_ends &= outside
             delimiters &= outside
-        # A piece that is not the last one ends with a line end; after that nothing begins.
+        # A piece that is not the last one ends with a line end, after which no record begins.
         ends = np.flatnonzero(line_ends)
-        closed = len(text) > 0 and len(ends) > 0 and int(ends[-1]) == len(text) - 1
-        self._ends = ends if closed else np.append(ends, len(text))
-        self._starts = np.concatenate([[0], self._ends[:-1] + 1])
+        if not len(ends) or int(ends[-1]) < len(text) - 1:
+            ends = np.append(ends, len(text))
+        self._starts = np.concatenate([[0], ends[:-1] + 1])[header:]
+        ends = ends[header:]
+        before = self.text[np.maximum(ends - 1, 0)]
+        self._stops = ends - ((before == _RETURN) & (ends > self._starts))
         self._delimiters = np.flatnonzero(delimiters)
-        self._count()
-
-    def _count(self) -> None:
         self._first_delimiter = np.searchsorted(self._delimiters, self._starts)
-        after = self.text[np.maximum(self._ends - 1, 0)]
-        returns = (after == _RETURN) & (self._ends > self._starts)
-        self._stops = self._ends - returns
+        self.lengths: IntArray = self._stops - self._starts
+        self.field_counts = np.searchsorted(self._delimiters, ends) - self._first_delimiter + 1
 
     def __len__(self) -> int:
         return len(self._starts)
 
-    def drop_first(self) -> None:
-        """Leave out the header."""
-        self.first += 1
-        self._starts, self._ends = self._starts[1:], self._ends[1:]
-        self._count()
-
-    def lengths(self) -> IntArray:
-        return self._stops - self._starts
-
-    def count_fields(self) -> IntArray:
-        """Fields of each record."""
-        stops = np.searchsorted(self._delimiters, self._ends)
-        return stops - self._first_delimiter + 1
-
     def field(self, place: int, count: int) -> tuple[IntArray, IntArray]:
-        """Where a field of each record begins and ends; each has `count` of them."""
+        """Begin and end of a field in each record; records have `count` fields."""
         begin, end = self._starts, self._stops
         if place > 0:
             begin = self._delimiters[self._first_delimiter + place - 1] + 1
         if place < count - 1:
             end = self._delimiters[self._first_delimiter + place]
         return begin, end
-
-
-def _gathered(
-    text: npt.NDArray[np.uint8], begin: IntArray, end: IntArray
-) -> npt.NDArray[np.uint64]:
-    """Fields as rows of equal width, filled up with a byte that UTF-8 doesn't have."""
-    width = max(8, -(-int((end - begin).max(initial=0)) // 8) * 8)
-    places = begin[:, None] + np.arange(width)
-    rows = text.take(places, mode="clip")
-    rows[places >= end[:, None]] = 0xFF
-    return rows.view(np.uint64)
 
 
 def _distinct(rows: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], IntArray, IntArray]:

@@ -1,8 +1,8 @@
-"""From the bytes of one record to its fields, strictly: whatever doesn't fit is refused.
+"""From the bytes of one record to its fields, strictly.
 
-    standard    RFC 4180: a field may stand in quotes; inside, a quote is doubled and the delimiter
-                and line ends are text
-    none        every character is text, also a quote; a field cannot hold the delimiter
+    standard    RFC 4180: a field may be in quotes; inside, a quote is doubled and the delimiter and
+                line ends are text
+    none        every character is text, also a quote; a field cannot contain the delimiter
 
 Cost: about 1 us a record without quotes, 3 us with.
 """
@@ -18,23 +18,23 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from pipeline.datasets.text.record_scan import Quoting
+from pipeline.datasets.text.record_index import QUOTES, Quoting
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import Limits
 
 
 class BadRecord(Exception):
-    """What is wrong with a record; the file and the line are added by who knows them."""
+    """An invalid record; the caller adds the file and the line."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What the fields of a record are.
+    """The fields of a record.
 
     Attributes:
         names: of all columns, in order.
-        text, label: places of those two; label None if there is none.
-        in_file: whether the file's first record says the names.
+        text, label: positions of those two; label None if there is none.
+        in_file: whether the file's first record has the names.
     """
 
     names: tuple[str, ...]
@@ -42,25 +42,27 @@ class Columns:
     label: int | None
     in_file: bool
 
+    @property
+    def label_name(self) -> str:
+        assert self.label is not None
+        return self.names[self.label]
+
 
 @dataclass(frozen=True)
 class DelimitedFormat:
-    """How records are written.
+    """The syntax of records; ConfigError if an argument is invalid.
 
     Args:
         delimiter: one ASCII character.
         quoting: "standard" or "none".
         encoding: UTF-8, or one with a byte a character that agrees with ASCII.
-        limits: of the fields of a record.
-
-    Raises:
-        ConfigError: one of these cannot be.
+        limits: `columns`.
     """
 
     delimiter: str = "\t"
     quoting: Quoting = "standard"
     encoding: str = "utf-8"
-    # No part of how records are written: fingerprints are made of what is shown.
+    # Not part of the repr, from which fingerprints are computed.
     limits: Limits = field(default_factory=Limits, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -92,33 +94,27 @@ class DelimitedFormat:
     def fields(self, record: bytes) -> list[str]:
         """The fields of a record.
 
-        Raises:
-            BadRecord: it is no text in this encoding, its quotes are wrong, or it has more fields
-                than `limits.columns`.
+        BadRecord: wrong encoding or quotes, or more fields than `limits.columns`.
         """
         try:
             text = record.decode(self.encoding)
         except UnicodeDecodeError as error:
             raise BadRecord(
-                f"byte {error.start + 1} of the record (0x{record[error.start]:02x}) is no "
+                f"byte {error.start + 1} of the record (0x{record[error.start]:02x}) is not "
                 f"{self.encoding}. Save the file as that, or set dataset.encoding."
             ) from None
         if self.quoting == "none" or '"' not in text:
             fields = text.split(self.delimiter, self.limits.columns)
             self._check_count(fields)
             return fields
-        return self._quoted_fields(text)
-
-    def _quoted_fields(self, text: str) -> list[str]:
-        fields: list[str] = []
+        fields = []
         place = 0
         while True:
             match = self._field.match(text, place)
             if match is None:
                 raise BadRecord(
                     f"in its field {len(fields) + 1} a quote neither opens nor closes the field "
-                    "(RFC 4180). Repair it; or, if quotes are characters like others in this file, "
-                    "set dataset.quoting=none."
+                    f"(RFC 4180). {QUOTES}"
                 )
             quoted, plain, end = match.groups()
             fields.append(plain if quoted is None else quoted.replace('""', '"'))
@@ -146,18 +142,16 @@ class DelimitedFormat:
         text: str,
         label: str | None,
     ) -> Columns:
-        """What the columns are, from the first record of a file and the configuration.
+        """The columns, from the first record of a file and the configuration.
 
         Args:
             first: the first record.
             name: of the file, for messages.
-            header: whether `first` names the columns; None: it does if `names` are not given, or
-                are just those.
-            names, text, label: as configured.
+            header, names, text, label: as configured.
 
         Raises:
             DataError: the file has other columns, or names one twice.
-            ConfigError: without a header, `names` have to be given.
+            ConfigError: there is neither a header nor `names`.
         """
         try:
             found = [name.strip() for name in self.fields(first)]
@@ -165,7 +159,7 @@ class DelimitedFormat:
             raise DataError(f"{name!r}, line 1: {bad}") from None
         in_file = header if header is not None else names is None or found == list(names)
         if names is None and not in_file:
-            reason = "the file has no header (dataset.header=false): say what its columns are"
+            reason = "the file has no header (dataset.header=false): set the names of its columns"
             raise ConfigError(Problem("dataset.columns", reason))
         chosen = found if names is None else list(names)
         if len(found) != len(chosen) or (in_file and found != chosen):
@@ -175,26 +169,19 @@ class DelimitedFormat:
             )
         if len(set(chosen)) < len(chosen):
             double = Counter(chosen).most_common(1)[0][0]
-            raise DataError(f"{name!r}, line 1: column {double!r} stands there twice.")
-        places = [self._place(chosen, one, key, name) for key, one in
-                  [("text", text), ("label", label)] if one is not None]  # fmt: skip
-        return Columns(tuple(chosen), places[0], places[1] if label is not None else None, in_file)
-
-    def _place(self, names: list[str], wanted: str, key: str, file: str) -> int:
-        if wanted in names:
-            return names.index(wanted)
-        raise DataError(
-            f"{file!r}, line 1: column {wanted!r} (dataset.{key}) is missing; there are "
-            f"{_listed(names)}. Name one of these; if that is no header, give dataset.columns. "
-            f"dataset.delimiter is {self.delimiter!r}."
-        )
+            raise DataError(f"{name!r}, line 1: column {double!r} appears twice.")
+        for key, one in (("text", text), ("label", label)):
+            if one is not None and one not in chosen:
+                raise DataError(
+                    f"{name!r}, line 1: column {one!r} (dataset.{key}) is missing; there are "
+                    f"{_listed(chosen)}. Name one of these; if that is not a header, set "
+                    f"dataset.columns. dataset.delimiter is {self.delimiter!r}."
+                )
+        place = None if label is None else chosen.index(label)
+        return Columns(tuple(chosen), chosen.index(text), place, in_file)
 
     def sample(self, record: bytes, columns: Columns, codes: Mapping[str, int]) -> dict[str, Any]:
-        """`text` (str) and, with a label column, `label` (int).
-
-        Raises:
-            BadRecord: not as many fields as columns, or a label that `codes` doesn't have.
-        """
+        """`text` (str) and, with a label column, `label` (int); raises BadRecord."""
         fields = self.fields(record)
         if len(fields) != len(columns.names):
             raise BadRecord(miscounted(len(fields), columns, blank=not record))
@@ -207,29 +194,24 @@ class DelimitedFormat:
 
 
 def miscounted(count: int, columns: Columns, blank: bool = False) -> str:
-    """What to say of a record that has too few or too many fields."""
+    """The error of a record with too few or too many fields."""
     found = "it is blank" if blank else f"it has {count} field{'s' * (count != 1)}"
     return (
         f"{found}, but there are {len(columns.names)} columns ({_listed(columns.names)}). Repair "
-        "it or take it out."
+        "or remove it."
     )
 
 
 def unknown_label(label: str, columns: Columns, classes: Mapping[str, int]) -> str:
-    """What to say of a label that is none of the classes."""
-    assert columns.label is not None
+    """The error of a label that is not a class."""
     return (
-        f"column {columns.names[columns.label]!r} says {label[:40]!r}, which is none of the "
+        f"column {columns.label_name!r} has {label[:40]!r}, which is not one of the "
         f"classes {_listed(list(classes))}. Repair it, or add it to dataset.classes."
     )
 
 
 def class_codes(classes: Sequence[str]) -> dict[str, int]:
-    """Class name -> number.
-
-    Raises:
-        ConfigError: a class stands there twice, or there is none.
-    """
+    """Class name -> number; ConfigError if a class appears twice, or there is none."""
     codes = {name: code for code, name in enumerate(classes)}
     if len(codes) < len(classes) or not codes or not all(isinstance(one, str) for one in codes):
         reason = f"{list(classes)!r}; allowed: a list of different texts (quote numbers in YAML)"

@@ -1,24 +1,33 @@
-"""Records of a text, read forwards: pieces of bytes go in, whole records and places come out.
+"""Records of a text file, plain or compressed, read forwards.
 
-A piece is split at its line ends by C code; only lines with quotes are looked at in Python. Cost:
-about 0.15 us a record and 1 ms a MB without quotes.
+The first bytes of a file tell its compression (gzip or zstd), not its name; concatenated files are
+read as one. The output is checked against `limits.expansion`, and no call gives more than it was
+asked for, so a small file cannot fill the memory. Cost: 300 MB/s of text for gz, 1 GB/s for zst;
+then 0.15 us a record and 1 ms a MB without quotes: only lines with quotes are joined in Python.
 """
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
+from typing import Any, BinaryIO
 
-from pipeline.datasets.reading.positioned_file import PositionedFile
-from pipeline.datasets.text.compressed import compression_of, opened
-from pipeline.datasets.text.record_index import line_of
-from pipeline.datasets.text.record_scan import Quoting, text_bounds
+from pipeline.datasets.reading.expansion import check_expansion
+from pipeline.datasets.reading.positioned_file import PositionedFile, open_regular
+from pipeline.datasets.text.record_index import QUOTES, Quoting, line_of, text_bounds
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
 
 _PIECE = 1 << 20
-_BLANK = 1 << 20  # lines in a row, which are held until it is known whether they end the file
+_BLANK = 1 << 20  # lines in a row, which are kept until it is known whether they end the file
+_MAGIC = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
+# Bytes given to zstd at once. A block can be 4 bytes for 128 KiB, so they expand to 64 MiB at most;
+# for ordinary text, 64 KiB at once are 5 % faster.
+_FED = 2048
+_WINDOW = 27  # log2 of the bytes that a frame of zstd may look back, the default limit of `zstd`
 
 Batch = tuple[list[int], list[bytes]]
 
@@ -26,63 +35,53 @@ Batch = tuple[list[int], list[bytes]]
 def read_records(
     path: Path, quoting: Quoting, limits: Limits, start: int = 0, stop: int | None = None
 ) -> Iterator[Batch]:
-    """Records of a file, plain or compressed, as lists of their places and of their bytes.
+    """Batches of records, without line ends, and their places in the (unpacked) text.
 
-    Places count from the start of the text (unpacked). Blank lines at the end of the file are no
-    records. Line ends are left out.
+    Blank lines at the end of the file are not records.
 
     Args:
-        path: the file.
-        quoting: "standard" lets line ends stand in quotes.
-        limits: of a record, and of what a compressed file becomes.
-        start, stop: of a plain file, where to begin and to end; both at borders of records. None
-            goes to the end.
+        path: of the file.
+        quoting: "standard" allows line ends in quotes.
+        limits: `record_bytes` and `expansion`.
+        start, stop: of a plain file, begin and end in bytes, both at borders of records. None goes
+            to the end.
 
     Raises:
         DataError: the file cannot be read or is damaged, a quote is not closed, or a record is
             longer than `limits` allow; names the file and the line.
     """
     if compression_of(path) is not None:
-        start, pieces = 0, _unpacked(path, limits)
+        start, pieces = 0, unpacked(path, limits)
     else:
         file = PositionedFile(path)
         first, last = text_bounds(file)
         start, stop = max(start, first), last if stop is None else min(stop, last)
-        pieces = _plain(file, start, stop)
+        bounds = range(start, stop, _PIECE)
+        pieces = (file.read(place, min(place + _PIECE, stop)) for place in bounds)
     yield from _Splitter(path, quoting, start, limits).records(pieces)
 
 
 def line_at(path: Path, place: int, limits: Limits) -> int:
-    """The line, from 1, in which the text has the byte at `place`. Reads the file up to there."""
+    """The line of the text, from 1, with the byte at `place`; reads the file up to there."""
     if compression_of(path) is None:
         return line_of(PositionedFile(path), place)
     lines, before = 1, 0
-    with opened(path, limits) as file:
-        while before < place and (piece := file.read(_PIECE)):
-            lines += piece[: place - before].count(b"\n")
-            before += len(piece)
+    for piece in unpacked(path, limits):
+        lines += piece[: place - before].count(b"\n")
+        before += len(piece)
+        if before >= place:
+            break
     return lines
 
 
-def _plain(file: PositionedFile, start: int, stop: int) -> Iterator[bytes]:
-    for place in range(start, stop, _PIECE):
-        yield file.read(place, min(place + _PIECE, stop))
-
-
-def _unpacked(path: Path, limits: Limits) -> Iterator[bytes]:
-    with opened(path, limits) as file:
-        while piece := file.read(_PIECE):
-            yield piece
-
-
 class _Splitter:
-    """Pieces of a text -> its records; every byte is looked at once, however long a record is."""
+    """Pieces of a text -> its records; every byte is read once, however long a record is."""
 
     def __init__(self, path: Path, quoting: Quoting, start: int, limits: Limits) -> None:
         self._path, self._limits = path, limits
         self._quoted = quoting == "standard"
-        self._place = start  # of what is next
-        self._parts: list[bytes] = []  # of a record that is not whole yet
+        self._place = start  # of the next record
+        self._parts: list[bytes] = []  # of a record that is not complete yet
         self._size = 0  # of all of them
         self._inside = False  # a quoted field, at their end
         self._blank: Batch = ([], [])  # records that count only if something follows
@@ -98,13 +97,12 @@ class _Splitter:
             return
         if self._inside:
             raise DataError(
-                f"{self._where(self._place)}: a quote in this record is not closed. Repair it; or, "
-                "if quotes are characters like others in this file, set dataset.quoting=none."
+                f"{self._where(self._place)}: a quote in this record is not closed. {QUOTES}"
             )
         yield self._without_blank_end(self._placed([b"".join(self._parts)]))
 
     def _whole(self, piece: bytes) -> Batch:
-        """The records that end in a piece; what is left of it begins the next one."""
+        """The records that end in a piece; the rest of it begins the next one."""
         *lines, rest = piece.split(b"\n")
         if lines and (self._inside or (self._quoted and b'"' in piece)):
             lines = self._joined(lines)
@@ -115,7 +113,7 @@ class _Splitter:
         return batch
 
     def _joined(self, lines: list[bytes]) -> list[bytes]:
-        """Records from lines; those with a line end in quotes are put together."""
+        """Records from lines; those with a line end in quotes are joined."""
         records, place = [], self._place
         for line in lines:
             inside = self._inside ^ (line.count(b'"') % 2 == 1)
@@ -143,16 +141,13 @@ class _Splitter:
     def _placed(self, lines: list[bytes]) -> Batch:
         places = list(accumulate((len(line) + 1 for line in lines), initial=self._place))
         self._place = places.pop()
-        for place, line in zip(places, lines, strict=True) if self._may_be_long(lines) else ():
-            if len(line) > self._limits.record_bytes:
+        most = self._limits.record_bytes
+        # Only the first line can be longer than a piece.
+        checked = len(lines) if most < _PIECE else 1
+        for place, line in zip(places[:checked], lines[:checked], strict=True):
+            if len(line) > most:
                 raise self._too_long(place, len(line))
         return places, [line.removesuffix(b"\r") for line in lines]
-
-    def _may_be_long(self, lines: list[bytes]) -> bool:
-        """Whether any line can be too long; most pieces are smaller than the limit of a record."""
-        return bool(lines) and (
-            len(lines[0]) > self._limits.record_bytes or self._limits.record_bytes < _PIECE
-        )
 
     def _too_long(self, place: int, size: int) -> DataError:
         refusal = self._limits.refusal("record_bytes", f"a record has {size} bytes or more")
@@ -169,15 +164,115 @@ class _Splitter:
         last = len(records)
         while last and not records[last - 1]:
             last -= 1
-        held_places, held = self._blank
+        blank_places, blank = self._blank
         if not last:
-            held_places += places
-            held += records
-            if len(held) > _BLANK:
+            blank_places += places
+            blank += records
+            if len(blank) > _BLANK:
                 raise DataError(
-                    f"{self._where(held_places[0])}: more than {_BLANK} blank lines follow one "
-                    "another from here on. Take them out."
+                    f"{self._where(blank_places[0])}: more than {_BLANK} blank lines begin here. "
+                    "Remove them."
                 )
             return [], []
         self._blank = (places[last:], records[last:])
-        return held_places + places[:last], held + records[:last]
+        return blank_places + places[:last], blank + records[:last]
+
+
+def compression_of(path: Path) -> str | None:
+    """ "gzip", "zstd" or None; raises DataError if the file cannot be read."""
+    try:
+        with open_regular(path) as file:
+            start = file.read(4)
+    except OSError as error:
+        raise DataError(
+            f"{str(path)!r} ({path.absolute()}) cannot be read: {error.strerror}. Set dataset.root."
+        ) from error
+    return next((name for name, magic in _MAGIC.items() if start.startswith(magic)), None)
+
+
+def unpacked(path: Path, limits: Limits) -> Iterator[bytes]:
+    """The content of a file in pieces of 1 MiB, unpacked if it is compressed.
+
+    DataError: it cannot be read, is damaged or cut off, or expands beyond `limits.expansion`.
+    """
+    name = repr(str(path))
+    kind = compression_of(path)
+    done = 0
+    try:
+        with open_regular(path) as raw:
+            text: BinaryIO | gzip.GzipFile | _Zstd = raw
+            if kind is not None:
+                text = gzip.GzipFile(fileobj=raw, mode="rb") if kind == "gzip" else _Zstd(raw, name)
+            while piece := text.read(_PIECE):
+                done += len(piece)
+                if kind is not None:
+                    check_expansion(done, raw.tell(), limits, name)
+                yield piece
+    except (EOFError, gzip.BadGzipFile, zlib.error, _Damage) as error:
+        raise DataError(
+            f"{name} is damaged or cut off ({kind}: {error}). Copy or write it again."
+        ) from error
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error.strerror or error}.") from error
+
+
+class _Damage(Exception):
+    """A file of zstd is cut off or damaged."""
+
+
+class _Zstd:
+    """Reads frames of zstd; raises _Damage if the last one is not complete."""
+
+    def __init__(self, raw: BinaryIO, name: str) -> None:
+        self._raw = raw
+        self._new, self._errors = _zstd(name)
+        self._frame = self._new()
+        self._begun = False  # whether the current frame has any bytes
+        self._left = b""  # packed, of the next frame
+        self._text = memoryview(b"")  # unpacked, and not returned yet
+
+    def read(self, size: int) -> bytes:
+        parts, missing = [], size
+        while missing:
+            packed = b"" if self._text else self._left or self._raw.read(_FED)
+            if packed:
+                self._unpack(packed)
+            elif not self._text:
+                break
+            parts.append(bytes(self._text[:missing]))
+            self._text = self._text[missing:]
+            missing -= len(parts[-1])
+        if missing and self._begun:
+            raise _Damage("the last frame is not complete")
+        return b"".join(parts)
+
+    def _unpack(self, packed: bytes) -> None:
+        if self._frame.eof:
+            self._frame = self._new()
+        try:
+            self._text = memoryview(self._frame.decompress(packed[:_FED]))
+        except self._errors as error:
+            raise _Damage(str(error)) from error
+        self._begun = not self._frame.eof
+        unused = self._frame.unused_data if self._frame.eof else b""
+        self._left = unused + packed[_FED:]
+
+
+def _zstd(name: str) -> tuple[Any, Any]:
+    """(maker of decompressors of one frame, their error)."""
+    try:
+        from compression import zstd  # type: ignore[import-not-found,unused-ignore]
+
+        options = {zstd.DecompressionParameter.window_log_max: _WINDOW}
+        return lambda: zstd.ZstdDecompressor(options=options), zstd.ZstdError
+    except ImportError:
+        pass
+    try:
+        import zstandard
+    except ImportError as error:
+        raise DataError(
+            f"{name} is compressed by zstd, which before Python 3.14 needs a package: pip install "
+            "zstandard"
+        ) from error
+    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << _WINDOW)
+    return decompressor.decompressobj, zstandard.ZstdError

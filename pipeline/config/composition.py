@@ -1,45 +1,46 @@
-"""From a command line's overrides to one plain, resolved dict, with everything wrong on the way.
+"""From a command line's overrides to one plain, resolved dict, and all problems on the way.
 
 hydra composes. Where it stops, the overrides are applied again one at a time, by hydra's own code,
-to collect all that it would stop at one by one: group choices and keys that don't exist (with the
-nearest that do), values of a wrong kind. Besides there may be overrides that cannot be parsed,
-values without a value (`???`) and interpolations that lead nowhere.
-
-Cost: about 0.1 s a composition, most of it reading some twenty YAML files; if it is wrong, twice
-that.
+to collect all problems: group choices and keys that don't exist (with the nearest that do), values
+of a wrong kind. Cost: about 0.1 s a composition, most of it reading some twenty YAML files; twice
+that if it is wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra import version
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobRuntime, setup_globals
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline import program
-from pipeline.config import environment, hydra_section, step_order, unknown_keys, whole_nodes
+from pipeline.config import (
+    environment,
+    hydra_internals,
+    hydra_section,
+    reference,
+    step_order,
+    unknown_keys,
+    whole_nodes,
+)
 from pipeline.config.disclosure import Plain
 from pipeline.config.hydra_loader import JOB_NAME, ConfigLoader, Kept, not_set
 from pipeline.config.messages import show
 from pipeline.distributed import preemption
 from pipeline.errors import ConfigError, Problem
 
-# In a checkout, `pipeline/conf` is a link to the folder beside it.
-CONF = (Path(__file__).resolve().parent.parent / "conf").resolve()
+CONF = reference.CONF
 VERSION_BASE = "1.3"
 _HYDRAS_FOLDER = "hydra.run.dir"
 
@@ -55,7 +56,7 @@ class Composed:
 
     Attributes:
         config: the configuration as a plain, resolved dict; without the keys that are wrong.
-        hydra: hydra's own node, with its interpolations as text.
+        hydra: hydra's own section as plain values, with its interpolations as text.
         node: the same, as hydra has it.
         lines: the overrides that it was made from.
         problems: overrides that are wrong.
@@ -71,11 +72,6 @@ class Composed:
     unset: list[Problem] = field(default_factory=list)
     complete: bool = False
 
-    @property
-    def multirun(self) -> bool:
-        """Whether the configuration itself asks for a sweep (hydra.mode)."""
-        return bool(self.hydra.get("mode") == RunMode.MULTIRUN)
-
 
 class Composer:
     """hydra's composition for one search path.
@@ -87,7 +83,7 @@ class Composer:
 
     Attributes:
         path: the folder of the primary configuration.
-        kept: the last configuration that nothing was wrong with for hydra, as hydra would have it.
+        kept: the last configuration that hydra composed without a problem.
 
     Raises:
         ConfigError: a folder is missing, or a search path would import an untrusted package.
@@ -103,14 +99,15 @@ class Composer:
         # As hydra has it, --config-path is relative to the folder of run.py, if that was started.
         base = program.base_of_paths()
         self.path = _folder(config_path, "--config-path", base) if config_path else str(CONF)
-        search_path = create_config_search_path(self.path)
+        search_path = hydra_internals.create_config_search_path(self.path)
         if config_dir is not None:
             found = f"file://{_folder(config_dir, '--config-dir', Path())}"
             search_path.prepend("command-line", found, SearchPathQuery(provider="schema"))
         self.name = config_name or "config"
         self.loader = ConfigLoader(search_path)
         self.kept: Kept | None = None
-        self._hydra = Hydra(task_name=JOB_NAME, config_loader=self.loader)
+        setup_globals()  # ${now:...} and ${hydra:...}
+        JobRuntime.instance().set("name", JOB_NAME)
         self._parser = OverridesParser.create(config_loader=self.loader)
 
     def parse(self, lines: Iterable[str]) -> tuple[list[Override], list[Problem]]:
@@ -122,7 +119,13 @@ class Composer:
                     raise HydraException
                 overrides += self._parser.parse_overrides([line])
             except (HydraException, RecursionError) as error:
-                reason = _unparsable(line) or str(error).split("\nSee https")[0]
+                if line.startswith("-"):
+                    reason = "there is no such option, and keys have no dashes before them"
+                elif line.startswith("=") or ("=" not in line and not line.startswith("~")):
+                    lacks = "key" if "=" in line else "'='"
+                    reason = f"it has no {lacks}; write key and value as one word, without spaces"
+                else:
+                    reason = str(error).split("\nSee https")[0]
                 problems.append(Problem(line, f"cannot be parsed as key=value: {reason}"))
         return overrides, problems
 
@@ -133,13 +136,21 @@ class Composer:
         first = [one for one in overrides if self._is_choice(one) or _is_search_path(one)]
         composed.problems = [problem for one in first for problem in self._choice_problems(one)]
         mode = RunMode.MULTIRUN if multirun else RunMode.RUN
-        if not composed.problems and self._at_once(overrides, mode, composed):
-            return composed
+        if not composed.problems:
+            lines = [str(one.input_line) for one in overrides]
+            try:
+                config = self.loader.load_configuration(self.name, lines, mode)
+            except Exception:  # of any kind: each override is applied by itself below
+                pass
+            else:
+                self.kept = Kept(self.name, tuple(lines), mode, config)
+                _finish(composed, config, lines)
+                return composed
         wrong = {problem.key for problem in composed.problems}
         first = [one for one in first if one.key_or_group not in wrong]
         lines = [str(one.input_line) for one in first]
         try:
-            config = self._hydra.compose_config(self.name, lines, mode)
+            config = self.loader.load_configuration(self.name, lines, mode)
         except ConfigError as error:
             composed.problems += error.problems
             return composed
@@ -156,17 +167,6 @@ class Composer:
                 composed.problems += self._apply(one, config)
         _finish(composed, config, lines)
         return composed
-
-    def _at_once(self, overrides: Sequence[Override], mode: RunMode, composed: Composed) -> bool:
-        """Let hydra compose everything in one go; False where it finds something wrong."""
-        lines = [str(one.input_line) for one in overrides]
-        try:
-            config = self._hydra.compose_config(self.name, lines, mode)
-        except Exception:  # of whatever kind; it is looked at more closely then
-            return False
-        _finish(composed, config, lines)
-        self.kept = Kept(self.name, tuple(lines), mode, config)
-        return True
 
     def _is_choice(self, override: Override) -> bool:
         """Whether an override chooses (or removes) the option of a group."""
@@ -200,9 +200,10 @@ class Composer:
     def _apply(self, override: Override, config: DictConfig) -> list[Problem]:
         """Apply one override to a composed configuration, as hydra's own loader does here."""
         try:
-            whole_nodes.apply([override], config)
+            whole_nodes.apply(override, config)
         except Exception as error:  # OmegaConf has a few that are none of its own
-            key, value = override.key_or_group, _written(override)
+            key = override.key_or_group
+            value = "..." if override.is_delete() else override.get_value_element_as_str()
             if override.package is not None:
                 return [unknown_keys.key(key, value, config, self.loader)]
             if "Could not override" in str(error) or "does not exist" in str(error):
@@ -219,19 +220,15 @@ def with_run_dir(lines: Iterable[str]) -> list[str]:
     Raises:
         ConfigError: both names are given.
     """
-    words, problems = list(lines), []
-    for place, line in enumerate(words):
-        key, separator, value = line.partition("=")
-        if separator and key.lstrip("+") == _HYDRAS_FOLDER:
-            words[place] = f"run_dir={value}"
-            if any(
-                one.lstrip("+").startswith("run_dir=") for one in words[:place] + words[place + 1 :]
-            ):
-                problems.append(Problem(_HYDRAS_FOLDER, f"{value} is another name for run_dir, "
-                                        "which is given too; leave one of them out"))  # fmt: skip
-    if problems:
-        raise ConfigError(problems)
-    return words
+    words = list(lines)
+    parts = [word.partition("=") for word in words]
+    keys = [key.lstrip("+") if equals else "" for key, equals, _ in parts]
+    given = [value for key, (*_, value) in zip(keys, parts, strict=True) if key == _HYDRAS_FOLDER]
+    if given and len(given) + keys.count("run_dir") > 1:
+        raise ConfigError(Problem(_HYDRAS_FOLDER, f"{given[-1]} is another name for run_dir, "
+                                  "which is given too; leave one of them out"))  # fmt: skip
+    return [f"run_dir={value}" if key == _HYDRAS_FOLDER else word
+            for word, key, (*_, value) in zip(words, keys, parts, strict=True)]  # fmt: skip
 
 
 def _not_mergeable(override: Override, config: DictConfig) -> list[Problem]:
@@ -273,63 +270,15 @@ def _reason(error: BaseException) -> str:
     return "; ".join(line.rstrip(".:") for line in lines) or type(error).__name__
 
 
-def _unparsable(line: str) -> str | None:
-    """Why a line is no override, where that is plain to see."""
-    if line.startswith("-"):
-        return "there is no such option, and keys have no dashes before them"
-    if "=" not in line and not line.startswith("~"):
-        return "it has no '='; write key and value as one word, without spaces"
-    if line.startswith("="):
-        return "it has no key; write key and value as one word, without spaces"
-    return None
-
-
-def _written(override: Override) -> str:
-    """The value as it was given."""
-    return "..." if override.is_delete() else override.get_value_element_as_str()
-
-
 def _finish(composed: Composed, config: DictConfig, lines: list[str]) -> None:
-    composed.lines, composed.node = lines, config._get_node("hydra")
-    _resolve(config, composed)
-    composed.complete = True
-
-
-def _resolve(config: DictConfig, composed: Composed) -> None:
-    """Resolve every interpolation once, into plain dicts; those of hydra's own stay text."""
+    """Resolve every interpolation once, into plain values; those of hydra's own stay text."""
+    composed.lines, composed.node = lines, hydra_internals.raw_node(config, "hydra")
     composed.hydra = hydra_section.raw(composed.node)
-    with _hydra_config(config), environment.traced() as composed.config.origins:
-        for name in config:
-            value = _value(config, name, str(name), composed.unset) if name != "hydra" else _UNSET
-            if value is not _UNSET:
-                composed.config[str(name)] = value
+    with hydra_internals.hydra_config(config), environment.traced() as composed.config.origins:
+        items = _items(config, "", composed.unset, but="hydra")
+        composed.config.update((str(name), value) for name, value in items)
     _settle(composed.config, composed.problems)
-
-
-@contextmanager
-def _hydra_config(config: DictConfig) -> Iterator[None]:
-    """Let ${hydra:...} resolve, with placeholders for what only a running job knows.
-
-    Afterwards the section is what it was before.
-    """
-    runtime, job = config.hydra.runtime, config.hydra.job
-    places = ((runtime, "output_dir", "."), (job, "num", 0), (job, "id", "0"))
-    before = [(node, name, node._get_node(name)._value()) for node, name, _ in places]
-    _fill(config, places)
-    kept, locked = HydraConfig.instance().cfg, config.hydra._metadata.flags.get("readonly")
-    HydraConfig.instance().set_config(config)  # which makes the section read-only
-    try:
-        yield
-    finally:
-        HydraConfig.instance().cfg = kept
-        OmegaConf.set_readonly(config.hydra, locked)
-        _fill(config, before)
-
-
-def _fill(config: DictConfig, places: Iterable[tuple[DictConfig, str, Any]]) -> None:
-    with read_write(config), open_dict(config):
-        for node, name, value in places:
-            node[name] = value
+    composed.complete = True
 
 
 def plain(config: DictConfig) -> Plain:
@@ -362,12 +311,12 @@ def _value(node: DictConfig | ListConfig, name: Any, key: str, problems: list[Pr
             found = node[name]
         value = _plain(found, key, problems)
         if read:
-            environment.note(key, node._get_node(name)._value(), read, value)  # type: ignore[union-attr]
+            environment.note(key, hydra_internals.raw_value(node, name), read, value)
         return value
     except MissingMandatoryValue:
         problems.append(Problem(key, f"has no value yet; give it with {key}=..."))
     except InterpolationKeyError:
-        text = node._get_node(name)._value()  # type: ignore[union-attr]
+        text = hydra_internals.raw_value(node, name)
         problems.append(Problem(key, f"{text} leads nowhere; give it a value of its own"))
     except OmegaConfBaseException as error:
         problems.append(Problem(key, str(error).splitlines()[0]))
@@ -376,10 +325,18 @@ def _value(node: DictConfig | ListConfig, name: Any, key: str, problems: list[Pr
 
 def _plain(value: Any, key: str, problems: list[Problem]) -> Any:
     if isinstance(value, DictConfig):
-        items = {name: _value(value, name, f"{key}.{name!s}".lstrip("."), problems)
-                 for name in value}  # fmt: skip
-        return {name: item for name, item in items.items() if item is not _UNSET}
+        return dict(_items(value, key, problems))
     if isinstance(value, ListConfig):
         entries = (_value(value, i, f"{key}[{i}]", problems) for i in range(len(value)))
         return [item for item in entries if item is not _UNSET]
     return value
+
+
+def _items(
+    node: DictConfig, key: str, problems: list[Problem], but: str = ""
+) -> Iterator[tuple[Any, Any]]:
+    for name in node:
+        if name != but:
+            item = _value(node, name, f"{key}.{name!s}".lstrip("."), problems)
+            if item is not _UNSET:
+                yield name, item

@@ -1,11 +1,10 @@
-"""What of a configuration and of a command line may be written down.
+"""Configurations and command lines as they may be written down, without secrets.
 
-Manifests, config.yaml, results of sweeps and checkpoints are read by whoever reads the disk, and
-are sent along with bug reports. Before text gets into one of them,
+Manifests, config.yaml, results of sweeps and checkpoints are sent along with bug reports. In them
 
-    values that came from the environment   are put back to what was written: `${oc.env:NAME}`
-    values of keys that name a secret       become ***: `api_token`, `secret`, `password`, `key` ...
-    users, passwords and signatures in URLs become ***
+    values from the environment            become what was written: `${oc.env:NAME}`
+    values of keys that name a secret      become ***: `api_token`, `secret`, `password`, `key` ...
+    users, passwords, signatures in URLs   become ***
 
 A key names a secret by its last part, or by any part that says "secret", "password", "credential"
 or "auth". Of keys and tokens, numbers of up to five digits and those that count (`num_tokens`) are
@@ -42,13 +41,7 @@ _ENTRY = re.compile(r"""(['"]?)([\w.\-]+)\1\s*:\s*""")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value of a configuration came from.
-
-    Attributes:
-        text: what was written, e.g. "${oc.env:HOME}/data".
-        names: the environment variables that were read for it.
-        value: what came of it.
-    """
+    """Where a value came from: the text that was written, the variables read for it, the value."""
 
     text: str
     names: tuple[str, ...]
@@ -85,38 +78,29 @@ def tree(value: Any, origins: Mapping[str, Origin], digests: bool = False, key: 
         digests: whether what is hidden is followed by 16 bits of a hash: enough to notice that it
             changed, too few to find it by trying.
     """
-    mark = (lambda: f" #{_digest(value)}") if digests else lambda: ""
+
+    def marked(text: str) -> str:
+        digest = hashlib.blake2b(repr(value).encode(errors="surrogatepass"), digest_size=2)
+        return f"{text} #{digest.hexdigest()}" if digests else text
+
     known = origins.get(key)
     if known is not None and known.value == value:
-        return redacted(known.text, key) + mark()
+        hidden = names_secret(key, known.text) and not _REFERENCE.fullmatch(known.text)
+        return marked(HIDDEN if hidden else urls(known.text))
     if isinstance(value, Mapping):
         return {name: tree(item, origins, digests, f"{key}.{name}".lstrip("."))
                 for name, item in value.items()}  # fmt: skip
     if isinstance(value, (list, tuple)):
-        return [_item(item, origins, digests, key, place) for place, item in enumerate(value)]
+        return [
+            HIDDEN if not isinstance(item, (Mapping, list, tuple)) and names_secret(key, item)
+            else tree(item, origins, digests, f"{key}[{place}]")
+            for place, item in enumerate(value)
+        ]  # fmt: skip
     if key.endswith("._target_"):
         return value
     if names_secret(key, value) and not _REFERENCE.fullmatch(str(value)):
-        return HIDDEN + mark()
+        return marked(HIDDEN)
     return urls(value) if isinstance(value, str) else value
-
-
-def _item(item: Any, origins: Mapping[str, Origin], digests: bool, key: str, place: int) -> Any:
-    shown = tree(item, origins, digests, f"{key}[{place}]")
-    if not isinstance(item, (Mapping, list, tuple)) and names_secret(key, item):
-        return HIDDEN
-    return shown
-
-
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(repr(value).encode(errors="surrogatepass"), digest_size=2).hexdigest()
-
-
-def redacted(text: str, key: str) -> str:
-    """The text that was written at a key, as it may be shown."""
-    if names_secret(key, text) and not _REFERENCE.fullmatch(text):
-        return HIDDEN
-    return urls(text)
 
 
 def urls(text: str) -> str:

@@ -1,16 +1,12 @@
-"""Where the options of stores send requests, and whom they let listen.
+"""Servers that the options of stores name, and what is allowed to go there.
 
-Credentials are found by the store's own means: a person's environment, ~/.aws, gcloud. With
-`endpoint_url` or a proxy among the options, requests that are signed with them go to whomever the
-configuration names. So a server that is not the provider's is refused, before anything is built,
-unless
+With `endpoint_url` or a proxy among the options, requests that are signed with a person's own
+credentials go to whomever the configuration names. So a server that is not the provider's is
+refused before anything is built, unless the options hold `anon: true` (nothing is signed), it is
+this machine, or the command line names it: --allow-endpoint HOST.
 
-    the options hold `anon: true`, so that nothing is signed,
-    it is this machine (localhost), or
-    the command line names it: --allow-endpoint HOST.
-
-Whatever goes elsewhere is announced on stderr, and so is what turns off the checks of certificates.
-An endpoint that a person's own environment names (AWS_ENDPOINT_URL) is that person's business.
+Requests that go elsewhere, and certificates that are not checked, are announced on stderr. An
+endpoint that a person's own environment names (AWS_ENDPOINT_URL) is not looked at.
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,50 +43,34 @@ _ALLOWED = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.\-]+)(:\d{1,5})?")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server that options name.
-
-    Attributes:
-        key: full key of the option.
-        given: its value.
-        anonymous: whether nothing is signed.
-    """
+    """A server that options name: key and value of the option; whether nothing is signed."""
 
     key: str
     given: str
     anonymous: bool
 
     @property
-    def server(self) -> tuple[str, str, str] | None:
-        """Scheme, host and port; None if the value is not one plain server."""
+    def server(self) -> tuple[str, str, str]:
+        """Scheme, host and port; empty where the value is not one plain server."""
         match = _SERVER.fullmatch(self.given)
-        return None if match is None else (match[1] or "", match[2].lower(), match[3] or "")
-
-    @property
-    def is_loopback(self) -> bool:
-        if self.server is None:
-            return False
-        host = self.server[1].strip("[]")
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        return ("", "", "") if match is None else (match[1] or "", match[2].lower(), match[3] or "")
 
     @property
     def is_providers(self) -> bool:
-        if self.server is None or not _PROVIDERS.fullmatch(self.server[1]):
-            return False
-        return self.server[0] == "https" and self.server[2] in ("", "443")
+        scheme, host, port = self.server
+        return bool(_PROVIDERS.fullmatch(host)) and scheme == "https" and port in ("", "443")
 
     @property
     def is_allowed(self) -> bool:
         """Whether the command line names it, or nothing can be lost to it."""
-        if self.anonymous or self.is_loopback or self.is_providers:
-            return True
-        if self.server is None:
-            return False
         _, host, port = self.server
+        if self.anonymous or self.is_providers or host == "localhost":
+            return True
+        with suppress(ValueError):
+            if ipaddress.ip_address(host.strip("[]")).is_loopback:
+                return True
         names = [name.strip().lower() for name in os.environ.get(VARIABLE, "").split(",")]
-        return host in names or bool(port and f"{host}:{port}" in names)
+        return bool(host) and (host in names or bool(port and f"{host}:{port}" in names))
 
 
 def check_allowed(names: list[str]) -> list[Problem]:
@@ -104,7 +85,7 @@ def check(config: Mapping[str, Any]) -> list[Problem]:
     for one in found(config):
         if one.is_allowed:
             continue
-        name = ":".join(filter(None, one.server[1:])) if one.server else ""
+        name = ":".join(filter(None, one.server[1:]))
         way = f", --allow-endpoint {name}" if name else ""
         problems.append(Problem(one.key, f"sends requests, signed with credentials of whoever runs "
                                 f"this, to {one.given!r}, which is not the provider's. If that "
@@ -113,8 +94,8 @@ def check(config: Mapping[str, Any]) -> list[Problem]:
 
 
 def notices(config: Mapping[str, Any]) -> Iterator[str]:
-    """What to say of a configuration's stores, once for a process and all that it starts."""
-    for text in (*_elsewhere(config), *_unchecked(config)):
+    """Announcements about a configuration's stores, once for a process and all that it starts."""
+    for text in _texts(config):
         mark = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
         said = os.environ.get(SAID, "").split(",")
         if mark not in said:
@@ -122,11 +103,23 @@ def notices(config: Mapping[str, Any]) -> Iterator[str]:
             yield text
 
 
-def _elsewhere(config: Mapping[str, Any]) -> Iterator[str]:
+def _texts(config: Mapping[str, Any]) -> Iterator[str]:
     for one in found(config):
         if not one.is_providers:
-            what = "without credentials" if one.anonymous else f"signed with {_credentials()}"
-            yield f"notice: requests go to {one.given} ({one.key}), {what}"
+            how = "without credentials" if one.anonymous else f"signed with {_credentials()}"
+            yield f"notice: requests go to {one.given} ({one.key}), {how}"
+    for key, value, _ in _options(config, "", False, None):
+        name = key.rpartition(".")[2].partition("[")[0]
+        text = str(value).lower()
+        if _CHECKS.match(name) and text in ("false", "0", "no", "off"):
+            yield (
+                f"WARNING: {key}={value} turns off the protection of the connection: whoever sits "
+                "on the way can read and change the data, and take credentials"
+            )
+        elif _CHECKS.match(name) and isinstance(value, str) and text not in ("true", "1"):
+            yield f"WARNING: {key}: certificates are checked against {value}"
+        elif name == "trust_env" and value:
+            yield f"notice: {key}: proxies and ~/.netrc of this machine are used"
 
 
 def _credentials() -> str:
@@ -134,42 +127,18 @@ def _credentials() -> str:
         "AWS_ACCESS_KEY_ID": "the key of AWS_ACCESS_KEY_ID", "AWS_PROFILE": "AWS_PROFILE's",
         "GOOGLE_APPLICATION_CREDENTIALS": "those of GOOGLE_APPLICATION_CREDENTIALS",
     }  # fmt: skip
-    held = [words for name, words in known.items() if os.environ.get(name)]
-    return " or ".join(held) or "whatever credentials ~/.aws or gcloud hold"
-
-
-def _unchecked(config: Mapping[str, Any]) -> Iterator[str]:
-    for key, value, _ in _options(config, "", False, None):
-        name = _name(key)
-        off = value is False or str(value).lower() in ("false", "0", "no", "off")
-        if _CHECKS.match(name) and off:
-            yield (
-                f"WARNING: {key}={value} turns off the protection of the connection: whoever sits "
-                "on the way can read and change the data, and take credentials"
-            )
-        elif _CHECKS.match(name) and isinstance(value, str) and value.lower() not in ("true", "1"):
-            yield f"WARNING: {key}: certificates are checked against {value}"
-        elif name == "trust_env" and value:
-            yield f"notice: {key}: proxies and ~/.netrc of this machine are used"
+    given = [words for name, words in known.items() if os.environ.get(name)]
+    return " or ".join(given) or "whatever credentials ~/.aws or gcloud hold"
 
 
 def found(config: Mapping[str, Any]) -> Iterator[Endpoint]:
     """The servers that the options of stores name, at any depth."""
     for key, value, anonymous in _options(config, "", False, None):
-        below = key.split(".")[1:]
-        moves = any(_MOVES.search(part.partition("[")[0]) for part in _inside(below))
+        parts = [part.partition("[")[0] for part in key.split(".")[1:]]
+        first = next((i for i, part in enumerate(parts) if _OPTIONS.search(part)), 0)
+        moves = any(map(_MOVES.search, parts[first:]))
         if isinstance(value, str) and value and (moves or "://" in value):
             yield Endpoint(key, value, anonymous)
-
-
-def _inside(parts: list[str]) -> list[str]:
-    """The parts of a key from the options on."""
-    first = next((i for i, part in enumerate(parts) if _OPTIONS.search(part.partition("[")[0])), 0)
-    return parts[first:]
-
-
-def _name(key: str) -> str:
-    return key.rpartition(".")[2].partition("[")[0]
 
 
 def _options(

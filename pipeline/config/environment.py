@@ -1,20 +1,17 @@
-"""What a configuration takes from the environment: noted, and kept from leaving the machine.
+"""Environment variables that a configuration reads: noted, and kept from leaving the machine.
 
-`${oc.env:NAME}` is for paths and numbers that differ between machines. A configuration from a
-stranger can ask for any variable, credentials included, so
-
-    what was read for which key is noted while interpolations are resolved, however they lead there
-    (`oc.decode`, other keys, `hydra:`), and files get what was written in place of what it gave;
-    inside of addresses, headers, options of stores, and beside an address in the same part, a
-    variable is refused unless the command line names it: --allow-env NAME.
+`${oc.env:NAME}` is for paths and numbers that differ between machines, but a configuration from a
+stranger can ask for credentials too. So the variables behind each key are noted however an
+interpolation leads there, and files get what was written in place of the value. In addresses,
+headers and options of stores a variable is refused unless the command line has --allow-env NAME.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -38,11 +35,6 @@ _origins: ContextVar[dict[str, Origin] | None] = ContextVar("origins", default=N
 _read: dict[str, str] = {}  # what was read by this process -> its name
 
 
-def allowed() -> list[str]:
-    """Variables that may leave this machine, as the command line named them."""
-    return [name for name in os.environ.get(VARIABLE, "").split(",") if name]
-
-
 def check_allowed(names: list[str]) -> list[Problem]:
     """What is wrong with the names that --allow-env was given."""
     return [Problem("--allow-env", f"{name!r} is no name of a variable, such as DATA_ROOT")
@@ -50,15 +42,24 @@ def check_allowed(names: list[str]) -> list[Problem]:
 
 
 @contextmanager
-def traced() -> Iterator[dict[str, Origin]]:
-    """Note, for all that is resolved meanwhile, what came from the environment."""
-    origins: dict[str, Origin] = {}
-    token = _origins.set(origins)
-    OmegaConf.register_new_resolver("oc.env", _env, replace=True)
+def _resolving(function: Callable[..., Any]) -> Iterator[None]:
+    """Let `${oc.env:...}` be resolved by `function`."""
+    OmegaConf.register_new_resolver("oc.env", function, replace=True)
     try:
-        yield origins
+        yield
     finally:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
+@contextmanager
+def traced() -> Iterator[dict[str, Origin]]:
+    """Note what comes from the environment in everything that is resolved meanwhile, by key."""
+    origins: dict[str, Origin] = {}
+    token = _origins.set(origins)
+    try:
+        with _resolving(_env):
+            yield origins
+    finally:
         _origins.reset(token)
 
 
@@ -95,34 +96,30 @@ def _env(*arguments: Any) -> Any:
 
 
 def unresolved(text: str) -> str:
-    """A message with what this process read from the environment put back to its name."""
+    """`text` with values that this process read from the environment replaced by their names."""
     for value in sorted(_read, key=len, reverse=True):
         text = text.replace(value, f"${{oc.env:{_read[value]}}}")
     return text
 
 
-@contextmanager
-def unread() -> Iterator[None]:
+def unread() -> AbstractContextManager[None]:
     """Let `${oc.env:NAME}` give `$NAME`, for what only shows a configuration."""
-    OmegaConf.register_new_resolver("oc.env", lambda name, *_: f"${name}", replace=True)
-    try:
-        yield
-    finally:
-        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+    return _resolving(lambda name, *_: f"${name}")
 
 
 def check(config: Plain) -> list[Problem]:
     """Refuse variables whose values would leave this machine, unless they were named."""
-    free = set(allowed())
+    free = os.environ.get(VARIABLE, "").split(",")
     problems = []
     for key, origin in config.origins.items():
         names = [name for name in origin.names if name not in free]
         where = _leaves(config, key, origin) if names else ""
         if where:
-            which = ", ".join(names)
-            problems.append(Problem(key, f"{origin.text} would send {which} of the environment "
-                                    f"away from this machine, {where}. If it may: --allow-env "
-                                    f"{','.join(names)}"))  # fmt: skip
+            reason = (
+                f"{origin.text} would send {', '.join(names)} of the environment away from this "
+                f"machine, {where}. If it may: --allow-env {','.join(names)}"
+            )
+            problems.append(Problem(key, reason))
     return problems
 
 
@@ -152,12 +149,11 @@ def _part_of(config: Mapping[str, Any], key: str) -> Any:
 
 
 def _texts(node: Any) -> Iterator[str]:
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            yield str(name)
-            yield from _texts(value)
+    """Every text at any depth, names of keys included."""
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, Mapping):
+        yield from _texts([*map(str, node), *node.values()])
     elif isinstance(node, (list, tuple)):
         for value in node:
             yield from _texts(value)
-    elif isinstance(node, str):
-        yield node

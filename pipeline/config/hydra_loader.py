@@ -1,37 +1,29 @@
-"""hydra's composition with a check at its end: what was looked at is what hydra acts on.
+"""hydra's config loader with a check at its end: what was checked is what hydra acts on.
 
-Every configuration that hydra uses comes out of its config loader: for a run, a sweep, each job of
-a sweep (in whatever process a launcher starts it), `--help`, `--cfg`, `--info` and tab completion.
-So the loader is where the section `hydra:` is checked, however often a command line was before.
+Every configuration that hydra uses comes from its loader: for a run, a sweep, each job of a sweep
+(in whatever process a launcher starts it), `--help`, `--cfg`, `--info` and tab completion. So the
+section `hydra:` is checked here, even if the command line was checked before.
 
-The configuration that a single run, or a look at one, was checked with is handed out as it is
-(`Kept`): composing it again would cost 0.1 s, and `${now:...}` would have moved on.
-
-With `composition.py`, this is where private names of hydra's are used.
+The configuration that a single run, or a look at one, was checked with is handed out again
+(`Kept`): composing it twice would cost 0.1 s, and `${now:...}` would have moved on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hydra._internal import hydra as hydras_own
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
-from hydra._internal.hydra import Hydra
-from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobRuntime
-from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import hydra_section, whole_nodes
+from pipeline.config import hydra_internals, hydra_output, hydra_section, whole_nodes
 from pipeline.distributed import preemption
 from pipeline.errors import ConfigError, Problem
 
@@ -64,47 +56,21 @@ class Kept:
         return config
 
 
-class ConfigLoader(ConfigLoaderImpl):
-    """Looks at the search path before hydra imports what it names; replaces whole nodes."""
+class ConfigLoader(hydra_internals.ConfigLoader):
+    """Checks the search path before hydra imports what it names; replaces whole nodes."""
 
-    def _load_configuration_impl(self, *args: Any, **options: Any) -> DictConfig:
-        with whole_nodes.in_hydra():
-            return super()._load_configuration_impl(*args, **options)
+    def merge(self, config: DictConfig, addition: DictConfig) -> None:
+        whole_nodes.merge(config, addition)
 
-    def _compose_config_from_defaults_list(
-        self, defaults: list[ResultDefault], repo: IConfigRepository
-    ) -> DictConfig:
-        """As hydra's, but a file's nodes replace nodes of another `_target_`."""
-        config = OmegaConf.create()
-        with flag_override(config, "no_deepcopy_set_nodes", True):
-            for default in defaults:
-                one = super()._compose_config_from_defaults_list([default], repo)
-                try:
-                    whole_nodes.merge(config, one)
-                except OmegaConfBaseException as error:
-                    raise ConfigCompositionException(
-                        f"In '{default.config_path}': {type(error).__name__} raised while "
-                        f"composing config:\n{error}"
-                    ) from error
-        return config
+    def apply(self, override: Override, config: DictConfig) -> None:
+        whole_nodes.apply(override, config)
 
-    def _process_config_searchpath(
-        self,
-        config_name: str | None,
-        parsed_overrides: list[Override],
-        repo: CachingConfigRepository,
-    ) -> None:
-        # `repo` keeps what it has read, so hydra goes on with the very configuration seen here.
-        primary = repo.load_config(config_name) if config_name is not None else None
-        entries = []
-        if primary is not None and isinstance(primary.config, DictConfig):
-            entries.append(_search_path(primary.config))
-        entries += [one.value() for one in parsed_overrides
-                    if one.key_or_group == "hydra.searchpath"]  # fmt: skip
+    def check_search_path(self, primary: Any, overrides: Sequence[Override]) -> None:
+        entries = [_search_path(primary)] if isinstance(primary, DictConfig) else []
+        entries += [one.value() for one in overrides if one.key_or_group == "hydra.searchpath"]
         found = [one for entry in entries for one in hydra_section.search_path_problems(entry)]
         if found:
             self._refuse(found)
-        super()._process_config_searchpath(config_name, parsed_overrides, repo)
 
     def _refuse(self, problems: list[Problem]) -> NoReturn:
         raise ConfigError(list(dict.fromkeys(problems)))
@@ -143,12 +109,23 @@ class CheckedConfigLoader(ConfigLoader):
             )
         except KeyError as error:
             self._refuse([not_set(error)])
-        found = hydra_section.problems(config._get_node("hydra"), given)
+        found = hydra_section.problems(hydra_internals.raw_node(config, "hydra"), given)
         if run_mode is RunMode.MULTIRUN and not found:
-            found = _record_problems(config)
+            folder = OmegaConf.select(config, "hydra.sweep.dir", throw_on_resolution_failure=False)
+            record = Path(str(folder)) / "multirun.yaml"
+            if folder and record.is_symlink():
+                reason = f"{record} is a link; hydra would write to its target. Give another folder"
+                found = [Problem("hydra.sweep.dir", reason)]
         if found:
             self._refuse(found)
         return config
+
+    def load_sweep_config(
+        self, master_config: DictConfig, sweep_overrides: list[str]
+    ) -> DictConfig:
+        """As hydra's; launchers call it in their processes, before hydra saves anything there."""
+        hydra_output.save_without_secrets()
+        return super().load_sweep_config(master_config, sweep_overrides)
 
     def _refuse(self, problems: list[Problem]) -> NoReturn:
         error = ConfigError(list(dict.fromkeys(problems)))
@@ -160,33 +137,14 @@ def not_set(error: KeyError) -> Problem:
     return Problem("hydra.job.env_copy", f"{error.args[0]} is not set in the environment")
 
 
-def _record_problems(config: DictConfig) -> list[Problem]:
-    """hydra writes a sweep's record through a link, to whatever that leads to."""
-    folder = OmegaConf.select(config, "hydra.sweep.dir", throw_on_resolution_failure=False)
-    record = Path(str(folder)) / "multirun.yaml"
-    reason = f"{record} is a link; hydra would write to what it leads to. Give another folder"
-    return [Problem("hydra.sweep.dir", reason)] if folder and record.is_symlink() else []
-
-
-@contextmanager
-def checked(
-    single: bool, loads: type[CheckedConfigLoader] = CheckedConfigLoader, kept: Kept | None = None
-) -> Iterator[None]:
-    """Let hydra's entry load its configurations with `loads`.
+def checked(single: bool, kept: Kept | None = None) -> AbstractContextManager[None]:
+    """Let `hydra.main` load checked configurations.
 
     Args:
-        single: spare hydra a composition (0.1 s) from which it would learn that this is one run.
+        single: whether this is one run, and no sweep.
         kept: what was composed already.
     """
-    loader, asks = ConfigLoaderImpl, Hydra.get_mode
-    hydras_own.ConfigLoaderImpl = partial(loads, kept=kept)  # type: ignore[attr-defined, assignment]
-    if single:
-        Hydra.get_mode = lambda *_, **__: RunMode.RUN  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        hydras_own.ConfigLoaderImpl = loader  # type: ignore[attr-defined]
-        Hydra.get_mode = asks  # type: ignore[method-assign]
+    return hydra_internals.loaded_by(partial(CheckedConfigLoader, kept=kept), single)
 
 
 def _search_path(primary: DictConfig) -> Any:

@@ -2,105 +2,67 @@
 
     shown      `--cfg`, `--info`, `--help`: hydra composes and prints
     saved      multirun.yaml of a sweep, and .hydra/ where `hydra.output_subdir` asks for it
-    JobLoader  the same in the processes that a launcher starts, which know nothing of `saved`
     overrides  of the job that runs
 
-Functions of hydra's are replaced for as long as it runs, and no longer.
+Functions of hydra's and omegaconf's are replaced while hydra runs, and no longer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra._internal.hydra import Hydra
-from hydra.core import utils
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline import program, terminal
-from pipeline.config import disclosure, environment, reference
-from pipeline.config.hydra_loader import CheckedConfigLoader
+from pipeline.config import disclosure, environment, hydra_internals, reference
 
 
 @contextmanager
-def shown() -> Iterator[None]:
+def shown(package: str | None) -> Iterator[None]:
     """Let hydra print configurations in which secrets are *** and variables keep their names.
 
     Keys have the comments of the YAML files that they come from. Commands in the help are those of
     this program, as it was started.
-    """
-    whole, to_yaml, help_of = Hydra.get_sanitized_cfg, OmegaConf.to_yaml, Hydra.get_help
-    said: dict[str, str] = {}
 
-    def without_secrets(self: Hydra, cfg: DictConfig, cfg_type: str) -> DictConfig:
-        said.update(_comments(cfg.hydra))
-        return OmegaConf.create(written(whole(self, cfg, cfg_type)))
+    Args:
+        package: the key of what is printed (`--package`); everything if None.
+    """
+    to_yaml = OmegaConf.to_yaml
+    said: dict[str, str] = {}
+    prefix = "" if package in (None, "_global_") else package
+
+    def without_secrets(config: DictConfig, section: DictConfig) -> DictConfig:
+        folders = [Path(one.path) for one in section.runtime.config_sources if one.schema == "file"]
+        choices = {str(group): option for group, option in section.runtime.choices.items()}
+        said.update(reference.comments(folders, choices, str(section.job.config_name)))
+        return OmegaConf.create(written(config))
 
     def with_comments(cfg: Any, *, resolve: bool = False, sort_keys: bool = False) -> str:
         text = to_yaml(cfg, resolve=resolve, sort_keys=sort_keys)
-        return reference.annotated(text, said, cfg._get_full_key(None))
+        return reference.annotated(text, said, prefix or "")
 
-    def with_our_name(self: Hydra, *args: Any, **kwargs: Any) -> str:
-        return help_of(self, *args, **kwargs).replace("python run.py", program.text())
+    def with_our_name(text: str) -> str:
+        return text.replace("python run.py", program.text())
 
-    Hydra.get_help = with_our_name  # type: ignore[method-assign]
-    Hydra.get_sanitized_cfg = without_secrets  # type: ignore[method-assign]
-    OmegaConf.to_yaml = staticmethod(with_comments)  # type: ignore[method-assign]
-    try:
-        with terminal.held_back(), environment.unread():
-            yield
-    finally:
-        Hydra.get_help = help_of  # type: ignore[method-assign]
-        Hydra.get_sanitized_cfg = whole  # type: ignore[method-assign]
-        OmegaConf.to_yaml = staticmethod(to_yaml)  # type: ignore[method-assign]
-
-
-def _comments(section: DictConfig) -> dict[str, str]:
-    """What the files of a composition say of its keys; `section` is hydra's own."""
-    folders = [Path(one.path) for one in section.runtime.config_sources if one.schema == "file"]
-    choices = {str(group): option for group, option in section.runtime.choices.items()}
-    return reference.comments(folders, choices, str(section.job.config_name))
-
-
-@contextmanager
-def saved() -> Iterator[None]:
-    """Let hydra save configurations without secrets."""
-    sweeps, jobs = OmegaConf.save, utils._save_config
-    _save_without_secrets()
-    try:
+    printed = hydra_internals.replaced(OmegaConf, to_yaml=staticmethod(with_comments))
+    loaded = hydra_internals.shown_by(without_secrets, with_our_name)
+    with loaded, printed, terminal.held_back(), environment.unread():
         yield
-    finally:
-        OmegaConf.save, utils._save_config = staticmethod(sweeps), jobs  # type: ignore[method-assign]
 
 
-class JobLoader(CheckedConfigLoader):
-    """Composes the jobs of a sweep.
-
-    Launchers send it to their processes, where it is called before hydra saves anything of a job.
-    """
-
-    def load_sweep_config(
-        self, master_config: DictConfig, sweep_overrides: list[str]
-    ) -> DictConfig:
-        _save_without_secrets()
-        return super().load_sweep_config(master_config, sweep_overrides)
+def saved() -> AbstractContextManager[None]:
+    """Let hydra save configurations without secrets."""
+    return hydra_internals.replaced(OmegaConf, to_yaml=_TO_YAML)
 
 
-def _save_without_secrets() -> None:
-    OmegaConf.save, utils._save_config = staticmethod(_save), _save_job  # type: ignore[method-assign]
-
-
-def _save(config: Any, f: Any, resolve: bool = False) -> None:
-    Path(f).write_text(_text(config), encoding="utf-8")
-
-
-def _save_job(cfg: DictConfig, filename: str, output_dir: Path) -> None:
-    output_dir.mkdir(parents=True, exist_ok=True)
-    (output_dir / filename).write_text(_text(cfg), encoding="utf-8")
+def save_without_secrets() -> None:
+    """The same for all that this process, which a launcher has started, still saves."""
+    OmegaConf.to_yaml = _TO_YAML  # type: ignore[method-assign]
 
 
 def overrides() -> list[str]:
@@ -126,6 +88,9 @@ def written(config: Any) -> Any:
     return shown
 
 
-def _text(config: Any) -> str:
-    text: str = yaml.safe_dump(written(config), sort_keys=False, allow_unicode=True)
+def _to_yaml(cfg: Any, *, resolve: bool = False, sort_keys: bool = False) -> str:
+    text: str = yaml.safe_dump(written(cfg), sort_keys=sort_keys, allow_unicode=True)
     return text
+
+
+_TO_YAML = staticmethod(_to_yaml)

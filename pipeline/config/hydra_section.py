@@ -2,17 +2,16 @@
 
 hydra imports and calls what this section names, before any code of ours runs. So
 
-1. callbacks, launcher, sweeper and logging hold literal values: an interpolation is refused there,
-   because its value when hydra uses it need not be the value that was looked at;
-2. what is called is named exactly. Launchers and sweepers are classes that hydra has found among
-   the installed plugins, by identity and kind; callbacks, handlers and formatters stand in a short
-   list or in a package that the person trusts by name (`--trust`);
+1. callbacks, launcher, sweeper and logging hold literal values: what an interpolation gives when
+   hydra uses it need not be what it gave when it was checked;
+2. what is called is named exactly. Launchers and sweepers are classes of installed plugins;
+   callbacks, handlers and formatters stand in a short list or in a package trusted by name;
 3. text for a plugin is what the plugin ships or what was typed on the command line: some plugins
    run it (submitit's `setup`) or import it (optuna's `custom_search_space`);
-4. files are named by hydra alone: no handlers that write to files, and `.hydra` as only subfolder;
+4. no handler writes to a file, and `.hydra` is the only subfolder;
 5. environment variables are those in ENVIRONMENT.
 
-Everything works on raw values, before interpolation. Cost: below 1 ms a configuration.
+Works on raw values, before interpolation. Cost: below 1 ms a configuration.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from functools import lru_cache
 from typing import Any
 
 from hydra.conf import HydraConf
-from hydra.core.config_store import ConfigNode, ConfigStore
+from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
@@ -53,7 +53,8 @@ ENVIRONMENT = (
 _HYDRAS_OWN = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"  # where a configuration says nothing
 
 _FILES = re.compile(r"\.\w*FileHandler$")
-_SPECIAL = ("_args_", "_convert_", "_recursive_")
+_LITERAL = ("callbacks", "launcher", "sweeper", "hydra_logging", "job_logging", "mode", "verbose",
+            "output_subdir")  # fmt: skip
 # What hydra's schema types as text or a number, so that it never is a node with a `_target_`.
 _PLAIN = re.compile(r"\$\{hydra[.:](job\.(name|num|id)|sweep\.(dir|subdir)|run\.dir|"
                     r"runtime\.(cwd|output_dir))\}")  # fmt: skip
@@ -70,25 +71,27 @@ def problems(node: Any, given: Sequence[str], importing: bool = False) -> list[P
     if OmegaConf.get_type(node) is not HydraConf:
         return [Problem("hydra", "is not what hydra takes; it is changed key by key")]
     section = raw(node)
-    typed = [line.partition("=")[0].lstrip("+~") for line in given]
-    found = [*_literals(section), *_overrides(section, given), *_environment(section)]
+    found = [*_literals(section), *_records(section, given)]
     found += _callbacks(section.get("callbacks"), importing)
+    typed = [line.partition("=")[0].lstrip("+~") for line in given]
     for name, kind in (("launcher", Launcher), ("sweeper", Sweeper)):
         found += _plugin(section.get(name), f"hydra.{name}", kind, typed)
     for name in ("hydra_logging", "job_logging"):
         found += _logging(section.get(name), f"hydra.{name}", importing)
-    folder = section.get("run")
-    if isinstance(folder, Mapping) and folder.get("dir") not in (".", _HYDRAS_OWN):
+    folder = _mapping(section.get("run"))
+    if folder and folder.get("dir") not in (".", _HYDRAS_OWN):
         reason = "a configuration names the folder of a run by run_dir; set that"
         found.append(Problem("hydra.run.dir", f"got {folder.get('dir')!r}: {reason}"))
     found += search_path_problems(section.get("searchpath"))
     if section.get("output_subdir") not in (None, ".hydra"):
         reason = "hydra writes its files there; set it to null, or to .hydra"
         found.append(Problem("hydra.output_subdir", f"got {section['output_subdir']!r}: {reason}"))
-    first: dict[str, Problem] = {}
-    for problem in found:
-        first.setdefault(problem.key, problem)
-    return list(first.values())
+    first = {problem.key: problem for problem in reversed(found)}
+    return [problem for problem in found if first[problem.key] is problem]
+
+
+def _mapping(node: Any) -> Mapping[str, Any]:
+    return node if isinstance(node, Mapping) else {}
 
 
 def raw(node: Any) -> dict[str, Any]:
@@ -122,13 +125,13 @@ def _not_a_place(entry: Any) -> str | None:
 
 
 def _literals(section: Mapping[str, Any]) -> Iterator[Problem]:
-    """Interpolations in what decides how hydra goes about a run."""
-    nodes = {f"hydra.{name}": section.get(name) for name in
-             ("callbacks", "launcher", "sweeper", "hydra_logging", "job_logging", "mode",
-              "verbose", "output_subdir")}  # fmt: skip
+    """Interpolations in what decides how hydra runs."""
+    nodes = {f"hydra.{name}": section.get(name) for name in _LITERAL}
     job = section.get("job")
-    nodes |= {f"hydra.job.{name}": job.get(name) for name in ("chdir", "env_set", "env_copy")
-              } if isinstance(job, Mapping) else {"hydra.job": job}  # fmt: skip
+    if isinstance(job, Mapping):
+        nodes |= {f"hydra.job.{name}": job.get(name) for name in ("chdir", "env_set", "env_copy")}
+    else:
+        nodes["hydra.job"] = job
     for node, value in nodes.items():
         for key, text in _texts(value, node):
             of_plugin = node in ("hydra.callbacks", "hydra.launcher", "hydra.sweeper")
@@ -139,21 +142,14 @@ def _literals(section: Mapping[str, Any]) -> Iterator[Problem]:
                               "than now; hydra's own section needs the value itself")  # fmt: skip
 
 
-def _overrides(section: Mapping[str, Any], given: Sequence[str]) -> Iterator[Problem]:
-    """hydra hands these lists to jobs and ranks as if they had been typed."""
-    held = section.get("overrides")
-    held = held if isinstance(held, Mapping) else {}
-    words = [*(held.get("hydra") or ()), *(held.get("task") or ())]
+def _records(section: Mapping[str, Any], given: Sequence[str]) -> Iterator[Problem]:
+    """Overrides, which hydra hands to jobs and ranks as if they had been typed; variables."""
+    overrides = _mapping(section.get("overrides"))
+    words = [*(overrides.get("hydra") or ()), *(overrides.get("task") or ())]
     if sorted(map(str, words)) != sorted(given):
         yield Problem("hydra.overrides", "is hydra's record of the command line; a configuration "
                       "may not write into it")  # fmt: skip
-
-
-def _environment(section: Mapping[str, Any]) -> Iterator[Problem]:
-    job = section.get("job")
-    job = job if isinstance(job, Mapping) else {}
-    names = job.get("env_set")
-    for name in names if isinstance(names, Mapping) else ():
+    for name in _mapping(_mapping(section.get("job")).get("env_set")):
         if name not in ENVIRONMENT:
             yield Problem(f"hydra.job.env_set.{name}", "is not set from a configuration, since "
                           "variables decide what runs and is trusted; set it outside, before the "
@@ -175,11 +171,11 @@ def _callbacks(callbacks: Any, importing: bool) -> Iterator[Problem]:
         for argument in node if own else ():
             if argument != "_target_":
                 yield Problem(f"{key}.{argument}", f"{node['_target_']} takes no arguments")
-        for place, target in _entries(node, key, "_target_"):
+        for place, target in _called(node, key, "_target_"):
             if not own or place != f"{key}._target_":
                 kind = Callback if place == f"{key}._target_" else object
                 yield from _trusted(place, target, kind, CALLBACKS, importing)
-        for place, _ in _entries(node, key, "_partial_"):
+        for place, _ in _called(node, key, "_partial_"):
             yield Problem(place, "a callback is built whole")
 
 
@@ -199,12 +195,9 @@ def _trusted(
     except ConfigError as error:
         yield from error.problems
         return
-    if importing and kind is not object and not _is_a(found, kind):
+    fits = kind is object or (isinstance(found, type) and issubclass(found, kind))
+    if importing and not fits:
         yield Problem(key, f"{name} is not a subclass of {kind.__module__}.{kind.__name__}")
-
-
-def _is_a(found: Any, kind: type) -> bool:
-    return isinstance(found, type) and issubclass(found, kind)
 
 
 def _plugin(node: Any, key: str, kind: type, typed: Sequence[str]) -> Iterator[Problem]:
@@ -214,12 +207,11 @@ def _plugin(node: Any, key: str, kind: type, typed: Sequence[str]) -> Iterator[P
             key, f"got {node!r}, expected a {kind.__name__.lower()} of an installed plugin"
         )
         return
-    found = Plugins.instance().class_name_to_class.get(str(node.get("_target_")))
-    if not _is_a(found, kind):
-        names = [name for name, one in Plugins.instance().class_name_to_class.items()
-                 if issubclass(one, kind)]  # fmt: skip
-        yield Problem(f"{key}._target_", f"{node.get('_target_')} is not a {kind.__name__.lower()} "
-                      f"of an installed plugin; there are {', '.join(sorted(names))}")  # fmt: skip
+    installed = {f"{one.__module__}.{one.__name__}" for one in Plugins.instance().discover(kind)}
+    if str(node.get("_target_")) not in installed:
+        reason = f"is not a {kind.__name__.lower()} of an installed plugin; there are "
+        reason += ", ".join(sorted(installed))
+        yield Problem(f"{key}._target_", f"{node.get('_target_')} {reason}")
         return
     yield from _arguments(node, key, typed)
 
@@ -236,19 +228,18 @@ def _arguments(node: Mapping[Any, Any], key: str, typed: Sequence[str]) -> Itera
             yield from _params(value, below)
         elif isinstance(value, Mapping) and value.get("_target_") in _shipped():
             yield from _arguments(value, below, typed)
+        elif called := next(_called(value, below, "_target_"), None):
+            yield Problem(called[0], f"{called[1]} is not called: no installed plugin of hydra's "
+                          "ships it")  # fmt: skip
         else:
-            yield from _values(value, below, typed)
-
-
-def _values(value: Any, key: str, typed: Sequence[str]) -> Iterator[Problem]:
-    for place, target in _entries(value, key, "_target_"):
-        yield Problem(place, f"{target} is not called: no installed plugin of hydra's ships it")
-        return
-    for place, text in _texts(value, key):
-        if not any(place == one or place.startswith((f"{one}.", f"{one}[")) for one in typed):
-            first = key if key.count(".") == 2 else key.rpartition(".")[0]
-            yield Problem(place, f"is text for a plugin, which may run it; it is taken from the "
-                          f"command line only: {first}={text!r}")  # fmt: skip
+            first = below if below.count(".") == 2 else key
+            yield from (
+                Problem(place, "is text for a plugin, which may run it; it is taken from the "
+                        f"command line only: {first}={text!r}")
+                for place, text in _texts(value, below)
+                if not any(place == one or place.startswith((f"{one}.", f"{one}["))
+                           for one in typed)
+            )  # fmt: skip
 
 
 def _params(params: Any, key: str) -> Iterator[Problem]:
@@ -264,91 +255,80 @@ def _params(params: Any, key: str) -> Iterator[Problem]:
         if "@hydra" in plain:
             yield Problem(f"{key}.{name}", "a sweep puts nothing into hydra's own section")
         if isinstance(value, Mapping):
-            for place, target in _entries(value, f"{key}.{name}", "_target_"):
+            for place, target in _called(value, f"{key}.{name}", "_target_"):
                 yield Problem(place, f"{target} is not called")
 
 
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, list[dict[str, Any]]]:
     """The nodes that installed plugins have registered as launchers and sweepers, by `_target_`."""
-    groups = ConfigStore.instance().repo.get("hydra", {})
     found: dict[str, list[dict[str, Any]]] = {}
-    for node in _stored([groups.get("launcher", {}), groups.get("sweeper", {})]):
+    for node in (*_stored("hydra/launcher"), *_stored("hydra/sweeper")):
         if isinstance(node.get("_target_"), str):
             found.setdefault(node["_target_"], []).append(node)
     return found
 
 
-def _stored(value: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(value, ConfigNode):
-        held = OmegaConf.to_container(value.node, resolve=False)
-        if isinstance(held, dict):
-            yield {str(name): entry for name, entry in held.items()}
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _stored(entry)
-    elif isinstance(value, list):
-        for entry in value:
-            yield from _stored(entry)
+def _stored(group: str) -> Iterator[dict[str, Any]]:
+    store = ConfigStore.instance()
+    for name in store.list(group):
+        path = f"{group}/{name}"
+        if store.get_type(path) is ObjectType.GROUP:
+            yield from _stored(path)
+            continue
+        node = OmegaConf.to_container(store.load(path).node, resolve=False)
+        if isinstance(node, dict):
+            yield {str(key): value for key, value in node.items()}
 
 
-_ROOMS: dict[str, tuple[tuple[str, ...], type]] = {
+_LOGS: dict[str, tuple[tuple[str, ...], type]] = {
     "handlers": (HANDLERS, logging.Handler),
     "formatters": (FORMATTERS, logging.Formatter),
 }
 
 
 def _logging(section: Any, key: str, importing: bool) -> Iterator[Problem]:
-    """A section as logging.config takes it: what is made, and out of what."""
+    """A section as logging.config takes it: what is called, and with which streams."""
     if section is None:
         return
     if not isinstance(section, Mapping):
         yield Problem(key, f"got {section!r}, expected what logging.config.dictConfig takes")
         return
     for name in ("()", "class", "."):
-        for place, value in _entries(section, key, name):
-            yield from _made(place, name, value, key, importing)
+        for place, value in _called(section, key, name):
+            group, _, inside = place.removesuffix(f".{name}").removeprefix(f"{key}.").partition(".")
+            if group not in _LOGS or not inside or "." in inside or name == ".":
+                yield Problem(place, f"{value} is not called; only a handler or a formatter is "
+                              "made here")  # fmt: skip
+                continue
+            known, kind = _LOGS[group]
+            if isinstance(value, str) and value.startswith("logging.") and _FILES.search(value):
+                yield Problem(place, f"{value} writes to a file of the configuration's choice, so "
+                              "it is refused. What modules log goes to stderr, and metrics to the "
+                              "run folder; choose hydra/job_logging=stdout, or redirect "
+                              "stderr")  # fmt: skip
+            elif value not in known:
+                yield from _trusted(place, value, kind, known, importing)
     for place, text in _texts(section, key):
         if text.startswith("cfg://") or (text.startswith("ext://") and text not in STREAMS):
             yield Problem(place, f"got {text}, expected {' | '.join(STREAMS)}")
 
 
-def _made(place: str, name: str, value: Any, key: str, importing: bool) -> Iterator[Problem]:
-    """One entry that names what logging makes, or sets attributes of it (`.`)."""
-    room = place.removeprefix(f"{key}.").partition(".")[0]
-    depth = len(place.removesuffix(f".{name}").removeprefix(f"{key}.").split("."))
-    if room not in _ROOMS or depth != 2 or name == ".":
-        yield Problem(place, f"{value} is not called; only a handler or a formatter is made here")
-        return
-    known, kind = _ROOMS[room]
-    if isinstance(value, str) and value.startswith("logging.") and _FILES.search(value):
-        yield Problem(place, f"{value} writes to a file of the configuration's choice, so it is "
-                      "refused. What modules log goes to stderr, and metrics to the run folder; "
-                      "choose hydra/job_logging=stdout, or redirect stderr")  # fmt: skip
-    elif value not in known:
-        yield from _trusted(place, value, kind, known, importing)
+def _entries(node: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
+    """Full key, own name and value of everything inside of a node, at any depth."""
+    items = node.items() if isinstance(node, Mapping) else ()
+    for name, value in enumerate(node) if isinstance(node, list) else items:
+        below = f"{key}[{name}]" if isinstance(node, list) else f"{key}.{name}"
+        yield below, name, value
+        yield from _entries(value, below)
 
 
-def _entries(node: Any, key: str, wanted: str) -> Iterator[tuple[str, Any]]:
+def _called(node: Any, key: str, wanted: str) -> Iterator[tuple[str, Any]]:
     """Key and value of every entry called `wanted`, at any depth."""
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            below = f"{key}.{name}"
-            if name == wanted:
-                yield below, value
-            yield from _entries(value, below, wanted)
-    elif isinstance(node, list):
-        for place, value in enumerate(node):
-            yield from _entries(value, f"{key}[{place}]", wanted)
+    return ((below, value) for below, name, value in _entries(node, key) if name == wanted)
 
 
 def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Key and value of every text, at any depth; names of entries are no text here."""
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            yield from _texts(value, f"{key}.{name}")
-    elif isinstance(node, list):
-        for place, value in enumerate(node):
-            yield from _texts(value, f"{key}[{place}]")
-    elif isinstance(node, str):
-        yield key, node
+    """Key and value of every text, at any depth; names of entries are none."""
+    every = ((key, key, node), *_entries(node, key))
+    return ((below, value) for below, _, value in every if isinstance(value, str))

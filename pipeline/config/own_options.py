@@ -1,4 +1,4 @@
-"""The options that are ours, taken off a command line before hydra sees it.
+"""Penstock's own options, taken off a command line before hydra sees it.
 
     --trust, --allow-env, --allow-endpoint   what a person allows (`allowances`)
     --version                                which is printed, and that is all
@@ -17,11 +17,17 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
-from hydra._internal.utils import get_args_parser
-
 import pipeline
 from pipeline import terminal
-from pipeline.config import allow_list, allowances, endpoints, familiar_names, preflight, project
+from pipeline.config import (
+    allow_list,
+    allowances,
+    endpoints,
+    familiar_names,
+    hydra_internals,
+    preflight,
+    project,
+)
 from pipeline.distributed import launch
 from pipeline.errors import Problem
 from pipeline.terminal import put
@@ -31,12 +37,12 @@ from pipeline.terminal import put
 def taken(
     argv: Sequence[str], announce: Callable[[str], None]
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """hydra's options and the overrides of a command line, while what ours say holds.
+    """hydra's options and the overrides of a command line, while Penstock's own are in force.
 
     hydra wants its options before or after all overrides; here they may stand in between.
 
     Args:
-        announce: is told in a line what the working folder's pyproject.toml says.
+        announce: is told in a line what the working folder's pyproject.toml sets.
 
     Raises:
         ConfigError: an option is unknown or cannot be allowed.
@@ -50,14 +56,32 @@ def taken(
     named = {variable: allowances.names(given) for variable, given in vars(own).items()}
     preflight.raise_if(allowances.check(named))
     if "--version" in rest:
-        put(_versions())
+        versions = [
+            f"Penstock {pipeline.__version__}"
+        ]  # in every report of a problem; imports nothing
+        for name in ("torch", "torchvision", "hydra-core"):
+            try:
+                versions.append(f"{name} {metadata.version(name)}")
+            except metadata.PackageNotFoundError:
+                versions.append(f"{name} (not installed)")
+        put(", ".join([*versions, f"Python {platform.python_version()}"]))
         raise SystemExit(0)
     with terminal.held_back():
-        args, unknown = get_args_parser().parse_known_intermixed_args(rest)
+        args, unknown = hydra_internals.get_args_parser().parse_known_intermixed_args(rest)
     preflight.raise_if([_no_option(word, rest) for word in unknown if word.startswith("-")])
     typed = bool(named[allow_list.VARIABLE]) and args.config_dir is not None
-    ours = project.current() if launch.is_of_ours() else project.find(Path.cwd(), not typed)
-    from_project = _from_project(ours, named, args, announce)
+    from_project: list[str] = []
+    if launch.is_of_ours():
+        ours = project.current()
+    elif (ours := project.find(Path.cwd(), not typed)) is not None:
+        trusts, configures = not named[allow_list.VARIABLE], args.config_dir is None
+        if trusts:
+            named[allow_list.VARIABLE] = list(ours.trust)
+        if configures and ours.config_dir:
+            from_project = ["--config-dir", ours.config_dir]
+        said = ours.said(trusts, configures)
+        if said and not args.shell_completion:
+            announce(said)
     overrides = args.overrides
     left = list(overrides)
     options = [word for word in rest if not (left and word == left[0] and left.pop(0))]
@@ -74,24 +98,6 @@ def taken(
         yield [*options, *from_project], overrides
 
 
-def _from_project(
-    found: project.Project | None,
-    named: dict[str, list[str]],
-    args: argparse.Namespace,
-    announce: Callable[[str], None],
-) -> list[str]:
-    """Options that the working folder's pyproject.toml stands for; trust is added to `named`."""
-    if found is None or launch.is_of_ours():
-        return []
-    trusts, configures = not named[allow_list.VARIABLE], args.config_dir is None
-    if trusts:
-        named[allow_list.VARIABLE] = list(found.trust)
-    said = found.said(trusts, configures)
-    if said and not args.shell_completion:
-        announce(said)
-    return ["--config-dir", found.config_dir] if configures and found.config_dir else []
-
-
 @contextmanager
 def environment_with(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Set environment variables for a time; None leaves one as it is, and puts it back, too."""
@@ -106,19 +112,8 @@ def environment_with(variables: Mapping[str, str | None]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _versions() -> str:
-    """What belongs into every report of a problem; read without importing any of it."""
-    said = [f"Penstock {pipeline.__version__}"]
-    for name in ("torch", "torchvision", "hydra-core"):
-        try:
-            said.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            said.append(f"{name} (not installed)")
-    return ", ".join([*said, f"Python {platform.python_version()}"])
-
-
 def _no_option(word: str, words: list[str]) -> Problem:
-    """The problem of an option that nobody knows: most are keys, as other programs take them."""
+    """The problem of an unknown option; most are keys, written as other programs take them."""
     name, _, value = word.partition("=")
     after = words[words.index(word) + 1 :]
     value = value or (after[0] if after and not set("-=") & set(after[0]) else "...")

@@ -1,21 +1,34 @@
-"""Everything that is wrong with a run, found before anything is built, written or downloaded.
+"""All that is wrong with a run, found before anything is built, written or downloaded.
 
-    argv -> composition -> schema -> targets and their arguments -> contradictions
+    argv -> composition -> schema, names of targets      without torch
+         -> arguments of targets -> contradictions       with torch and the targets' modules
 
-All problems come at once in one ConfigError. A sweep is checked job by job before its first job.
-What will happen is announced before torch is imported. Cost: about 0.12 s a configuration beside
-importing torch and the modules that its targets live in.
+One ConfigError has all problems. Where the first line finds some, the second is left out unless
+torch is imported already: a typo is answered in 1 s instead of 3 s. Cost: about 0.12 s a
+configuration beside imports.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import announcement, endpoints, environment, hydra_section, nodes, parsing
+from hydra.types import RunMode
+
+from pipeline.config import (
+    allow_list,
+    announcement,
+    endpoints,
+    environment,
+    hydra_section,
+    nodes,
+    parsing,
+)
 from pipeline.config.composition import Composed, Composer, with_run_dir
 from pipeline.config.disclosure import Plain
+from pipeline.config.hydra_internals import BASIC_SWEEPER
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, Problem
 
@@ -23,31 +36,45 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 MOST_JOBS = 200  # of a sweep are looked at beforehand; every job is looked at when it starts
-BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 def examine(
-    container: Mapping[str, Any], begin: Callable[[Config], None] | None = None
+    container: Mapping[str, Any],
+    begin: Callable[[Config], None] | None = None,
+    wrong: bool = False,
 ) -> tuple[Config, list[Problem]]:
-    """The typed configuration of a plain, resolved dict, and all that is wrong with it.
+    """The typed configuration of a plain, resolved dict, and what is wrong with it.
 
     Args:
-        begin: told of a configuration of the right types before torch is imported for the rest.
+        begin: told of a configuration with which nothing is wrong so far, before torch is imported.
+        wrong: whether problems of the container are known already.
     """
     config, problems = parsing.check(container)
     if isinstance(container, Plain):
         problems += environment.check(container)
-    problems += endpoints.check(container)
-    wrong = bool(problems)
+    problems += [*endpoints.check(container), *_names(container)]
+    wrong = wrong or bool(problems)
+    if wrong and "torch" not in sys.modules:
+        return config, problems
     if begin is not None and not wrong:
         begin(config)
-    from pipeline.config import contradictions  # imports torch, which `look` does without
+    from pipeline.config import contradictions  # imports torch
 
     found = {}
     for part in nodes.parts(config):
         found[part.key], more = nodes.check(part)
         problems += more
     return config, problems + contradictions.find(config, found, partly=wrong)
+
+
+def _names(container: Mapping[str, Any]) -> Iterator[Problem]:
+    """Names of targets that may not be called, by the name alone."""
+    for section, value in container.items():
+        for key, node in nodes.walk(value, section):
+            try:
+                allow_list.check_name(node["_target_"], f"{key}._target_")
+            except ConfigError as error:
+                yield from error.problems
 
 
 def compose(*overrides: str, config_dir: str | None = None) -> Config:
@@ -97,7 +124,7 @@ def run(
     overrides, problems = composer.parse(lines)
     fixed = [one for one in overrides if not one.is_sweep_override()]
     base = composer.compose(fixed, multirun)
-    if multirun or base.multirun:
+    if multirun or base.hydra.get("mode") == RunMode.MULTIRUN:
         raise_if(problems + _sweep(composer, overrides, base, announce))
         return None
     problems += [
@@ -138,15 +165,19 @@ def _sweep(
         over = [str(one.input_line) for one in swept if one.is_sweep_override()]
         announce(announcement.of_sweep(over, list(map(len, axes.values()))))
     jobs = list(_jobs(composer, axes))
-    seen: dict[Problem, list[str]] = {}
+    seen: dict[Problem, list[Sequence[str]]] = {}
     for job in jobs:
         chosen, _ = composer.parse(job)
         for problem in dict.fromkeys(_job(composer.compose([*hydras, *chosen]))[1]):
-            seen.setdefault(problem, []).append(_combination(job, axes))
-    return problems + [
-        problem if len(where) == len(jobs) else _of_job(problem, where[0])
-        for problem, where in seen.items()
-    ]
+            seen.setdefault(problem, []).append(job)
+    for problem, where in seen.items():
+        if len(where) < len(jobs):
+            varied = (line for line, one in zip(where[0], axes.values(), strict=True)
+                      if len(one) > 1)  # fmt: skip
+            text = f"{problem.message} (in the job {' '.join(varied)})"
+            problem = Problem(problem.key, text)
+        problems.append(problem)
+    return problems
 
 
 def _jobs(composer: Composer, axes: Mapping[str, Sequence[str]]) -> Iterator[Sequence[str]]:
@@ -169,7 +200,7 @@ def _jobs(composer: Composer, axes: Mapping[str, Sequence[str]]) -> Iterator[Seq
 def raise_if(problems: Sequence[Problem]) -> None:
     """Raise ConfigError if there are problems."""
     if problems:
-        raise ConfigError(_distinct(problems))
+        raise ConfigError(dict.fromkeys(problems))
 
 
 def values(override: Override) -> list[str]:
@@ -180,16 +211,6 @@ def values(override: Override) -> list[str]:
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
-def _combination(job: Sequence[str], axes: Mapping[str, Sequence[str]]) -> str:
-    return " ".join(
-        line for line, values in zip(job, axes.values(), strict=True) if len(values) > 1
-    )
-
-
-def _of_job(problem: Problem, combination: str) -> Problem:
-    return Problem(problem.key, f"{problem.message} (in the job {combination})")
-
-
 def _job(
     composed: Composed, begin: Callable[[Config], None] | None = None
 ) -> tuple[Config | None, list[Problem]]:
@@ -198,21 +219,16 @@ def _job(
     if not composed.complete:
         return None, problems
     said = {problem.key for problem in problems}
-    config, more = examine(composed.config, None if problems else begin)
-    return config, problems + [problem for problem in more if not _said(problem.key, said)]
-
-
-def _said(key: str, keys: Collection[str]) -> bool:
-    """Whether something was said already of a key, or of one below it."""
-    return key in keys or any(one.startswith(key + ".") for one in keys if key)
-
-
-def _distinct(problems: Sequence[Problem]) -> list[Problem]:
-    return list(dict.fromkeys(problems))
+    config, more = examine(composed.config, begin, bool(problems))
+    # A key is not reported twice, nor a section for a key below it.
+    return config, problems + [
+        problem for problem in more
+        if problem.key not in said and not any(key.startswith(f"{problem.key}.") for key in said)
+    ]  # fmt: skip
 
 
 def _hydra_problems(composed: Composed, importing: bool = True) -> list[Problem]:
-    """What hydra's own section may not hold; hydra acts on it before any code of ours runs."""
+    """Problems of hydra's own section, on which hydra acts before any code of ours runs."""
     if composed.node is None:
         return []
     return hydra_section.problems(composed.node, composed.lines, importing)

@@ -1,17 +1,13 @@
-"""What the working folder's own pyproject.toml says, as if it had been typed.
+"""Options that the working folder's own pyproject.toml holds, as if they had been typed.
 
     [tool.penstock]
     trust = ["my_faces"]      # as --trust my_faces
     config_dir = "conf"       # as --config-dir conf
 
-The folder is put on `sys.path`, so that the packages in it can be imported. What is typed wins over
-the file. As the file says whose code is run, it counts only in the working folder itself (folders
-above are not searched), and only if nobody but this user can have written it.
-
-Processes that this program starts (ranks, a launcher's jobs) find it in PENSTOCK_PROJECT and read
-no file again.
-
-Cost: 5 ms where there is a pyproject.toml that names penstock at all.
+The folder is put on `sys.path`. What is typed wins over the file. As the file says whose code is
+run, it counts only in the working folder itself (folders above are not searched), and only if
+nobody but this user can have written it. Processes that this program starts (ranks, a launcher's
+jobs) find it in PENSTOCK_PROJECT. Cost: 5 ms where a pyproject.toml names penstock at all.
 """
 
 from __future__ import annotations
@@ -41,20 +37,14 @@ _LARGEST = 1 << 20  # bytes
 
 @dataclass(frozen=True)
 class Project:
-    """What a folder's pyproject.toml says.
-
-    Attributes:
-        folder: in full.
-        trust: names of packages.
-        config_dir: in full; None if it is not said.
-    """
+    """A folder with such a table: in full, as is `config_dir`; `trust` are names of packages."""
 
     folder: str
     trust: tuple[str, ...] = ()
     config_dir: str | None = None
 
     def said(self, trusts: bool, configures: bool) -> str:
-        """What a person is told of it; empty if neither counts."""
+        """What is announced; empty if neither counts."""
         parts = []
         if trusts and self.trust:
             parts.append(f"trusting {', '.join(self.trust)}")
@@ -64,13 +54,13 @@ class Project:
 
 
 def find(folder: Path, needed: bool = True) -> Project | None:
-    """The project that a folder is; None if its pyproject.toml has no [tool.penstock].
+    """The project in a folder; None if its pyproject.toml has no [tool.penstock].
 
     Args:
-        needed: False if all that it could say was typed; one that others can write is none then.
+        needed: False if all that it could set was typed; a file that others can write is ignored.
 
     Raises:
-        ConfigError: others can write the file, or it says what it may not.
+        ConfigError: others can write the file, or it has wrong keys or values.
     """
     path = folder / NAME
     data, state = _read(path)
@@ -79,7 +69,7 @@ def find(folder: Path, needed: bool = True) -> Project | None:
     try:
         table = tomllib.loads(data.decode()).get("tool", {}).get("penstock")
     except (ValueError, RecursionError, AttributeError) as error:
-        raise ConfigError(Problem(str(path), f"is no TOML: {error}")) from None
+        raise ConfigError(Problem(str(path), f"is not TOML: {error}")) from None
     if table is None:
         return None
     reason = why_others_write(path, state)
@@ -106,7 +96,7 @@ def _project(folder: Path, table: Any) -> Project:
     if not isinstance(table, dict):
         raise ConfigError(Problem(_TABLE, f"got {show(table)}, expected a table"))
     problems = [
-        Problem(f"{_TABLE}.{key}", f"is none of {', '.join(_KEYS)}{nearest(key, _KEYS)}")
+        Problem(f"{_TABLE}.{key}", f"is not one of {', '.join(_KEYS)}{nearest(key, _KEYS)}")
         for key in table
         if key not in _KEYS
     ]
@@ -118,21 +108,14 @@ def _project(folder: Path, table: Any) -> Project:
         problems += check_trusted(trust, f"{_TABLE}.trust")
     found = None
     if config_dir is not None:
-        found = _inside(folder, config_dir)
-        if found is None:
+        named = isinstance(config_dir, str) and config_dir and "\0" not in config_dir
+        found = (folder / config_dir).resolve() if named else None
+        if found is None or not (found.is_dir() and found.is_relative_to(folder)):
             problems.append(Problem(f"{_TABLE}.config_dir", f"got {show(config_dir)}, expected a "
                                     f"folder inside of {folder}"))  # fmt: skip
     if problems:
         raise ConfigError(problems)
-    return Project(str(folder), tuple(trust), found)
-
-
-def _inside(folder: Path, name: Any) -> str | None:
-    """A folder inside of `folder`, in full; None if it is none."""
-    if not isinstance(name, str) or not name or "\0" in name:
-        return None
-    path = (folder / name).resolve()
-    return str(path) if path.is_dir() and path.is_relative_to(folder) else None
+    return Project(str(folder), tuple(trust), None if found is None else str(found))
 
 
 def current() -> Project | None:
@@ -141,7 +124,7 @@ def current() -> Project | None:
     if not text:
         return None
     given = json.loads(text)
-    return Project(given["folder"], tuple(given["trust"]), given["config_dir"])
+    return Project(**{**given, "trust": tuple(given["trust"])})
 
 
 def as_variable(project: Project | None) -> str:

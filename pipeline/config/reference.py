@@ -1,26 +1,24 @@
-"""Every key of the configuration with what its YAML says of it: `--help`, `--cfg` and docs/keys.md.
+"""Every key of the configuration with its comment in YAML: for `--help`, `--cfg` and docs/keys.md.
 
-The comments in conf/ are the one place where keys are described. Here they are read from there and
-put beside the keys of a composed configuration, or all into one page:
+The comments in conf/ are the one place where keys are described. The page is written by
 
     python -m pipeline.config.reference > docs/keys.md
 
-Cost: 2 ms a file; nothing of torch is imported but for the page.
+Cost: 2 ms a file; torch is imported for the page only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from pipeline import terminal
 
+# In a checkout, `pipeline/conf` is a link to the folder beside it.
 CONF = (Path(__file__).resolve().parent.parent / "conf").resolve()
 _GLOBAL = "# @package _global_"
 _NOT_KEYS = ("defaults", "hydra")
@@ -45,8 +43,7 @@ eval "$(python run.py -sc install=bash)"
 """
 
 
-@dataclass(frozen=True)
-class Entry:
+class YamlKey(NamedTuple):
     """A key as it stands in a YAML file.
 
     Attributes:
@@ -59,37 +56,36 @@ class Entry:
     key: str
     value: str
     comment: str
-    line: int
+    line: int = 0
 
 
-def entries(text: str, prefix: str = "") -> list[Entry]:
+def entries(text: str, prefix: str = "") -> list[YamlKey]:
     """The keys of a YAML text, in order; those inside of {...} belong to the key before it."""
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    return list(_entries(root, prefix, text.splitlines()))
+    return list(_entries(yaml.compose(text, Loader=yaml.SafeLoader), prefix, text.splitlines()))
 
 
-def _entries(node: Any, prefix: str, lines: list[str]) -> Iterator[Entry]:
+def _entries(node: Any, prefix: str, lines: list[str]) -> Iterator[YamlKey]:
     for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
         key = f"{prefix}.{name.value}".lstrip(".")
-        inner = isinstance(value, yaml.MappingNode) and not value.flow_style
-        end = name.end_mark if inner else value.end_mark
+        start, end = value.start_mark, value.end_mark
         line = lines[name.start_mark.line]
-        if inner:
-            written, behind = "", line[end.column + 1 :]
-        elif value.start_mark.line == value.end_mark.line == name.start_mark.line:
-            written, behind = line[value.start_mark.column : end.column], line[end.column :]
+        is_section = isinstance(value, yaml.MappingNode) and not value.flow_style
+        if is_section:
+            written, behind = "", line[name.end_mark.column + 1 :]
+        elif start.line == end.line == name.start_mark.line:
+            written, behind = line[start.column : end.column], line[end.column :]
         else:  # over several lines
             written, behind = "...", ""
         comment = behind.strip().removeprefix("#").strip() if "#" in behind else ""
-        yield Entry(key, written, comment, name.start_mark.line)
-        if inner:
+        yield YamlKey(key, written, comment, name.start_mark.line)
+        if is_section:
             yield from _entries(value, key, lines)
 
 
 def comments(
     folders: Iterable[Path], choices: Mapping[str, str | None], name: str
 ) -> dict[str, str]:
-    """What the YAML files of a composition say, by key.
+    """The comments in the YAML files of a composition, by key.
 
     Args:
         folders: in which hydra looks, the first that has a file wins.
@@ -101,8 +97,7 @@ def comments(
     for group, option in [("", name), *choices.items()]:
         if option is not None and group.split("/")[0] != "hydra":
             for path in _files(places, group, str(option)):
-                said = entries(path.read_text(encoding="utf-8"), _package(path, group))
-                found |= {entry.key: entry.comment for entry in said if entry.comment}
+                found |= {one.key: one.comment for one in _keys(path, group) if one.comment}
     return found
 
 
@@ -118,9 +113,11 @@ def _files(folders: list[Path], group: str, option: str) -> list[Path]:
     return [file for one in names for file in _files(folders, group, one)] + [path]
 
 
-def _package(path: Path, group: str) -> str:
-    first = path.read_text(encoding="utf-8").partition("\n")[0]
-    return "" if first.strip() == _GLOBAL else group.replace("/", ".")
+def _keys(path: Path, group: str) -> list[YamlKey]:
+    """The keys of an option's file, in full."""
+    text = path.read_text(encoding="utf-8")
+    is_global = text.partition("\n")[0].strip() == _GLOBAL
+    return entries(text, "" if is_global else group.replace("/", "."))
 
 
 def annotated(text: str, said: Mapping[str, str], prefix: str = "") -> str:
@@ -140,21 +137,25 @@ def annotated(text: str, said: Mapping[str, str], prefix: str = "") -> str:
 
 def page() -> str:
     """docs/keys.md."""
+    from pipeline.config import nodes, preflight
+
+    supplied = {part.key: part.supplied for part in nodes.parts(preflight.compose())}
     parts = [_HEAD, "## Of a run\n", _table(_own(CONF / "config.yaml", ""))]
     for folder in sorted(path for path in CONF.iterdir() if path.is_dir() and path.name != "hydra"):
-        parts.append(f"## {folder.name}\n")
+        group = folder.name
+        parts.append(f"## {group}\n")
         for path in sorted(folder.glob("*.yaml"), key=lambda one: (one.stem != "default", one)):
-            rows = [*_own(path, folder.name), *_not_in_yaml(path, folder.name)]
-            parts += [f"### {folder.name}={path.stem}\n", _description(path), _table(rows)]
+            rows = [*_own(path, group), *_not_in_yaml(path, group, supplied.get(group, ()))]
+            parts += [f"### {group}={path.stem}\n", _description(path), _table(rows)]
     return "\n".join(part for part in parts if part)
 
 
-def _own(path: Path, group: str) -> list[Entry]:
-    found = entries(path.read_text(encoding="utf-8"), _package(path, group))
-    shown = [
-        one for one in found if one.key.removeprefix(f"{group}.").split(".")[0] not in _NOT_KEYS
-    ]
-    return [one for one in shown if one.value or one.comment]
+def _own(path: Path, group: str) -> list[YamlKey]:
+    return [
+        one for one in _keys(path, group)
+        if (one.value or one.comment)
+        and one.key.removeprefix(f"{group}.").split(".")[0] not in _NOT_KEYS
+    ]  # fmt: skip
 
 
 def _description(path: Path) -> str:
@@ -165,16 +166,12 @@ def _description(path: Path) -> str:
     return f"{said}\n" if said else ""
 
 
-@lru_cache(maxsize=1)
-def _supplied() -> dict[str, tuple[str, ...]]:
-    """What the build gives the part of each group, so that nobody writes it."""
-    from pipeline.config import nodes, preflight
+def _not_in_yaml(path: Path, group: str, supplied: Iterable[str]) -> list[YamlKey]:
+    """Arguments of one of our own parts that its YAML leaves to their defaults.
 
-    return {part.key: part.supplied for part in nodes.parts(preflight.compose())}
-
-
-def _not_in_yaml(path: Path, group: str) -> list[Entry]:
-    """Arguments of one of our own parts that its YAML leaves to their defaults."""
+    Args:
+        supplied: those that the build gives the part of this group.
+    """
     from pipeline.config import allow_list, signatures
 
     given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
@@ -183,11 +180,10 @@ def _not_in_yaml(path: Path, group: str) -> list[Entry]:
     if not isinstance(node, dict) or not target.startswith("pipeline."):
         return []
     known = signatures.arguments(allow_list.resolve(target, group))
-    supplied = {*_supplied().get(group, ()), *node}
     return [
-        Entry(f"+{group}.{name}", _plain(known.defaults[name]), "", 0)
+        YamlKey(f"+{group}.{name}", _plain(known.defaults[name]), "")
         for name in known.names
-        if name not in supplied and name in known.defaults
+        if name not in {*supplied, *node} and name in known.defaults
     ]
 
 
@@ -199,7 +195,7 @@ def _plain(value: Any) -> str:
     return text.removesuffix("\n...\n").strip()
 
 
-def _table(rows: list[Entry]) -> str:
+def _table(rows: list[YamlKey]) -> str:
     if not rows:
         return ""
     cells = [(f"`{row.key}`", f"`{row.value}`" if row.value else "", row.comment) for row in rows]

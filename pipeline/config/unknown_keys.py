@@ -1,12 +1,13 @@
-"""What is said of a key, or of an option of a group, that doesn't exist: which one may be meant.
+"""Messages about keys, and options of groups, that don't exist: which one may be meant.
 
-In this order: an argument that the YAML leaves out, what another program calls so, a key of nearly
-that name beside it, a key of that name elsewhere.
+In this order: an argument that the YAML leaves out, the name that another program has for it, a key
+of nearly that name beside it, a key of that name elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from omegaconf import DictConfig
@@ -47,7 +48,9 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
     if not where:
         known = [one for one in known if one != "hydra"]
         return Problem(key, _at_the_top(name, value, known, config, loader))
-    function = _callable(node)
+    function = None
+    with suppress(ConfigError, TypeError, OmegaConfBaseException):
+        function = allow_list.resolve(node["_target_"], "") if "_target_" in node else None
     if function is not None:
         if where == "dataset" and name == "limits":
             return Problem(key, "is a section of its own: set limits.pixels, "
@@ -71,8 +74,9 @@ def _at_the_top(
     name: str, value: str, known: list[str], config: DictConfig, loader: ConfigLoader
 ) -> str:
     if name in TASK_KEYS:
+        read = loader.repository.load_config
         tasks = [one for one in loader.get_group_options("task")
-                 if _has_key(loader, f"task/{one}", name)]  # fmt: skip
+                 if (file := read(f"task/{one}")) is not None and name in file.config]  # fmt: skip
         return f"is a key of task={' | '.join(tasks)}, and not of task={config.task}"
     way = familiar_names.key(name, value)
     if way:
@@ -82,36 +86,20 @@ def _at_the_top(
     return f"unknown key{hint}; there are {', '.join(sorted({*known, *groups}))}"
 
 
-def _has_key(loader: ConfigLoader, path: str, name: str) -> bool:
-    loaded = loader.repository.load_config(path)
-    return loaded is not None and name in loaded.config
-
-
 def _elsewhere(name: str, config: DictConfig) -> str:
     """The keys of that name in other sections."""
-    found = [one for one in _keys(config) if one.rpartition(".")[2] == name]
+    found = []
+    for section in (str(one) for one in config if one != "hydra"):
+        node = _child(config, section)
+        below = map(str, node) if isinstance(node, DictConfig) else ()
+        found += [section] * (section == name)
+        found += [f"{section}.{one}" for one in below if one == name]
     return f" (did you mean {' or '.join(found[:3])}?)" if found else ""
 
 
-def _keys(config: DictConfig) -> Iterator[str]:
-    for section in map(str, config):
-        yield section
-        node = _child(config, section) if section != "hydra" else None
-        if isinstance(node, DictConfig):
-            yield from (f"{section}.{name}" for name in map(str, node))
-
-
 def _child(node: Any, part: str) -> Any:
-    """A node's value, or None where there is none to go on from."""
+    """A node's value; None if it has none."""
     try:
         return node[part] if isinstance(node, DictConfig) else None
     except OmegaConfBaseException:
-        return None
-
-
-def _callable(node: Any) -> Any:
-    """What a node calls, if it is one and may."""
-    try:
-        return allow_list.resolve(node["_target_"], "") if "_target_" in node else None
-    except (ConfigError, TypeError, OmegaConfBaseException):
         return None

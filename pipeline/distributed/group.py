@@ -1,8 +1,4 @@
-"""The processes of a run, talking to each other; the one user of torch.distributed's collectives.
-
-    join        enter the process group of this world, and leave it
-    Group       sum, gather, hand out; alone, all of it costs nothing
-    Agreement   whether any rank wants to stop
+"""The process group of a run; the only user of torch.distributed's collectives.
 
 Numbers travel on the group of the device (NCCL or gloo). Objects, and what is agreed upon, travel
 on a gloo group of their own, so that they never wait for a GPU.
@@ -18,23 +14,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
 from pipeline import program
 from pipeline.distributed import meeting
 from pipeline.distributed.presence import Presence
-from pipeline.distributed.world import World, is_launched, restarts, store_address
+from pipeline.distributed.world import World, is_launched
 from pipeline.errors import ConfigError, Problem
 
 
 class Group:
     """All ranks of a run. Every rank has to make the same calls in the same order.
 
+    Alone, nothing is sent.
+
     Args:
         world: this process among them.
         control: group for objects and agreements; None alone.
-        presence: what is known of the others; None alone.
+        presence: signs of life of the ranks; None alone.
     """
 
     def __init__(
@@ -55,13 +51,13 @@ class Group:
         return self.world.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all ranks, in the place of `values` (any shape, on the world's device)."""
+        """The sum over all ranks, in place (any shape, on the world's device)."""
         if not self.alone:
             dist.all_reduce(values)
         return values
 
     def gather(self, value: Any) -> list[Any]:
-        """What each rank gave, in the order of the ranks, on all of them; CPU objects."""
+        """The values of all ranks, in their order, on all of them; CPU objects."""
         if self.alone:
             return [value]
         found: list[Any] = [None] * self.world.size
@@ -69,7 +65,7 @@ class Group:
         return found
 
     def from_first(self, value: Any) -> Any:
-        """What rank 0 gave, on all ranks."""
+        """Rank 0's value, on all ranks."""
         if self.alone:
             return value
         box = [value]
@@ -86,28 +82,12 @@ class Group:
         if not self.alone:
             dist.barrier(group=self._control)
 
-    def agreement(self) -> Agreement:
-        """A question of its own, to be asked at every step."""
-        return Agreement(self._control, self._presence)
+    def agree(self, *wishes: bool) -> tuple[bool, ...]:
+        """For each wish, whether any rank has it.
 
-    def tell(self, name: str) -> None:
-        """Let the other ranks know that this one was asked to stop, by that signal."""
-        if self._presence is not None:
-            self._presence.tell(name)
-
-
-class Agreement:
-    """What any rank wants, known to all at the same call.
-
-    It waits for the slowest rank. Asked when a batch is there, that is no loss, as the step that
-    follows has to wait for all batches. Alone there is nothing to agree on.
-    """
-
-    def __init__(self, control: dist.ProcessGroup | None, presence: Presence | None = None) -> None:
-        self._control, self._presence = control, presence
-
-    def ask(self, *wishes: bool) -> tuple[bool, ...]:
-        """Say what this rank wants, and hear what anybody wants."""
+        It waits for the slowest rank. Called when a batch is there, that is no loss, as the step
+        that follows has to wait for all batches.
+        """
         if self._control is None:
             return wishes
         said = torch.tensor(wishes, dtype=torch.int32)
@@ -115,6 +95,11 @@ class Agreement:
         if self._presence is not None:
             self._presence.turns += 1
         return tuple(bool(value) for value in said.tolist())
+
+    def tell(self, name: str) -> None:
+        """Let the other ranks know that this one was asked to stop, by that signal."""
+        if self._presence is not None:
+            self._presence.tell(name)
 
 
 @contextmanager
@@ -124,13 +109,12 @@ def join(
     """The group of `world`, for the time of the context.
 
     Args:
-        world: as the launcher describes it.
         backend: "nccl", "gloo" ...; None takes what suits the device.
         timeout: seconds after which a rank that does not come is given up.
-        together: make a group under a launcher also of one rank.
+        together: under a launcher, make a group also of one rank.
 
     Raises:
-        ConfigError: no group can be made of what the launcher says.
+        ConfigError: the launcher's description makes no group.
         LateError: a rank was waited for in vain.
     """
     if world.size == 1 and not (together and is_launched()):
@@ -141,7 +125,7 @@ def join(
     if cuda:
         torch.cuda.set_device(world.device)
     try:
-        store = _store(world, limit)
+        store = meeting.store(world, limit)
         dist.init_process_group(
             backend or ("nccl" if cuda else "gloo"), store=store, rank=world.rank,
             world_size=world.size, timeout=limit,
@@ -163,20 +147,3 @@ def join(
         raise late from None
     finally:
         dist.destroy_process_group()
-
-
-def _store(world: World, limit: timedelta) -> Store:
-    """Where the ranks learn each other's addresses: of our launcher, else of whoever started them.
-
-    A launcher such as torchrun that starts all ranks again keeps its store, and with it the
-    addresses of those that are gone; each start has names of its own in it.
-    """
-    own = meeting.store(world.size)
-    if own is not None:
-        return own
-    store: Store | None = meeting.served(world, limit)
-    if store is None:
-        place = store_address()
-        url = "env://" if place is None else f"tcp://{place[0]}:{place[1]}"
-        store, _, _ = next(rendezvous(url, world.rank, world.size, timeout=limit))
-    return PrefixStore(f"start-{restarts()}", store)

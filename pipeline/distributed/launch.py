@@ -1,9 +1,9 @@
 """Starting all ranks of a run on this machine, through torch's own elastic launcher.
 
 Every rank is a process that runs this same command line and finds its place in the environment, as
-under torchrun. What a rank has to say, it says itself on stderr; here only the exit codes are put
-together. Signals are handed on to all ranks. No process listens where another machine could reach
-it (meeting.py). Nothing of torch.distributed is imported before a run needs it.
+under torchrun. Ranks report their errors themselves on stderr; here the exit codes are merged.
+Signals are handed on to all ranks. No process listens where another machine could reach it
+(meeting.py). torch.distributed is not imported before a run needs it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -23,8 +23,7 @@ from typing import Any
 from pipeline.distributed import world
 from pipeline.errors import PREEMPTED, ConfigError, DataError, PenstockError
 
-# What ranks have for a checkpoint once they were asked to stop; then they are killed.
-_GRACE_SECONDS = 120
+_GRACE_SECONDS = 120  # for a checkpoint once ranks were asked to stop; then they are killed
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 LOST = 69  # a rank that ends because another one is gone (EX_UNAVAILABLE)
 _RESULT = "PENSTOCK_RESULT"  # names the file that rank 0 leaves its result in
@@ -56,16 +55,22 @@ def run(command: Sequence[str], processes: int, max_restarts: int = 0) -> Any:
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     with _own_signals(), _result_file() as result, announced(result.parent) as meeting:
-        config = _config(processes, max_restarts, result.parent, meeting)
-        launched = elastic_launch(config, command[0])
+        launched = elastic_launch(
+            _config(processes, max_restarts, result.parent, meeting), command[0]
+        )
         try:
             launched(*command[1:])
         except ChildFailedError as error:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-            raise _failed(codes) from None
+            killed = [
+                f"rank {rank} was ended by {signal.Signals(-code).name}"
+                for rank, code in sorted(codes.items())
+                if code < 0 and -code != signal.SIGTERM  # which the launcher sends to those it ends
+            ]
+            raise RanksError("; ".join(killed), exit_code(codes.values())) from None
         except SignalException:
-            # The launcher drops what the ranks came back with. They have been asked to save, and
-            # each said itself whether it could.
+            # The launcher drops the ranks' results. They have been asked to save, and each said
+            # itself whether it could.
             raise RanksError("", PREEMPTED) from None
         return json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
 
@@ -82,12 +87,12 @@ def _own_signals() -> Iterator[None]:
 
 
 def is_of_ours() -> bool:
-    """Whether this process is a rank that our launcher started, which has said what will happen."""
+    """Whether our launcher started this process, and has printed what it will do."""
     return world.is_launched() and bool(os.environ.get(_RESULT))
 
 
 def leave_result(value: Any) -> None:
-    """Give rank 0's result (plain JSON) to the launcher, if that is one of ours."""
+    """Give rank 0's result (plain JSON) to the launcher, if that is ours."""
     if os.environ.get(_RESULT):
         Path(os.environ[_RESULT]).write_text(json.dumps(value), encoding="utf-8")
 
@@ -118,15 +123,6 @@ def _config(processes: int, max_restarts: int, folder: Path, meeting: str) -> An
     return LaunchConfig(**{name: value for name, value in wanted.items() if name in known})
 
 
-def _failed(codes: Mapping[int, int]) -> RanksError:
-    killed = [
-        f"rank {rank} was ended by {signal.Signals(-number).name}"
-        for rank, number in sorted(codes.items())
-        if number < 0 and -number != signal.SIGTERM  # which the launcher sends to those it ends
-    ]
-    return RanksError("; ".join(killed), exit_code(codes.values()))
-
-
 def exit_code(codes: Iterable[int]) -> int:
     """The exit code of a run whose ranks ended with `codes`; the most telling one wins.
 
@@ -138,9 +134,5 @@ def exit_code(codes: Iterable[int]) -> int:
 
 
 def this_program(arguments: Sequence[str], script: str | None) -> list[str]:
-    """The command that runs this program with other arguments.
-
-    Args:
-        script: the file it was started from; None for `python -m pipeline.command`.
-    """
+    """The command that runs this program again; no `script` means `python -m pipeline.command`."""
     return [sys.executable, *([script] if script else ["-m", "pipeline.command"]), *arguments]

@@ -1,19 +1,16 @@
-"""How the ranks of one machine find each other: through a file that only their user can open.
+"""How the ranks of one machine find each other: through a folder that only their user can open.
 
-torch's stores are servers that listen on all interfaces, ask nobody who they are, and hold pickled
+torch's stores are servers that listen on all interfaces, authenticate nobody, and hold pickled
 objects: whoever reaches one runs code in the ranks. The ranks of one machine need no server.
 
 1. The launcher makes a folder of mode 0700 and names it in PENSTOCK_MEETING.
 2. torch's launcher is given a rendezvous of a single member, itself, that listens nowhere.
 3. The ranks meet in a `FileStore` in that folder, one for each time that they are started.
-4. gloo and NCCL, which carry the tensors, listen on the loopback interface alone.
+4. gloo and NCCL, which carry the tensors, listen on the loopback interface only.
+5. Signs of life (`presence`) are notes in that folder, a file each.
 
 Under another launcher the store is torch's. Where rank 0 has to serve it and MASTER_ADDR is a plain
-IP address, it is served at that address only (`served`).
-
-5. What they tell each other while they run (`presence`) are notes in that folder, a file each.
-
-Cost: that of a few files; nothing is asked of the store once the ranks are connected.
+IP address, it is served at that address only (`store`).
 """
 
 from __future__ import annotations
@@ -29,6 +26,8 @@ from pathlib import Path
 from torch.distributed import (  # type: ignore[attr-defined]
     FileStore,
     HashStore,
+    PrefixStore,
+    Store,
     TCPStore,
 )
 from torch.distributed.elastic.rendezvous import (
@@ -38,6 +37,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
+from torch.distributed.rendezvous import rendezvous
 
 from pipeline.distributed.world import MEETING, World, meeting_folder, restarts, store_address
 
@@ -45,14 +45,14 @@ BACKEND = "penstock"
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 _LOOPBACK = ("lo", "lo0")  # Linux, macOS
-_NO_PORT = 9  # discard: ranks are told an address by custom, and nothing listens there
+_NO_PORT = 9  # discard; ranks expect an address, and nothing listens there
 
 
 class Alone(RendezvousHandler):
     """A rendezvous whose only member is this launcher; its store is memory of this process."""
 
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._run_id = parameters.run_id
 
     def get_backend(self) -> str:
         return BACKEND
@@ -76,22 +76,17 @@ class Alone(RendezvousHandler):
         return True
 
 
-def _alone(parameters: RendezvousParameters) -> RendezvousHandler:
-    return Alone(parameters.run_id)
-
-
 @contextmanager
 def announced(folder: Path) -> Iterator[str]:
-    """Tell the processes that are started meanwhile to meet in `folder`, on this machine alone.
-
-    Args:
-        folder: of mode 0700.
+    """Let processes started in this context meet in `folder`, of mode 0700, on this machine only.
 
     Yields:
         the name of the rendezvous for torch's launcher.
     """
-    rendezvous_handler_registry.register(BACKEND, _alone)
-    told = {MEETING: str(folder), **dict.fromkeys(_INTERFACES, _loopback())}
+    rendezvous_handler_registry.register(BACKEND, Alone)
+    interfaces = {name for _, name in socket.if_nameindex()}
+    loopback = next((name for name in _LOOPBACK if name in interfaces), _LOOPBACK[0])
+    told = {MEETING: str(folder), **dict.fromkeys(_INTERFACES, loopback)}
     before = {name: os.environ.get(name) for name in told}
     os.environ.update(told)
     try:
@@ -104,59 +99,61 @@ def announced(folder: Path) -> Iterator[str]:
                 os.environ[name] = value
 
 
-def _loopback() -> str:
-    """The interface that other machines do not reach."""
-    there = {name for _, name in socket.if_nameindex()}
-    return next((name for name in _LOOPBACK if name in there), _LOOPBACK[0])
+def store(world: World, limit: timedelta) -> Store:
+    """Where the ranks learn each other's addresses: of our launcher, else of whoever started them.
 
-
-def store(size: int) -> FileStore | None:
-    """Where this rank meets the others of its machine; None if the launcher is not ours."""
+    A launcher that starts all ranks again may keep its store, and with it the addresses of ranks
+    that are gone; so each start has a file, or names in the store, of its own.
+    """
     folder = meeting_folder()
-    # Each start has a store of its own: the old one holds the addresses of ranks that are gone.
-    return FileStore(str(folder / f"start-{restarts()}"), size) if folder else None
+    if folder is not None:
+        return FileStore(str(folder / f"start-{restarts()}"), world.size)
+    found: Store | None = _served(world, limit)
+    if found is None:
+        place = store_address()
+        url = "env://" if place is None else f"tcp://{place[0]}:{place[1]}"
+        found, _, _ = next(rendezvous(url, world.rank, world.size, timeout=limit))
+    return PrefixStore(f"start-{restarts()}", found)
 
 
 class Notes:
-    """Short notes of ranks to each other in the folder where they meet, in the words of a store.
+    """Short notes of ranks to each other, with the methods of a torch store.
 
     A `FileStore` keeps all that was ever written, and signs of life are written every second. Here
-    a note is a file, and a new one takes its place. A folder that is gone is a RuntimeError, as of
-    torch's stores.
+    a note is a file that the next one of its name replaces. A folder that is gone is a
+    RuntimeError, as with torch's stores.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def set(self, name: str, value: str) -> None:
-        """Leave a note in the place of the last one of that name."""
         beside = self._folder / f".{name}.{os.getpid()}"
-        try:
+        with self._guarded():
             beside.write_text(value)
             beside.replace(self._folder / name)
-        except OSError as error:
-            raise RuntimeError(f"{self._folder} is gone") from error
 
     def get(self, name: str) -> bytes:
-        """The last note of that name."""
-        try:
+        with self._guarded():
             return (self._folder / name).read_bytes()
-        except OSError as error:
-            raise RuntimeError(f"{self._folder / name} is gone") from error
 
     def check(self, names: Sequence[str]) -> bool:
-        """Whether there is a note of each name."""
         return all((self._folder / name).exists() for name in names)
 
     def add(self, name: str, amount: int) -> int:
         """Count under a name; every caller gets another number."""
+        # Appended bytes are never mixed.
+        with self._guarded(), (self._folder / name).open("ab") as file:
+            file.write(b"+" * amount)
+            file.flush()
+            return file.tell()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
         try:
-            with (self._folder / name).open("ab") as file:  # what is appended is never mixed
-                file.write(b"+" * amount)
-                file.flush()
-                return file.tell()
+            yield
         except OSError as error:
-            raise RuntimeError(f"{self._folder} is gone") from error
+            raise RuntimeError(f"{self._folder} is gone: {error}") from error
 
 
 def notes() -> Notes | None:
@@ -169,11 +166,11 @@ def notes() -> Notes | None:
     return Notes(own)
 
 
-def served(world: World, limit: timedelta) -> TCPStore | None:
-    """torch's store, listening at MASTER_ADDR only; None where torch has to choose.
+def _served(world: World, limit: timedelta) -> TCPStore | None:
+    """torch's store, listening at MASTER_ADDR only; None where torch has to choose the address.
 
-    It has to where the launcher or another rank serves it, and where MASTER_ADDR is a name, which
-    may mean another address on this machine than on the others.
+    That is where the launcher or another rank serves it, and where MASTER_ADDR is a name, which may
+    mean another address on this machine than on the others.
     """
     place = store_address() if world.rank == 0 else None
     if place is None:

@@ -1,9 +1,5 @@
 """How a model is spread over the ranks: not at all, a copy each (DDP), or in parts (FSDP2).
 
-    prepare     before the optimizer is made: to the device, batch norms, sharding
-    wrap        what training calls in place of the model
-    same_buffers  one rank's buffers for all, before a model is measured or saved
-
 The model itself stays what the configuration built, with its own names: DDP's wrapper is used for
 training's forward pass only, and `fully_shard` turns weights into DTensors in their places.
 """
@@ -47,8 +43,24 @@ def prepare(model: nn.Module, parallel: Parallel, group: Group) -> nn.Module:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = model.to(device)
     if parallel.strategy == "fsdp":
-        _shard(model, group)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(device.type, (group.world.size,))
+        # Blocks first, so that a block's weights are whole only while it runs.
+        for block in _blocks(model):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     return model
+
+
+def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The outermost members of lists and sequences that have weights; as a rule, layers."""
+    for child in model.children():
+        if isinstance(child, (nn.Sequential, nn.ModuleList)):
+            yield from (one for one in child if any(True for _ in one.parameters()))
+        else:
+            yield from _blocks(child)
 
 
 def wrap(model: nn.Module, parallel: Parallel, group: Group) -> nn.Module:
@@ -70,27 +82,6 @@ def same_buffers(model: nn.Module, group: Group) -> None:
             group.copy_from_first(buffer)
 
 
-def _shard(model: nn.Module, group: Group) -> None:
-    """Shard each block, then the rest, so that a block's weights are whole only while it runs."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    device = torch.device(group.world.device)
-    mesh = init_device_mesh(device.type, (group.world.size,))
-    for block in _blocks(model):
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-
-
-def _blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The outermost members of lists and sequences that have weights; as a rule, layers."""
-    for child in model.children():
-        if isinstance(child, (nn.Sequential, nn.ModuleList)):
-            yield from (one for one in child if any(True for _ in one.parameters()))
-        else:
-            yield from _blocks(child)
-
-
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor that may be sharded."""
     part: Any = tensor
@@ -99,14 +90,13 @@ def local(tensor: Tensor) -> Tensor:
 
 def like(values: Mapping[str, Any], shaped: Mapping[str, Any]) -> dict[str, Any]:
     """Whole tensors, sharded as those of the same name in `shaped` are; all ranks have them."""
-    return {name: _like(value, shaped.get(name)) for name, value in values.items()}
+    parts = dict(values)
+    for name, value in values.items():
+        target: Any = shaped.get(name)
+        if hasattr(target, "placements") and not hasattr(value, "placements"):
+            from torch.distributed.tensor import distribute_tensor
 
-
-def _like(value: Any, shaped: Any) -> Any:
-    if not hasattr(shaped, "placements") or hasattr(value, "placements"):
-        return value
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh, device = shaped.device_mesh, shaped.device
-    # Every rank has the whole tensor and takes its part; nothing is sent.
-    return distribute_tensor(value.to(device), mesh, shaped.placements, src_data_rank=None)
+            # Every rank has the whole tensor and takes its part; nothing is sent.
+            whole, mesh = value.to(target.device), target.device_mesh
+            parts[name] = distribute_tensor(whole, mesh, target.placements, src_data_rank=None)
+    return parts

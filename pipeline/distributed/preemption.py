@@ -1,17 +1,17 @@
-"""Being asked to stop: what SIGTERM, SIGINT and SIGUSR1 do at each moment of a program.
+"""Requests to stop: what SIGTERM, SIGINT and SIGUSR1 do at each moment of a program.
 
     imports     `leave_early`: the program ends at once; nothing was begun
     set-up      `Preemption(at_once=True)`: `Stop` is raised wherever the main thread is
-    training    `Preemption()`: the wish is noted, and a run stops before its next step, with a
+    training    `Preemption()`: the request is noted, and a run stops before its next step, with a
                 checkpoint; `Stop` is raised only where the main thread waits for data (`waiting`)
 
 A cluster's scheduler sends the first signal some time before it ends a job. The signal's number
 goes through a wake-up file to a thread, which notes it at once, also while the main thread waits
-inside torch for another rank. A second signal leaves at once: the last good checkpoint is whole at
-every moment, so nothing but the work since then is lost.
+inside torch for another rank. A second signal leaves at once: the last good checkpoint is complete
+at every moment, so only the work since then is lost.
 
-A wait for data can be broken off anywhere, since no weight has changed and what was waited for is
-a function of its address: it is made again.
+A wait for data can be interrupted anywhere: no weight has changed, and the batch is a function of
+its address and can be made again.
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import islice
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from pipeline.errors import PREEMPTED, PenstockError
 
-SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
-)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
-# In set-up: seconds until the process leaves where the main thread has not even run a handler, as
-# it is inside a library; and where it has, for it to put away what it had begun,
-# or to come to the end of what it is not broken off in (`held`).
+# In set-up: seconds until the process leaves where the main thread has not run a handler, as it is
+# inside a library; and where it has, for it to clean up, or to reach the end of `held`.
 _UNHEARD, _UNWINDING = 0.7, 5.0
 
 Item = TypeVar("Item")
 
 
 class Preempted(PenstockError):
-    """The run was asked to stop, and can go on from its last checkpoint."""
+    """The run was asked to stop, and can resume from its last checkpoint."""
 
     exit_code = PREEMPTED
 
@@ -51,7 +50,7 @@ class Preempted(PenstockError):
 class Stop(BaseException):
     """A request to stop, raised in the main thread where nothing is lost by it.
 
-    Not an Exception: data code that catches all of those shall not keep a run from stopping.
+    Not an Exception: data code that catches all of those must not keep a run from stopping.
     """
 
     def __init__(self, name: str) -> None:
@@ -60,26 +59,25 @@ class Stop(BaseException):
 
 
 class Preemption:
-    """While active, says whether this process was asked to stop.
+    """While active, takes requests to stop this process.
 
-    Signals can only be taken by the main thread; elsewhere nothing is ever asked. Contexts may be
-    nested: the inner one has the signals, and the outer one inherits what it was asked.
+    Only the main thread can take signals; in others it does nothing. Contexts may be nested: the
+    inner one has the signals, and the outer one inherits its request.
 
     Args:
         repeats_after: seconds in which another signal counts as the same one. A launcher hands on
             what the terminal has already sent to everybody.
-        say: is told what a person should know, from a thread.
+        say: called with messages for a person, from a thread.
         at_once: raise `Stop` wherever the main thread is, and not only where it waits.
-        tell: is called with the name of the first signal, from a thread.
+        tell: called with the name of the first signal, from a thread.
     """
 
     def __init__(
         self, repeats_after: float = 0.0, say: Callable[[str], None] | None = None,
         at_once: bool = False, tell: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
-        self._repeats_after = repeats_after
+        self._repeats_after, self._at_once = repeats_after, at_once
         self._say = say or (lambda text: None)
-        self._at_once = at_once
         self._tell = tell or (lambda name: None)
         self._first: tuple[str, float] | None = None
         self._raised: str | None = None
@@ -111,15 +109,16 @@ class Preemption:
     def __exit__(self, *_: object) -> None:
         if self._ends is None:
             return
-        self._is_over = True  # nothing is raised in the lines that follow
+        self._is_over = True  # from here on nothing is raised
         signal.set_wakeup_fd(self._kept_fd)
         for number, handler in self._kept.items():
             signal.signal(number, handler)
         _active.remove(self)
         if _active and self.asked:
-            _active[-1]._first = self.asked, time.monotonic()
-            _active[-1]._raised = self.asked  # it ends by what is raised already
-            _active[-1]._repeats_after = max(_active[-1]._repeats_after, self._repeats_after)
+            outer = _active[-1]
+            outer._first = self.asked, time.monotonic()
+            outer._raised = self.asked  # it ends by what is raised already
+            outer._repeats_after = max(outer._repeats_after, self._repeats_after)
         theirs = self._ends[1]
         self._ends = None
         theirs.close()  # the listener reads the end, and ends
@@ -127,9 +126,12 @@ class Preemption:
     def _listen(self, ours: socket.socket) -> None:
         with ours:
             while True:
-                rest = self._rest()
-                if rest is not None and rest <= 0:
-                    self._leave(f"{self.asked}: stopped before the first step; nothing was begun")
+                rest = None
+                if self._at_once and self._first is not None:
+                    patience = _UNWINDING if self._raised or self._held else _UNHEARD
+                    rest = self._first[1] + patience - time.monotonic()
+                    if rest <= 0:
+                        self._leave(str(Stop(self._first[0])))
                 ours.settimeout(rest)
                 try:
                     data = ours.recv(16)
@@ -140,13 +142,6 @@ class Preemption:
                 for number in data:
                     if number in SIGNALS:
                         self._take(signal.Signals(number).name)
-
-    def _rest(self) -> float | None:
-        """Seconds until a main thread that does not end is waited for no more."""
-        if not self._at_once or self._first is None:
-            return None
-        patience = _UNWINDING if self._raised or self._held else _UNHEARD
-        return self._first[1] + patience - time.monotonic()
 
     def _take(self, name: str) -> None:
         now = time.monotonic()
@@ -181,8 +176,13 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
+def _current() -> Preemption | None:
+    """The one that takes this thread's signals."""
+    return _active[-1] if _active and _in_main_thread() else None
+
+
 def _noted(number: int, frame: FrameType | None) -> None:
-    """Python's handler, in the main thread; the listener has the number already."""
+    """Python's handler, in the main thread; the listener has the number too."""
     if _active:
         _active[-1]._interrupt(signal.Signals(number).name)
 
@@ -193,19 +193,19 @@ def asked() -> str | None:
 
 
 def forget() -> None:
-    """Take no account of what was asked so far: another job begins."""
+    """Drop all requests so far: another job begins."""
     for one in _active:
         one._first, one._raised = None, None
 
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Here a signal raises nothing; a `Stop` comes at the end, if one is to come.
+    """Raise `Stop` at the end of the context, not inside.
 
-    For short work of libraries. Broken off anywhere, their own `finally` may raise another error
-    over what is half made, which would come out in the place of `Stop`.
+    For short work of libraries: interrupted anywhere, their own `finally` may raise another error,
+    which would come out in the place of `Stop`.
     """
-    taker = _active[-1] if _active and _in_main_thread() else None
+    taker = _current()
     if taker is None:
         yield
         return
@@ -220,14 +220,10 @@ def held() -> Iterator[None]:
 
 
 class waiting:
-    """Here the main thread waits for data, and does nothing else: a signal raises `Stop` in it.
-
-    Raises:
-        Stop: also where the signal came before.
-    """
+    """The main thread only waits for data here: a signal raises `Stop`, also one from before."""
 
     def __enter__(self) -> None:
-        self._taker = taker = _active[-1] if _active and _in_main_thread() else None
+        self._taker = taker = _current()
         if taker is not None:
             taker._waits = True
             if taker.asked is not None and not taker._at_once:
@@ -240,15 +236,13 @@ class waiting:
 
 
 def in_turns(items: Iterator[Item], turn: Callable[[bool], None] | None) -> Iterator[Item]:
-    """`items`, with `turn(broken_off)` called before each of them and at their end.
+    """`items`, with `turn(interrupted)` called before each of them and at their end.
 
-    It is called with True where the wait for the next one was broken off, and may raise.
+    It is called with True where the wait for the next one was interrupted, and may raise.
     """
     while True:
         try:
-            found = [next(items)]
-        except StopIteration:
-            found = []
+            found = list(islice(items, 1))
         except Stop:
             if turn is not None:
                 turn(True)
@@ -262,8 +256,8 @@ def in_turns(items: Iterator[Item], turn: Callable[[bool], None] | None) -> Iter
 
 @contextmanager
 def others() -> Iterator[None]:
-    """Leave the signals to somebody else, who has handlers of their own, for a time."""
-    if not _active or not _in_main_thread():
+    """Leave the signals to other handlers for a time."""
+    if _current() is None:
         yield
         return
     descriptor = signal.set_wakeup_fd(-1)
@@ -274,20 +268,20 @@ def others() -> Iterator[None]:
 
 
 def keep_from_children() -> None:
-    """From here on, processes are started that take a Ctrl-C only when their `job` begins.
+    """Let processes started from now on take a Ctrl-C only when their `job` begins.
 
-    A terminal sends it to all processes; one that still imports would print where it was, in sixty
-    lines. This process hears it by the thread of its `Preemption`, as soon as its main thread runs
-    any line of Python; so this is for launchers that wait in small steps, as joblib does.
+    A terminal sends it to all processes; one that still imports would print a traceback of sixty
+    lines. This process notices it as soon as its main thread runs any line of Python, so this is
+    for launchers that wait in small steps, as joblib does.
     """
-    if _active and _in_main_thread() and hasattr(signal, "pthread_sigmask"):
+    if _current() is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 @contextmanager
 def job() -> Iterator[None]:
-    """Take Ctrl-C as usual, in whatever process a launcher has started this."""
-    if not hasattr(signal, "pthread_sigmask") or not _in_main_thread():
+    """Take Ctrl-C as usual, in any process that a launcher has started."""
+    if not _in_main_thread():
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -298,17 +292,23 @@ def job() -> Iterator[None]:
 
 
 def leave_early() -> None:
-    """Let a signal end this program as long as it only imports what it is made of."""
+    """Let a signal end this program at once while it imports its modules."""
+
+    def leave_now(number: int, frame: FrameType | None) -> None:
+        if not _has_begun:  # afterwards the program is about to end by itself
+            # Not through sys.stderr, which the program may be writing to at this very moment.
+            os.write(2, f"{Stop(signal.Signals(number).name)}\n".encode())
+            os._exit(PREEMPTED)
+
     for number in SIGNALS:
-        signal.signal(number, _leave_early)
+        signal.signal(number, leave_now)
 
 
 def leave(code: int) -> NoReturn:
-    """End this program with that exit code, as Python would, but leave the rest to the kernel.
+    """End this program with that exit code, but leave the interpreter to the kernel (saves 1.8 s).
 
-    To take an interpreter with torch in it to pieces takes 1.8 s. Threads are waited for
-    (unless the program was asked to stop), what is registered to run at exit runs, and what was
-    printed is flushed. Somebody who profiles or debugs this gets Python's own end.
+    Threads are joined (unless the program was asked to stop), exit functions run, and output is
+    flushed. Under a profiler or debugger this is Python's own exit.
     """
     if sys.getprofile() or sys.gettrace() or sys.flags.interactive:
         sys.exit(code)
@@ -321,25 +321,13 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _leave_early(number: int, frame: FrameType | None) -> None:
-    if not _has_begun:  # afterwards the program is about to end by itself
-        # Not through sys.stderr, which the program may be writing to at this very moment.
-        os.write(2, f"{Stop(signal.Signals(number).name)}\n".encode())
-        os._exit(PREEMPTED)
-
-
-def _before_fork() -> None:
+def _mask(how: int) -> None:
     if _active:  # a signal that came to the child too early would be taken for the parent's
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-
-
-def _in_parent() -> None:
-    if _active:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        signal.pthread_sigmask(how, SIGNALS)
 
 
 def _in_child() -> None:
-    """Give a forked worker the usual signals back: its parent's are no business of its own."""
+    """Give a forked worker the default signal handlers back."""
     if _active:
         signal.set_wakeup_fd(-1)
         for number in SIGNALS:
@@ -348,5 +336,7 @@ def _in_child() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
+os.register_at_fork(
+    before=partial(_mask, signal.SIG_BLOCK), after_in_parent=partial(_mask, signal.SIG_UNBLOCK),
+    after_in_child=_in_child,
+)  # fmt: skip

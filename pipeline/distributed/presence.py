@@ -1,4 +1,4 @@
-"""What ranks know of each other without a collective: who is there, how far, and who wants to stop.
+"""What ranks know of each other without a collective: who is alive, how far, who wants to stop.
 
 A thread of every rank leaves signs of life where the ranks met (notes in a folder, or the store
 that the group was made with), and looks there for another rank's wish to stop; it then sends this
@@ -13,6 +13,7 @@ import platform
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from pipeline.errors import PenstockError
 
 _LOOK = 0.25  # seconds between two looks for a wish
 _LOOKS = 4  # between two signs of life
-_SILENT = 3.0  # seconds without a sign, after which a rank does not live, as far as one can tell
+_SILENT = 3.0  # seconds without a sign of life after which a rank counts as dead
 _TIMED_OUT = "imed out"  # what gloo and the store say: "Timed out waiting 300000ms for recv ..."
 
 
@@ -57,17 +58,17 @@ class Presence:
 
     def tell(self, name: str) -> None:
         """Let all ranks know that this one was asked to stop, by the signal of that name."""
-        try:
+        with suppress(RuntimeError):  # the store went with another rank, which all will notice
             self._store.set("stop", name)
-        except RuntimeError:  # the store went with another rank, which everybody will notice
-            return
 
     def _live(self) -> None:
         looks = 0
-        try:
+        with suppress(RuntimeError):  # the store is gone
             while not self._done.is_set():
                 if looks % _LOOKS == 0:
-                    self._sign(looks // _LOOKS)
+                    sign = {"number": looks // _LOOKS, "turns": self.turns, "pid": os.getpid(),
+                            "host": platform.node()}  # fmt: skip
+                    self._store.set(f"rank-{self._world.rank}", json.dumps(sign))
                 looks += 1
                 if self._store.check(["stop"]):
                     if not preemption.asked():
@@ -75,78 +76,56 @@ class Presence:
                         signal.pthread_kill(threading.main_thread().ident or 0, number)
                     return
                 self._done.wait(_LOOK)
-        except RuntimeError:  # the store is gone
-            return
-
-    def _sign(self, number: int) -> None:
-        sign = {"number": number, "turns": self.turns, "pid": os.getpid(), "host": platform.node()}
-        self._store.set(f"rank-{self._world.rank}", json.dumps(sign))
 
     def explained(self, error: RuntimeError) -> LateError | None:
         """Which rank was waited for in vain, if that is what `error` means; takes 3 s.
 
-        One rank says it, in the name of all. One that is stopped is let go on, so that it can end.
+        One rank says it, in the name of all. One that is stopped is continued, so that it can end.
         """
-        if _TIMED_OUT not in str(error) and not self._is_said():
+        said = False
+        with suppress(RuntimeError):
+            said = bool(self._store.check(["late"]))
+        if _TIMED_OUT not in str(error) and not said:
             return None
-        if self._says() > 1:
-            time.sleep(2 * _SILENT)  # a rank that ends has the launcher end the others
-            return LateError("")
+        with suppress(RuntimeError):
+            if int(self._store.add("late", 1)) > 1:
+                time.sleep(2 * _SILENT)  # a rank that ends has the launcher end the others
+                return LateError("")
         before = self._signs()
         time.sleep(_SILENT)
         after = self._signs()
-        own = self._world.rank
-        silent = [rank for rank, sign in after.items() if rank != own and sign == before.get(rank)]
+        silent = {rank: sign for rank, sign in after.items() if sign == before.get(rank)}
         least = min((sign["turns"] for sign in after.values()), default=0)
-        behind = [rank for rank, sign in after.items() if rank != own and sign["turns"] == least]
-        behind = behind if least < self.turns else []
-        said = [self._silent(rank, after[rank]) for rank in silent]
-        said = said or [self._behind(rank, after[rank]) for rank in behind]
-        whom = "; ".join(said) or "no rank is known to be late"
-        for rank in silent:
-            self._wake(after[rank])
+        late = []
+        for rank, sign in (silent or after).items():
+            if silent:
+                how = "gives no sign of life"
+                if sign["host"] == platform.node() and state_of(sign["pid"]) == "T":
+                    how = "is stopped (SIGSTOP)"
+                    os.kill(sign["pid"], signal.SIGCONT)
+            elif sign["turns"] == least < self.turns:
+                how = ("lives, but has not come to where the others wait for it: its data is slow, "
+                       "or its step")  # fmt: skip
+            else:
+                continue
+            late.append(f"rank {rank} (process {sign['pid']} on {sign['host']}) {how}")
+        whom = "; ".join(late) or "no rank is known to be late"
         return LateError(f"{whom}. The others have waited for {self._timeout:g} s "
                          "(distributed.timeout)")  # fmt: skip
 
-    def _is_said(self) -> bool:
-        try:
-            return bool(self._store.check(["late"]))
-        except RuntimeError:
-            return False
-
-    def _says(self) -> int:
-        """How many ranks wanted to say who is late, this one included."""
-        try:
-            return int(self._store.add("late", 1))
-        except RuntimeError:
-            return 1
-
     def _signs(self) -> dict[int, dict[str, Any]]:
-        names = {rank: f"rank-{rank}" for rank in range(self._world.size)}
+        """The last signs of the other ranks."""
+        names = {n: f"rank-{n}" for n in range(self._world.size) if n != self._world.rank}
         try:
             return {rank: json.loads(self._store.get(name)) for rank, name in names.items()
                     if self._store.check([name])}  # fmt: skip
         except RuntimeError:
             return {}
 
-    def _silent(self, rank: int, sign: dict[str, Any]) -> str:
-        how = "is stopped (SIGSTOP)" if _is_stopped(sign) else "gives no sign of life"
-        return f"rank {rank} (process {sign['pid']} on {sign['host']}) {how}"
 
-    def _wake(self, sign: dict[str, Any]) -> None:
-        if _is_stopped(sign):
-            os.kill(sign["pid"], signal.SIGCONT)
-
-    def _behind(self, rank: int, sign: dict[str, Any]) -> str:
-        return (f"rank {rank} (process {sign['pid']} on {sign['host']}) lives, but has not come to "
-                "where the others wait for it: its data is slow, or its step")  # fmt: skip
-
-
-def _is_stopped(sign: dict[str, Any]) -> bool:
-    """Whether the rank of that sign is a process of this machine that has been stopped."""
-    if sign["host"] != platform.node():
-        return False
+def state_of(pid: int) -> str:
+    """The state of a process as in /proc ("R", "S", "D", "T" ...); "" where that is not known."""
     try:
-        return Path(f"/proc/{sign['pid']}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
-        return False
+        return ""

@@ -1,4 +1,4 @@
-"""What `srun` says of a process, in the variables of torchrun: every task of a step is a rank.
+"""Ranks that `srun` started, described in the variables of torchrun: each task of a step is one.
 
     SLURM_STEP_NUM_TASKS       WORLD_SIZE            how many tasks the step has
     SLURM_PROCID               RANK
@@ -7,21 +7,21 @@
     SLURM_STEP_NODELIST        MASTER_ADDR           the first machine, where task 0 runs
     SLURM_JOB_ID, _STEP_ID     MASTER_PORT           one for each step
 
-A batch script has most of these too, but none of a step (`SLURM_STEP_*`): what it starts without
-srun is one process. What a person sets (MASTER_ADDR, MASTER_PORT) stays.
+A batch script has most of these too, but none of a step (`SLURM_STEP_*`): a program that it starts
+without srun is one process. MASTER_ADDR and MASTER_PORT stay if they are set.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 _PORTS = range(15_000, 25_000)  # below those that Linux hands out to clients
 _OF_A_STEP = ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NODELIST")
 
 
 def ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that torchrun would have set; empty for what is no task among others."""
+    """The variables that torchrun would have set; empty unless this is one task of several."""
     size = _tasks(environment)
     if size in ("", "1"):
         return {}
@@ -36,7 +36,7 @@ def ranks(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def outside_of_srun(environment: Mapping[str, str]) -> str:
-    """What the job has and a process of its batch script does not use, in words; else nothing."""
+    """Machines or tasks of the job that a process of its batch script does not use; else ""."""
     if _is_task(environment) or not environment.get("SLURM_JOB_ID"):
         return ""
     tasks, machines = (environment.get(f"SLURM_{name}", "1") for name in ("NTASKS", "NNODES"))
@@ -59,17 +59,17 @@ def _tasks(environment: Mapping[str, str]) -> str:
 
 
 def _tasks_here(environment: Mapping[str, str], size: str) -> str:
-    counts = list(_counts(environment.get("SLURM_STEP_TASKS_PER_NODE", "")))
+    counts = [
+        count
+        for count, times in re.findall(
+            r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", "")
+        )
+        for _ in range(int(times or 1))
+    ]
     machine = environment.get("SLURM_NODEID", "0")
     if machine.isdigit() and int(machine) < len(counts):
         return counts[int(machine)]
     return size if _one_machine(environment) else ""
-
-
-def _counts(text: str) -> Iterator[str]:
-    """The tasks of each machine: `2(x3),1`."""
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        yield from [count] * int(times or 1)
 
 
 def _machines(environment: Mapping[str, str]) -> str:
@@ -97,7 +97,6 @@ def _first_machine(environment: Mapping[str, str]) -> str:
 
 def _port(environment: Mapping[str, str]) -> int:
     """The same for all tasks of a step, and another for the next step of the job."""
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
-    job, step = (environment.get(name, "0") for name in names)
+    job, step = (environment.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     number = 31 * int(job) + int(step) if job.isdigit() and step.isdigit() else 0
     return _PORTS[number % len(_PORTS)]

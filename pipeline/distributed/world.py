@@ -1,15 +1,13 @@
-"""Where this process stands among the others: rank, world size, device.
+"""This process among the others: rank, world size, device.
 
 The only file that reads the launcher's environment variables (torchrun's, or those of Slurm's srun)
-and asks torch for accelerators. What
-the processes say to each other goes through `distributed/group.py`. torch is imported when it is
-asked: that takes 2 s, and `--help` does without.
+and asks torch for accelerators. torch is imported only then: that takes 2 s, and `--help` does not
+need it.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ from pathlib import Path
 from pipeline.distributed import slurm
 from pipeline.errors import ConfigError, Problem
 
-MEETING = "PENSTOCK_MEETING"  # names that folder for the ranks
+MEETING = "PENSTOCK_MEETING"  # names the folder in which the ranks of one machine meet
 
 
 @dataclass(frozen=True)
@@ -44,9 +42,9 @@ class World:
 
 
 def launcher(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
-    """What a launcher says of this process, in torchrun's variables (RANK, WORLD_SIZE ...).
+    """The launcher's description of this process, in torchrun's variables (RANK, WORLD_SIZE ...).
 
-    srun's own count where there are none of torchrun's: torchrun may run under srun.
+    torchrun's own come before srun's, since torchrun may run under srun.
     """
     return environment if environment.get("WORLD_SIZE") else slurm.ranks(environment)
 
@@ -57,23 +55,23 @@ def launcher_name(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def outside_of_srun(environment: Mapping[str, str] = os.environ) -> str:
-    """What a Slurm job has that this process, started without srun, does not use; in words."""
+    """Machines or tasks of a Slurm job that this process, started without srun, does not use."""
     return "" if environment.get("WORLD_SIZE") else slurm.outside_of_srun(environment)
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a launcher such as torchrun or srun started this process among others."""
+    """Whether a launcher such as torchrun or srun started this process."""
     return bool(launcher(environment).get("WORLD_SIZE"))
 
 
 def launched_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Rank among all processes, and on this machine, as the launcher says; 0 without one."""
+    """Rank among all processes, and on this machine; 0 without a launcher."""
     environment = launcher(environment)
     return _number(environment, "RANK", 0), _number(environment, "LOCAL_RANK", 0)
 
 
 def restarts(environment: Mapping[str, str] = os.environ) -> int:
-    """How often torch's launcher has started all ranks again."""
+    """How often torch's launcher has restarted all ranks."""
     return _number(environment, "TORCHELASTIC_RESTART_COUNT", 0)
 
 
@@ -92,12 +90,12 @@ def store_address(environment: Mapping[str, str] = os.environ) -> tuple[str, int
 
 
 def launched_size(environment: Mapping[str, str] = os.environ) -> int:
-    """Number of processes a launcher such as torchrun says it has started; 1 without one."""
+    """Number of processes that the launcher has started; 1 without one."""
     return _number(launcher(environment), "WORLD_SIZE", 1)
 
 
 def from_environment(device: str = "auto", environment: Mapping[str, str] = os.environ) -> World:
-    """The world as torchrun describes it (RANK, WORLD_SIZE, LOCAL_RANK), or srun; else alone."""
+    """The world as torchrun or srun describes it; else one process."""
     environment = launcher(environment)
     local_rank = _number(environment, "LOCAL_RANK", 0)
     return World(
@@ -120,7 +118,7 @@ def resolve_device(device: str, local_rank: int = 0) -> str:
         return "cuda:0" if cuda.device_count() == 1 else f"cuda:{local_rank}"
     if device == "cuda":
         raise ConfigError(
-            Problem("trainer.device", "'cuda' was asked for, but torch finds no CUDA device here; "
+            Problem("trainer.device", "is 'cuda', but torch finds no CUDA device here; "
                     "use trainer.device=auto or trainer.device=cpu")
         )  # fmt: skip
     return "cpu"
@@ -138,16 +136,11 @@ def usable_cpus() -> int:
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores, _quota(Path("/sys/fs/cgroup/cpu.max"))))
-
-
-def _quota(path: Path) -> int:
-    """Whole cores that a cgroup's file (`quota period`, in microseconds) allows."""
-    try:
-        quota, period = path.read_text().split()
-        return max(1, round(int(quota) / int(period)))
+    try:  # a cgroup's quota and period, in microseconds
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(cores, round(int(quota) / int(period))))
     except (OSError, ValueError):  # no such file, or "max"
-        return sys.maxsize
+        return cores
 
 
 def has_accelerator() -> bool:

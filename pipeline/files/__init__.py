@@ -1,5 +1,5 @@
 """Files that others may have made, or that others may read.
 
-`limits` says how much data may claim, `regular_file` and `own_files` which files are opened at all,
-`disk` writes files that are complete or not there, and locks folders.
+`limits` says how much data may claim, `regular_file` and `own_files` which files are opened at all;
+`disk` replaces files as a whole and locks them, `plain_json` reads JSON from anywhere.
 """

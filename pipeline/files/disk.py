@@ -1,13 +1,8 @@
-"""Files that are on the disk whole or not at all, and whose they are.
+"""Files that are replaced as a whole or not at all, and locks on what is being written.
 
-    replacing          1. write to a file beside, 2. flush it, 3. rename it, 4. flush the folder
-    Hold               a lock of the operating system's, gone with its process, however that ends
-    remove_leftovers   delete what killed writers left behind
-    append, cut        lines of a file of records: add some, drop the last ones
-
-A crash at any moment leaves the old file or the new one. What is being written is held, so that
-leftovers can be told from files under way by trying to hold them: numbers of processes are used
-again, and mean nothing on another machine. Cost: that of a flush, 1 to 50 ms by disk.
+A crash at any moment leaves the old file or the new one. Writers lock their files, so leftovers of
+killed ones are told from files in progress by locking them: process ids are reused, and mean
+nothing on another machine. Cost: that of a flush, 1 to 50 ms by disk.
 """
 
 from __future__ import annotations
@@ -35,42 +30,38 @@ except ImportError:  # Windows
 _LEFTOVER = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _BLOCK = 1 << 16
 LONGEST_LINE = 16 << 20  # bytes of one record
-HELD = "writing"  # the file that is held for a folder under way
+HELD = "writing"  # the file that is locked for a folder in progress
 
 _CAUSES = {
-    errno.ENOSPC: "the disk is full. Free some space there, or let run_dir lie on another disk",
-    errno.EDQUOT: "the disk quota is used up. Free some space, or let run_dir lie on another disk",
+    errno.ENOSPC: "the disk is full. Free some space there, or move run_dir to another disk",
+    errno.EDQUOT: "the disk quota is used up. Free some space, or move run_dir to another disk",
     errno.EFBIG: "the file is larger than this process may write (ulimit -f). Raise that limit",
-    errno.EROFS: "it lies on a read-only disk. Let run_dir lie on another one",
-    errno.EACCES: "no permission. Make its folder writable, or let run_dir lie elsewhere",
-    errno.EPERM: "no permission. Make its folder writable, or let run_dir lie elsewhere",
-    errno.ENOENT: "its folder is gone. Put it back, or let run_dir lie elsewhere",
+    errno.EROFS: "the disk is read-only. Move run_dir to another one",
+    errno.EACCES: "no permission. Make its folder writable, or move run_dir elsewhere",
+    errno.EPERM: "no permission. Make its folder writable, or move run_dir elsewhere",
+    errno.ENOENT: "its folder is gone. Put it back, or move run_dir elsewhere",
 }
 
 
 class DiskError(PenstockError):
-    """Something cannot be written; the message names it, says why, and what to do."""
+    """A file or folder cannot be written; the message names it, why, and what to do."""
 
 
 def refuse(path: Path, error: OSError, kind: type[PenstockError] = DiskError) -> NoReturn:
-    """Raise `kind` in place of an error of the operating system's about writing `path`."""
-    cause = _CAUSES.get(error.errno or 0, f"{error.strerror or error}. See to the disk")
+    """Raise `kind` in place of an OSError about writing `path`."""
+    cause = _CAUSES.get(error.errno or 0, f"{error.strerror or error}. Check the disk")
     raise kind(f"{path} cannot be written: {cause}; what was there before is whole") from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` on the disk, and then in one step in the place of what `path` held.
-
-    Raises:
-        DiskError: it cannot be written.
-    """
+    """Replace the content of `path` with `data`, as `replacing` does; raises DiskError."""
     with replacing(path) as descriptor:
         write(descriptor, [data])
 
 
 @contextmanager
 def replacing(path: Path, kind: type[PenstockError] = DiskError) -> Iterator[int]:
-    """A file descriptor to write to; what was written takes the place of `path`.
+    """A descriptor of a new file that takes the place of `path` when the context ends.
 
     If the context raises or the disk refuses, `path` is as it was, and nothing else remains.
 
@@ -80,7 +71,11 @@ def replacing(path: Path, kind: type[PenstockError] = DiskError) -> Iterator[int
     hidden = beside(path)
     hold = None
     try:
-        hold = _new_file(hidden)
+        # Again if somebody took the file for a leftover before it was locked.
+        while hold is None or not hold.is_on(hidden):
+            if hold is not None:
+                hold.release()
+            hold = Hold.take(hidden, os.O_RDWR | os.O_CREAT)
         yield hold.descriptor
         os.fsync(hold.descriptor)
         hidden.replace(path)
@@ -94,22 +89,8 @@ def replacing(path: Path, kind: type[PenstockError] = DiskError) -> Iterator[int
             hold.release()
 
 
-def _new_file(path: Path) -> Hold:
-    """Make and hold `path`; again if somebody took it for a leftover before it was held."""
-    while True:
-        hold = Hold.take(path, os.O_RDWR | os.O_CREAT)
-        if hold is not None and hold.is_on(path):
-            return hold
-        if hold is not None:
-            hold.release()
-
-
 def prepare(folder: Path, kind: type[PenstockError] = DiskError) -> None:
-    """Make a folder to write to, or clear away what killed writers left in it.
-
-    Raises:
-        kind: it cannot be made.
-    """
+    """Make a folder to write to, or delete the leftovers in it; raises `kind` if it cannot."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -126,12 +107,12 @@ def write(descriptor: int, parts: Iterable[bytes | memoryview]) -> None:
 
 
 def beside(path: Path) -> Path:
-    """A hidden name in the same folder that nobody has; `remove_leftovers` knows it."""
+    """A new hidden name in the same folder, which `remove_leftovers` recognizes."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring a rename to the disk; where folders cannot be opened (Windows) there is no way to."""
+    """Flush a rename to the disk; does nothing where folders cannot be opened (Windows)."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -144,8 +125,8 @@ def sync_folder(folder: Path) -> None:
 class Hold:
     """An exclusive lock on an open file; it ends with `release` or with this process.
 
-    Forked children close what their parent holds, so that they do not go on holding it when it
-    dies. Where a disk knows no locks, everything can be held.
+    Forked children close the files that their parent locked, so that they don't keep the lock when
+    it dies. On a disk without locks, every lock succeeds.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -153,15 +134,7 @@ class Hold:
 
     @classmethod
     def take(cls, path: Path, flags: int = os.O_RDWR, linked: bool = False) -> Hold | None:
-        """Open `path` and hold it; None if somebody else does.
-
-        Args:
-            linked: allow that the file has other names, for what is not written to.
-
-        Raises:
-            NotOwnError: it is no file of this user's own.
-            OSError: as of os.open.
-        """
+        """Open and lock `path`; None if it is locked already. Arguments and errors: `open_own`."""
         with _opening:
             descriptor = open_own(path, flags, linked=linked)
             _held.add(descriptor)
@@ -172,14 +145,14 @@ class Hold:
         return hold
 
     def is_on(self, path: Path) -> bool:
-        """Whether `path` is still the file that is held."""
+        """Whether `path` is still the locked file."""
         try:
             return os.path.samestat(path.stat(), os.fstat(self.descriptor))
         except FileNotFoundError:
             return False
 
     def release(self) -> None:
-        """Let go; a second time does nothing."""
+        """Unlock; a second time does nothing."""
         with _opening:
             if self.descriptor in _held:
                 _held.discard(self.descriptor)
@@ -194,24 +167,19 @@ def remove_leftovers(folder: Path) -> list[Path]:
         if not _LEFTOVER.fullmatch(path.name):
             continue
         with suppress(OSError, NotOwnError):  # somebody else was faster, or has the right to
-            if _remove_unless_held(path):
-                removed.append(path)
+            held = path / HELD if path.is_dir() and not path.is_symlink() else path
+            hold = Hold.take(held, linked=True) if held.exists() else None
+            if hold is None and held.exists():
+                continue
+            discard(path)
+            if hold is not None:
+                hold.release()
+            removed.append(path)
     return removed
 
 
-def _remove_unless_held(path: Path) -> bool:
-    held = path / HELD if path.is_dir() and not path.is_symlink() else path
-    hold = Hold.take(held, linked=True) if held.exists() else None
-    if hold is None and held.exists():
-        return False
-    discard(path)
-    if hold is not None:
-        hold.release()
-    return True
-
-
 def discard(path: Path) -> None:
-    """Delete a file, or a folder in such a way that nothing ever sees half of it."""
+    """Delete a file, or a folder, which is renamed first so that nobody sees half of it."""
     if not path.is_dir() or path.is_symlink():
         path.unlink()
         return
@@ -225,7 +193,7 @@ def append(path: Path, lines: Iterable[str]) -> None:
 
     Raises:
         DiskError: they cannot be written.
-        NotOwnError: `path` is no file of this user's own.
+        NotOwnError: `path` is not this user's own file.
     """
     data = "".join(f"{line}\n" for line in lines).encode()
     try:
@@ -243,16 +211,17 @@ def append(path: Path, lines: Iterable[str]) -> None:
 
 
 def cut(path: Path, keep: Callable[[Any], bool]) -> int:
-    """Drop the last records of a .jsonl file back to the last one that `keep` accepts.
+    """Drop the records of a .jsonl file after the last one that `keep` accepts.
 
-    What a killed process wrote half is dropped, too. Reads only what it drops, and a block.
+    A record that a killed process wrote in part is dropped, too. Only what is dropped is read, and
+    a block.
 
     Returns:
-        How many bytes were dropped.
+        The number of bytes dropped.
 
     Raises:
-        DiskError: the file cannot be written, or holds a line without an end.
-        NotOwnError: it is no file of this user's own.
+        DiskError: the file cannot be written, or has a line that is too long.
+        NotOwnError: it is not this user's own file.
     """
     try:
         with os.fdopen(open_own(path, os.O_RDWR), "rb+") as file:
@@ -271,8 +240,8 @@ def cut(path: Path, keep: Callable[[Any], bool]) -> int:
 
 
 def _lines_backwards(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[bytes, int]]:
-    """Whole lines, the last one first, and where in the file each ends."""
-    data, start, stop = b"", size, 0  # data[:stop] is what lies at `start` and was not yielded
+    """Whole lines, the last one first, each with its end in the file."""
+    data, start, stop = b"", size, 0  # data[:stop] lies at `start` and is not yielded yet
     while True:
         end = data.rfind(b"\n", 0, stop)
         begin = data.rfind(b"\n", 0, max(end, 0))
@@ -295,7 +264,7 @@ def _lines_backwards(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[by
 def _accepted(line: bytes, keep: Callable[[Any], bool]) -> bool:
     try:
         return keep(plain_json.parse(line))
-    except (ValueError, KeyError, TypeError, OverflowError):  # written half
+    except (ValueError, KeyError, TypeError, OverflowError):  # written in part
         return False
 
 
@@ -304,15 +273,14 @@ _held: set[int] = set()
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether nobody else holds the file, which is held from now on."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # this disk knows no locks
-        return True
+    """Lock a file; False if somebody else has."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # this disk has no locks
+            pass
     return True
 
 

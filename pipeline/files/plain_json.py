@@ -1,9 +1,4 @@
-"""JSON that anybody may have written: read in bounded time and memory, or refused with a reason.
-
-Python reads more than JSON (NaN), raises RecursionError where it is nested deeply and ValueError
-with advice about the interpreter where a number has thousands of digits. Here all of that, a file
-that is too large, and bytes that are no text are one `JsonError`, whose text says what is wrong
-without naming the file.
+"""JSON from anywhere: read in bounded time and memory, or refused with a `JsonError`.
 
 Cost: that of `json.loads`, and 0.3 us for each value.
 """
@@ -25,19 +20,19 @@ _MAX_DIGITS = 100  # of a number; a generator's state has 39
 
 
 class JsonError(ValueError):
-    """What is wrong with a text as JSON."""
+    """The reason why a text is refused; it does not name the file."""
 
 
 def read(path: Path, limit: int = MAX_BYTES, nan: bool = False) -> Any:
-    """What the file `path` holds.
+    """The content of the file `path`.
 
     Args:
-        limit: bytes, of the text and of what it becomes in memory.
-        nan: take NaN and Infinity, too, which Python writes and JSON does not know.
+        limit: bytes, of the text and of its values in memory.
+        nan: accept NaN and Infinity, which Python writes and JSON lacks.
 
     Raises:
-        JsonError: it is no JSON that is plain and small.
-        OSError: it cannot be read, or is no regular file.
+        JsonError: it is too large, nested too deeply, or not JSON.
+        OSError: it cannot be read, or is not a regular file.
     """
     with open_regular(path) as file:
         content = file.read(limit + 1)
@@ -45,7 +40,7 @@ def read(path: Path, limit: int = MAX_BYTES, nan: bool = False) -> Any:
 
 
 def parse(text: str | bytes, limit: int = MAX_BYTES, nan: bool = False) -> Any:
-    """What a text says; raises JsonError."""
+    """The value of a text; arguments and errors as for `read`."""
     if len(text) > limit:
         raise JsonError(f"it is larger than {limit >> 20} MiB")
     content = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
@@ -59,25 +54,23 @@ def parse(text: str | bytes, limit: int = MAX_BYTES, nan: bool = False) -> Any:
             text, parse_int=_integer, parse_float=_number,
             parse_constant=float if nan else _no_constant,
         )  # fmt: skip
-    except JsonError:
-        raise
+        _check_depth(found)
     except json.JSONDecodeError as error:
         cut = error.pos >= len(error.doc.rstrip()) or "Unterminated" in error.msg
-        what = "it is cut off" if cut else "it is no JSON"
+        what = "it is cut off" if cut else "it is not JSON"
         place = f"line {error.lineno}, column {error.colno}"
         raise JsonError(f"{what} ({error.msg} at {place})") from None
     except UnicodeDecodeError as error:
-        raise JsonError(f"it is no text (byte {error.start})") from None
+        raise JsonError(f"it is not text (byte {error.start})") from None
     except RecursionError:
         raise JsonError(f"it is nested more than {_MAX_DEPTH} levels deep") from None
-    _check_depth(found)
     return found
 
 
 def mapping(value: Any) -> dict[str, Any]:
     """`value`, if it is a JSON object; raises JsonError."""
     if not isinstance(value, dict):
-        raise JsonError(f"it holds {name(value)} where a mapping of names belongs")
+        raise JsonError(f"it is {name(value)}, not a mapping")
     return value
 
 
@@ -86,44 +79,44 @@ def integer(values: Mapping[str, Any], key: str, least: int = 0, most: int = 2**
     value = values.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         has = shown(value) if key in values else "missing"
-        raise JsonError(f"{key} is {has}, and has to be a whole number from {least} on")
+        raise JsonError(f"{key} is {has}, and must be a whole number of at least {least}")
     return value
 
 
 def name(value: Any) -> str:
-    """What kind of thing a value is, for people."""
+    """The kind of a value, for messages."""
     kinds = {dict: "a mapping", list: "a list", str: "a text", bool: "a truth value",
              int: "a number", float: "a number", type(None): "null"}  # fmt: skip
     return kinds.get(type(value), f"a {type(value).__name__}")
 
 
 def shown(value: Any) -> str:
-    """A value for a message, however long it is."""
+    """A value for messages, shortened to 60 characters."""
     text = repr(value) if isinstance(value, (int, float, str, bool, type(None))) else name(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _integer(text: str) -> int:
     if len(text) > _MAX_DIGITS:
-        raise JsonError(f"it holds a number of {len(text)} digits")
+        raise JsonError(f"it has a number of {len(text)} digits")
     return int(text)
 
 
 def _number(text: str) -> float:
     if len(text) > _MAX_DIGITS:
-        raise JsonError(f"it holds a number of {len(text)} digits")
+        raise JsonError(f"it has a number of {len(text)} digits")
     number = float(text)
     if math.isinf(number):
-        raise JsonError(f"it holds the number {text}, which is too large")
+        raise JsonError(f"it has the number {text}, which is too large")
     return number
 
 
 def _no_constant(text: str) -> float:
-    raise JsonError(f"it holds {text}, which is no JSON")
+    raise JsonError(f"it has {text}, which is not JSON")
 
 
 def _check_depth(value: Any) -> None:
-    """Refuse what those who walk through it would recurse into too deeply."""
+    """Raise RecursionError where code that walks through a value could."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(_MAX_DEPTH):
         level = [
@@ -134,4 +127,4 @@ def _check_depth(value: Any) -> None:
         ]
         if not level:
             return
-    raise JsonError(f"it is nested more than {_MAX_DEPTH} levels deep")
+    raise RecursionError

@@ -1,4 +1,4 @@
-"""Pretrained weights of torchvision's, read without unpickling what else their file may hold."""
+"""Pretrained weights of torchvision, read without unpickling anything but tensors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pipeline.errors import ConfigError, Problem
 
 
 def read_weights_as_tensors() -> None:
-    """Let torchvision read weights as tensors alone, from now on in this process.
+    """Let torchvision read weights with `weights_only`, from now on in this process.
 
-    By default it unpickles them, which can run anything, and it compares a hash only when it
-    downloads: a file that lies in torch's cache (TORCH_HOME) already is taken as it is.
+    By default it unpickles them, which can run any code, and checks a hash only when it downloads,
+    not for a file that is in torch's cache (TORCH_HOME) already.
     """
     from torchvision.models import WeightsEnum
 
@@ -31,5 +31,5 @@ def _tensors_of(weights: Any, *args: Any, **options: Any) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         where = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(weights.url).path).name
         raise ConfigError(Problem("weights", f"{where} holds more than tensors, so it is not read; "
-                                  "delete it, and it is downloaded again")) from error  # fmt: skip
+                                  "delete it to download it again")) from error  # fmt: skip
     return state

@@ -1,12 +1,12 @@
-"""torch's DataLoader, on our backends: one line to change.
+"""torch's DataLoader, on Penstock's backends: one line to change.
 
     from pipeline.loading.dataloader import DataLoader        # instead of torch.utils.data
 
-Everything that torch's class takes it takes, with the same meaning; it is one, so that other
-libraries know it. What is different (docs/dataloader.md has it in full):
+It takes all of torch's arguments, with the same meanings, and is a subclass, so that other
+libraries know it. The differences (docs/dataloader.md has them in full):
 
 1. Workers that die are replaced, and make the same batches again.
-2. What a sample draws depends on the seed of the epoch and its place in it, whoever reads it.
+2. A sample's draws depend on the seed of the epoch and its place in it, whoever reads it.
 3. `state_dict` and `load_state_dict` are those of torchdata's StatefulDataLoader, and the rest of
    an epoch is the same with any other number of workers.
 4. `seed=` makes every epoch a function of (seed, epoch), whatever else draws at random.
@@ -18,20 +18,22 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any, Literal, TypeVar
 
+from torch import distributed
 from torch.utils import data as torch_data
 from torch.utils.data import IterableDataset
 
 from pipeline.distributed.world import has_accelerator
-from pipeline.loading.compat.drawing import Drawing, is_stateful
-from pipeline.loading.compat.epoch_draws import EpochDraws, plain
+from pipeline.loading.compat.drawing import RowsProgress
+from pipeline.loading.compat.epoch_draws import EpochDraws, is_stateful, plain, wrapped
 from pipeline.loading.compat.item_fetch import ItemFetch
-from pipeline.loading.compat.part_fetch import ShardFetch, is_pipe, world_size
-from pipeline.loading.compat.passes import EpochIterator, KeptWorkers, StatedLength
-from pipeline.loading.compat.progress import Progress, RowsProgress, ShardsProgress
+from pipeline.loading.compat.part_fetch import ShardFetch, is_pipe
+from pipeline.loading.compat.passes import EpochIterator, check_length
+from pipeline.loading.compat.progress import Progress, ShardsProgress
 from pipeline.loading.loader import open_backend
 from pipeline.loading.workers.backends import Backend, LoaderOptions
 from pipeline.order.seeding import Seeding
@@ -50,14 +52,14 @@ class DataLoader(torch_data.DataLoader[Sample]):
         *args, **kwargs: torch's other arguments, as torch has them: `collate_fn`, `pin_memory`,
             `drop_last`, `timeout`, `worker_init_fn`, `multiprocessing_context`, `generator`,
             `prefetch_factor`, `persistent_workers`, `pin_memory_device`, `in_order`.
-        worker_timeout: seconds without a sign of life after which a worker is replaced; 0: for
-            ever. `timeout` is torch's: seconds without a batch, then an error.
-        keyed: give each sample a key that its draws depend on; False: draw as torch's class does,
-            so that seeds of a person's own count, and no draw can be repeated.
+        worker_timeout: seconds without a sign of life after which a worker is replaced; 0: never.
+            `timeout` is torch's: seconds without a batch, then an error.
+        keyed: seed the generators for each sample; False: draw as torch's class does, so that a
+            person's own seeds count, and no draw can be repeated.
         backend: "process", "thread" or "main"; threads are for map-style datasets.
         seed: of all epochs' orders and samples; None draws a seed for each epoch as torch does.
         snapshot_every_n_steps: batches between two states of a dataset or a sampler that has a
-            `state_dict`; what comes after the last one is read again. 0: none but the first.
+            `state_dict`; what comes after the last one is read again. 0: only the first.
 
     Raises:
         ValueError, TypeError: arguments contradict each other, as with torch.
@@ -91,44 +93,39 @@ class DataLoader(torch_data.DataLoader[Sample]):
         source = self.batch_sampler if self.batch_sampler is not None else self.sampler
         once = self.persistent_workers and not is_pipe(dataset)  # a pipe's shuffling is seeded anew
         self._draws = EpochDraws(source, self.generator, seed, once)
-        self._pass: weakref.ref[EpochIterator] | None = (
-            None  # it ends when its consumer lets go of it
-        )
+        # It ends when its consumer lets go of it.
+        self._pass: weakref.ref[EpochIterator] | None = None
         self._progress: Progress | None = None  # of the pass that was made last
-        self._kept: KeptWorkers | None = None  # persistent workers
+        self._kept: tuple[LoaderOptions, Backend] | None = None  # of persistent workers
         self._seeding = Seeding()
         self._pending: dict[str, Any] | None = None  # a state that was loaded
         self._begun: dict[str, Any] = {}  # from where the last epoch was drawn
         self._next_epoch = 0
-        self._claim: StatedLength | None = None
+        self._delivers: Callable[[int], None] | None = None
 
     def _check(self) -> None:
-        if self.backend not in ("process", "thread", "main"):
-            raise ValueError(f"backend={self.backend!r} is not one of 'process', 'thread', 'main'")
-        if self.seed is not None and self.generator is not None:
-            raise ValueError("seed= and generator= both say what to draw from; give one of them")
-        if self.snapshot_every_n_steps < 0:
-            raise ValueError(
-                f"snapshot_every_n_steps={self.snapshot_every_n_steps} is below 0, where no states "
-                "are kept at all"
-            )
-        if self._is_stream and self._workers and self.backend == "thread":
-            raise ValueError(
-                "threads cannot divide an IterableDataset, which sees one get_worker_info() for "
-                "the whole process; use backend='process', or num_workers=0"
-            )
-        if self.worker_timeout < 0:
-            raise ValueError(f"worker_timeout={self.worker_timeout} is below 0, which is for ever")
-        if not self.keyed and self._workers and self.backend == "thread":
-            raise ValueError(
-                "threads share the global generators, so keyed=False has no meaning for them; use "
-                "backend='process', or num_workers=0"
-            )
-        if is_pipe(self.dataset) and world_size() > 1:
-            raise ValueError(
-                "data pipes are not divided among the ranks of a distributed run here; use torch's "
-                "own DataLoader, or an IterableDataset that divides itself"
-            )
+        threads = self._workers > 0 and self.backend == "thread"
+        ranks = distributed.is_available() and distributed.is_initialized()
+        wrong = {
+            f"backend={self.backend!r} is not one of 'process', 'thread', 'main'":
+                self.backend not in ("process", "thread", "main"),
+            "seed= and generator= both say what to draw from; give one of them":
+                self.seed is not None and self.generator is not None,
+            f"snapshot_every_n_steps={self.snapshot_every_n_steps} is below 0, where no states are "
+            "kept at all": self.snapshot_every_n_steps < 0,
+            "threads cannot divide an IterableDataset, which sees one get_worker_info() for the "
+            "whole process; use backend='process', or num_workers=0": self._is_stream and threads,
+            f"worker_timeout={self.worker_timeout} is below 0, which is never":
+                self.worker_timeout < 0,
+            "threads share the global generators, so keyed=False has no meaning for them; use "
+            "backend='process', or num_workers=0": threads and not self.keyed,
+            "data pipes are not divided among the ranks of a distributed run here; use torch's own "
+            "DataLoader, or an IterableDataset that divides itself":
+                is_pipe(self.dataset) and ranks and distributed.get_world_size() > 1,
+        }  # fmt: skip
+        for message, is_wrong in wrong.items():
+            if is_wrong:
+                raise ValueError(message)
 
     @property
     def _is_stream(self) -> bool:
@@ -142,23 +139,35 @@ class DataLoader(torch_data.DataLoader[Sample]):
         length = super().__len__()
         if self._is_stream:
             samples = len(self.dataset)  # type: ignore[arg-type]
-            self._claim = StatedLength(str(self.dataset), samples, length, self.batch_size or 1)
+            self._delivers = partial(
+                check_length, str(self.dataset), samples, length, self.batch_size or 1
+            )
         return length
 
     # The iterator is ours, where torch's signature names a private class of its own.
     def __iter__(self) -> EpochIterator:  # type: ignore[override]
         """One epoch, or the rest of the one whose state was loaded."""
         saved, self._pending = self._pending, None
-        under_way = self._under_way()
-        if under_way is not None and self._kept is not None:
+        if self._kept is not None and (under_way := self._under_way()) is not None:
             under_way.supersede()
         if saved is not None:
             self._draws.restore(saved["draws"])
         self._begun = self._draws.now()
+        carried, done = None, self._progress
+        if saved is not None:
+            carried = saved["carried"]
+        elif done is not None and done.finished and self.persistent_workers:
+            carried = self._at_the_end(done)
         with self._draws.epoch(self._next_epoch) as seed:
-            progress = self._begin(seed, saved or {"carried": self._carried()})
-        pin = self.pin_memory and self._can_pin()
-        made = EpochIterator(progress, self._backend_for(progress, seed, pin), pin, self._claim)
+            progress = self._begin(seed, (saved or {}).get("progress") or {}, carried)
+        pin = self.pin_memory and has_accelerator()
+        if self.pin_memory and not pin:
+            warnings.warn(
+                "pin_memory=True has no effect, since no accelerator is found", stacklevel=2
+            )
+        backend = self._backend_for(progress, seed, pin)
+        keeps = self._kept is not None
+        made = EpochIterator(progress, backend, keeps, pin, self._delivers)
         self._pass, self._progress = weakref.ref(made), progress
         self._next_epoch += 1
         return made
@@ -166,12 +175,11 @@ class DataLoader(torch_data.DataLoader[Sample]):
     def _under_way(self) -> EpochIterator | None:
         return self._pass() if self._pass is not None else None
 
-    def _begin(self, seed: int, state: Mapping[str, Any]) -> Progress:
-        epoch, saved, carried = self._next_epoch, state.get("progress") or {}, state["carried"]
+    def _begin(self, seed: int, saved: Mapping[str, Any], carried: Any) -> Progress:
         if self._is_stream:
             workers = saved.get("workers", self._workers)
             return ShardsProgress(
-                epoch, seed, workers, self._workers, self.in_order, saved, carried,
+                self._next_epoch, seed, workers, self._workers, self.in_order, saved, carried,
                 is_stateful(self.dataset),
             )  # fmt: skip
         batches_here = self.batch_sampler is not None and self.batch_size is not None
@@ -179,28 +187,20 @@ class DataLoader(torch_data.DataLoader[Sample]):
         if source is None or batches_here:  # torch's batch sampler would hide the iterator
             source = self.sampler
         size = self.batch_size if batches_here else None
-        drawing = Drawing(source, size, self.drop_last, self.snapshot_every_n_steps)
-        return RowsProgress(epoch, seed, drawing, saved, carried, bool(self._workers))
+        return RowsProgress(self._next_epoch, seed, source, size, self.drop_last,
+                            self.snapshot_every_n_steps, saved, carried)  # fmt: skip
 
-    def _carried(self) -> list[Any] | None:
-        """States of the dataset with which workers go on that live longer than an epoch."""
-        done = self._progress
-        if done is None or not done.finished or not self.persistent_workers:
-            return None
-        return self._at_the_end(done)
-
-    def _backend_for(self, progress: Progress, seed: int, pin: bool) -> Backend | KeptWorkers:
-        # Parts of other workers than these are read from copies, with `worker_init_fn`.
+    def _backend_for(self, progress: Progress, seed: int, pin: bool) -> Backend:
+        # Shards of other workers than these are read from copies, with `worker_init_fn`.
         elsewhere = isinstance(progress, ShardsProgress) and progress.workers != self._workers
         options = self._options(seed, elsewhere)
-        if not options.persistent_workers:
-            self._let_go()
-            return open_backend(self._fetch(), options, pin)  # type: ignore[arg-type]
-        if self._kept is None or self._kept.options != options:
-            self._let_go()
-            backend = open_backend(self._fetch(), options, pin)  # type: ignore[arg-type]
-            self._kept = KeptWorkers(options, backend)
-        return self._kept
+        if self._kept is not None and self._kept[0] == options:
+            return self._kept[1]
+        self._kept = None
+        backend = open_backend(self._fetch(), options, pin)  # type: ignore[arg-type]
+        if options.persistent_workers:
+            self._kept = options, backend
+        return backend
 
     def _options(self, seed: int, elsewhere: bool) -> LoaderOptions:
         context: Any = self.multiprocessing_context
@@ -227,25 +227,15 @@ class DataLoader(torch_data.DataLoader[Sample]):
             return ItemFetch(self.dataset, collate, self._auto_collation, remote, self.keyed,
                              _seeding=self._seeding)  # fmt: skip
         size = self.batch_size if self._auto_collation else None
-        every = self.snapshot_every_n_steps
-        return ShardFetch(
-            self.dataset, collate, size, self.drop_last, every, remote, self.worker_init_fn,
-            self.keyed,
-        )  # fmt: skip
-
-    def _can_pin(self) -> bool:
-        if not has_accelerator():
-            warnings.warn(
-                "pin_memory=True has no effect, since no accelerator is found", stacklevel=3
-            )
-        return has_accelerator()
+        return ShardFetch(self.dataset, collate, size, self.drop_last, self.snapshot_every_n_steps,
+                          remote, self.worker_init_fn, self.keyed)  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iterator that was made last stands: which batches it has handed out.
+        """Which batches the last iterator has delivered.
 
         Plain values, as JSON can hold them, unless a dataset or a sampler puts others into its own
-        state. After the last batch, before the iterator has been found to be at its end, nothing
-        is left of the epoch; after that, the state is that of the next epoch's beginning.
+        state. After the last batch nothing is left of the epoch; once the iterator has ended, the
+        state is that of the next epoch's beginning.
         """
         if self._pending is not None:
             return deepcopy(self._pending)
@@ -258,13 +248,15 @@ class DataLoader(torch_data.DataLoader[Sample]):
                 "sampler_epoch": None,
             }  # fmt: skip
         progress = done.state() if under_way is None else under_way.state()
+        sampler_epoch = getattr(self._with_epochs(), "epoch", None)
         return state | {
             "epoch": self._next_epoch - 1, "draws": plain(self._begun),
-            "progress": deepcopy(progress), "sampler_epoch": self._sampler_epoch(),
+            "progress": deepcopy(progress),
+            "sampler_epoch": sampler_epoch if isinstance(sampler_epoch, int) else None,
         }  # fmt: skip
 
     def _at_the_end(self, done: Progress) -> Any:
-        """What the next epoch begins with, of samplers and datasets that outlive an epoch."""
+        """States of samplers and datasets that outlive an epoch, for the next one."""
         if isinstance(done, ShardsProgress):
             outlives = self.persistent_workers or not self._workers
             if not outlives or done.workers != self._workers:
@@ -272,10 +264,10 @@ class DataLoader(torch_data.DataLoader[Sample]):
         return deepcopy(done.at_the_end())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iterator go on where the one stood whose state this is.
+        """Let the next iterator continue from `state`.
 
         Raises:
-            ValueError: it is of another loader, whose steps are other batches.
+            ValueError: it is of a loader whose steps are other batches.
         """
         if state.get("version") != STATE_VERSION:
             raise ValueError(
@@ -287,15 +279,15 @@ class DataLoader(torch_data.DataLoader[Sample]):
         if different:
             told = "; ".join(f"{n} is {here[n]!r} and was {there.get(n)!r}" for n in different)
             raise ValueError(f"the state is of another DataLoader, whose steps are others: {told}")
-        self._let_go()
-        self._pass, self._progress, self._pending = None, None, deepcopy(dict(state))
+        self._kept = self._pass = self._progress = None
+        self._pending = deepcopy(dict(state))
         self._next_epoch = int(state["epoch"])
         sampler = self._with_epochs()
         if sampler is not None and state["sampler_epoch"] is not None:
             sampler.set_epoch(state["sampler_epoch"])
 
     def _identity(self) -> dict[str, Any]:
-        """What has to be the same for a step to be the same batch; datasets may say no length."""
+        """What has to be the same for a step to be the same batch."""
         try:
             length = None if self._is_stream else len(self.dataset)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):
@@ -305,18 +297,8 @@ class DataLoader(torch_data.DataLoader[Sample]):
 
     def _with_epochs(self) -> Any:
         """The sampler that is told which epoch it is (`DistributedSampler`), or None."""
-        sampler: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
-        while sampler is not None and not hasattr(sampler, "set_epoch"):
-            sampler = getattr(sampler, "sampler", None)
-        return sampler
-
-    def _sampler_epoch(self) -> int | None:
-        epoch = getattr(self._with_epochs(), "epoch", None)
-        return epoch if isinstance(epoch, int) else None
-
-    def _let_go(self) -> None:
-        """Do without the persistent workers; they end, unless a pass goes on with them."""
-        self._kept = None
+        sampler = self.sampler if self.batch_sampler is None else self.batch_sampler
+        return next((one for one in wrapped(sampler) if hasattr(one, "set_epoch")), None)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies, which begin their own epochs."""

@@ -50,8 +50,7 @@ from pipeline.order.randomness import (
     sample_key_array,
     sample_keys,
 )
-from pipeline.order.seeding import UNSEEDED, Seeding
-from pipeline.order.thread_generators import ThreadRandomness, held_by_parts
+from pipeline.order.seeding import UNSEEDED, Seeding, ThreadRandomness, held_by_parts
 from pipeline.protocols import Collate, MapDataset, StreamDataset, Transform
 
 

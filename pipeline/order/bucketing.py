@@ -1,12 +1,6 @@
-"""Buckets of rows of similar length: where to cut rows that are sorted, and how large batches are.
+"""Buckets of rows of similar length: where to cut sorted rows, and how large batches are.
 
-By default buckets have equal counts. Texts have many short rows and a long tail, and such buckets
-put a row of 20 tokens beside one of 250. So theirs are cut where that saves most: of all cuts at
-multiples of a batch the best ones, found by dynamic programming (Jenks, 1967). There are as many as
-keep the padded batches below `WITHIN` times those of a plain sort, of two batches each at least, so
-that rows are still mixed.
-
-Cost: 0.1 s at most, whatever the number of rows.
+Cost: 0.1 s at most, for any number of rows.
 """
 
 from __future__ import annotations
@@ -56,10 +50,16 @@ def bucket_sizes(
 def cuts(lengths: npt.NDArray[np.number], rows: int, count: int | None) -> IntArray:
     """Edges of the buckets: int64[n + 1], from 0 to the number of rows.
 
+    Texts have many short rows and a long tail: buckets of equal count would put a row of 20 tokens
+    beside one of 250. The cuts that save most padding, at multiples of a batch, are found by
+    dynamic programming (Jenks, 1967). Each bucket has at least two batches, so that rows are still
+    mixed.
+
     Args:
         lengths: in ascending order.
         rows: in a batch.
-        count: of buckets; None takes as many as are needed.
+        count: of buckets; None takes as many as keep the padded size below `WITHIN` times that of
+            a plain sort.
     """
     step = rows * max(1, -(-len(lengths) // (rows * _PLACES)))
     places = np.append(np.arange(0, len(lengths), step), len(lengths))
@@ -79,13 +79,8 @@ def cuts(lengths: npt.NDArray[np.number], rows: int, count: int | None) -> IntAr
             break
         came.append(through.argmin(axis=0) + 1)
         best = more
-    return _edges(came, places)
-
-
-def _edges(came: list[IntArray], places: IntArray) -> IntArray:
-    """The edges of the last bucket back to the first."""
-    last, edges = len(places) - 2, [int(places[-1])]
-    for starts in reversed(came):
+    last, edges = units - 1, [int(places[-1])]
+    for starts in reversed(came):  # from the last bucket back to the first
         start = int(starts[last])
         edges.append(int(places[start]))
         last = start - 1

@@ -1,10 +1,7 @@
-"""All addresses of a run: which samples batch (epoch, step) holds, and who gets which of them.
+"""The addresses of a run: which samples batch (epoch, step) has, and which rank gets which of them.
 
-The global batch is formed first, from the sampler alone; then it is dealt out in contiguous shares.
-So every strategy works for any number of ranks, each row of a batch goes to exactly one rank, and
-all ranks know the number of steps before the first one.
-
-Cost of a request: that of the sampler's slice; nothing depends on the step.
+The global batch is formed from the sampler alone, then dealt out in contiguous shares. So every
+sampler works for any number of ranks, and all ranks know the number of steps in advance.
 """
 
 from __future__ import annotations
@@ -21,14 +18,14 @@ from pipeline.order.samplers import BatchStrategy, Order, Tail
 
 @dataclass(frozen=True, slots=True)
 class Request(Addressed):
-    """What an executor is handed: the share of one global batch that one rank gets.
+    """One rank's share of a global batch, as executors receive it.
 
     Attributes:
         epoch, step: the address.
         positions: places in the epoch's global order, int64[n]; with the seed and the epoch they
             are the samples' only source of randomness.
         indices: rows of the dataset, int64[n].
-        valid: rows from this one on are padding: copies of earlier rows that count nowhere.
+        valid: rows from this one on are padding: copies of earlier rows that are not counted.
         total: rows of the whole global batch, padding included; None: this is all of it.
     """
 
@@ -48,8 +45,8 @@ def deal(batch: Request, size: int, rank: int, world: int, together: int = 1) ->
 
     Args:
         batch: the whole batch.
-        size: rows to pad it to beforehand, with copies of its own rows; at least its length.
-        together: rows that go to one rank, counted from the first; the last ones may be fewer.
+        size: rows to pad it to first, with copies of its own rows; at least its length.
+        together: rows are shared out in groups of this many; the last group may be smaller.
     """
     rows = np.arange(size) % len(batch)
     groups = -(-size // together)
@@ -60,11 +57,7 @@ def deal(batch: Request, size: int, rank: int, world: int, together: int = 1) ->
 
 
 def not_empty(plan: Plan) -> Plan:
-    """`plan`, if its first epoch has a batch.
-
-    Raises:
-        ConfigError: its tail would be dropped, and is all that there is.
-    """
+    """`plan`; raises ConfigError if its first epoch has no batch, since the tail is dropped."""
     size, rows = plan.batch_size, 0
     if not isinstance(plan.sampler, BatchStrategy):
         rows = plan.sampler.size(0)
@@ -83,12 +76,11 @@ class Plan:
     Args:
         sampler: an order, cut into batches here, or a strategy that forms its own.
         batch_size: rows in a global batch.
-        tail: what becomes of an order's last, smaller batch: "keep" it, "drop" it, or "pad" it
-            to full size with copies of its own rows, marked as such.
-        together: rows of a global batch, counted from its first, that one rank gets together; 2
-            keeps the pairs that mixing needs.
-        most: batches of an epoch; those after them have no address. None: all.
-        again: every epoch has the samples of epoch 0, in its order; augmentation stays its own.
+        tail: for an order's last, smaller batch: "keep" it, "drop" it, or "pad" it to full size
+            with copies of its own rows, marked as such.
+        together: rows of a global batch that stay on one rank; 2 keeps the pairs of mixing.
+        most: batches in an epoch; None: all that the sampler gives.
+        again: every epoch has the samples of epoch 0 in its order, but its own augmentation.
     """
 
     def __init__(
@@ -111,17 +103,14 @@ class Plan:
 
     def steps(self, epoch: int) -> int:
         """Number of global batches in `epoch`, the same on every rank."""
-        steps = self._all_steps(0 if self.again else epoch)
+        steps = self.sampler.size(0 if self.again else epoch)
+        if not isinstance(self.sampler, BatchStrategy):
+            rest = 0 if self.tail == "drop" else self.batch_size - 1
+            steps = (steps + rest) // self.batch_size
         return steps if self.most is None else min(steps, self.most)
 
-    def _all_steps(self, epoch: int) -> int:
-        size = self.sampler.size(epoch)
-        if isinstance(self.sampler, BatchStrategy):
-            return size
-        return size // self.batch_size if self.tail == "drop" else -(-size // self.batch_size)
-
     def limit(self, epoch: int) -> int | None:
-        """The step at which to stop asking; None would mean that the end shows itself."""
+        """The step at which to stop asking: `steps`. See `StreamPlan.limit`."""
         return self.steps(epoch)
 
     def __len__(self) -> int:
@@ -135,15 +124,15 @@ class Plan:
         """
         if not 0 <= step < self.steps(epoch):
             raise IndexError(f"epoch {epoch} has steps 0 to {self.steps(epoch) - 1}, not {step}")
-        positions, indices = self._global_batch(0 if self.again else epoch, step)
+        of = 0 if self.again else epoch
+        if isinstance(self.sampler, BatchStrategy):
+            positions, indices = self.sampler.batch(of, step)
+        else:
+            start = step * self.batch_size
+            stop = min(start + self.batch_size, self.sampler.size(of))
+            positions = np.arange(start, stop, dtype=np.int64)
+            indices = self.sampler.indices(of, start, stop)
         batch = Request(epoch, step, positions, indices, len(indices))
         padded = self.tail == "pad" and len(batch) < self.batch_size
         size = self.batch_size if padded else len(batch)
         return deal(batch, size, rank, world, self.together)
-
-    def _global_batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
-        if isinstance(self.sampler, BatchStrategy):
-            return self.sampler.batch(epoch, step)
-        start = step * self.batch_size
-        stop = min(start + self.batch_size, self.sampler.size(epoch))
-        return np.arange(start, stop, dtype=np.int64), self.sampler.indices(epoch, start, stop)

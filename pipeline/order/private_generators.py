@@ -1,19 +1,9 @@
 """Generators that a dataset or a transform holds itself, seeded for each sample as the global ones.
 
-A transform may keep `np.random.default_rng()` and draw from it; Albumentations 2 does. Such a
-generator goes on from sample to sample, so what a sample draws would depend on which worker made
-which samples before.
-
-1. `PrivateGenerators` walks through the attributes of the parts: containers, wrapped functions,
-   what functions refer to. It finds numpy's `Generator`, `BitGenerator` and `RandomState`,
-   `random.Random` and `torch.Generator`.
-2. `PrivateDraws` seeds them beside the global generators, each from the sample's key and its path.
-
-Generators that are made anew at each call, and those of the system, cannot be found in this way;
-`pipeline.loading.repeatable` tries that out. Threads share a generator, so they are refused.
-
-Cost: none for samples of parts that hold no generator, under 1 ms an epoch to look; else about 10
-us a generator and sample.
+A transform may draw from an `np.random.default_rng()` of its own; Albumentations 2 does. Unseeded,
+its draws would depend on which worker made which samples before. Generators that are made at each
+call are not found here; `pipeline.loading.repeatable` tests for them. Cost: under 1 ms an epoch to
+look, and about 10 us a sample for each generator that is found.
 """
 
 from __future__ import annotations
@@ -28,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipeline.order.generator_states import comparable
 from pipeline.order.randomness import Draws, hash64
 
 _MOST_ITEMS = 256  # of a container; longer ones hold data
@@ -48,18 +39,15 @@ _DATA = frozenset({
     "_io", "_thread", "fsspec", "h5py", "io", "logging", "mmap", "multiprocessing", "pandas",
     "pyarrow", "re", "socket", "threading", "weakref", "zarr",
 })  # fmt: skip
-# What is known to be the same again when it gets the same key.
+# Code of these packages gives the same sample for the same key.
 _REPEATABLE = frozenset({
-    "builtins", "collections", "functools", "pathlib", "pipeline", "torch",
-    "torchvision",
+    "builtins", "collections", "functools", "pathlib", "pipeline", "torch", "torchvision",
 })  # fmt: skip
+_PYTHON: Any = random.seed.__self__  # type: ignore[attr-defined]
 
 
 class PrivateGenerators:
-    """The generators that parts hold, found when they are asked for in an epoch for the first time.
-
-    What a part makes for itself with its first sample is found by `grown`. Nothing of it travels to
-    another process: generators are looked for where they are drawn from.
+    """The generators that parts hold, looked for once an epoch and in each process.
 
     Args:
         parts: by name. A generator's seeds depend on the name and on the way to it from there.
@@ -81,17 +69,19 @@ class PrivateGenerators:
         return list(self._found)
 
     def is_foreign(self, epoch: int) -> bool:
-        """Whether there is code of others among the parts, which may do as it likes."""
+        """Whether the parts contain code of other packages than those known to be repeatable."""
         self._look_in(epoch)
         return self._foreign
 
     def grown(self) -> bool:
-        """Whether there are others now than when they were looked for; asked once, else False."""
+        """Whether there are others than at the last look, as parts may make theirs with their first
+        sample; always False from the second call on.
+        """
         if self._settled:
             return False
         self._settled = True
         before = {id(one) for one in self._found.values()}
-        self._look()
+        self._found, self._foreign = generators_in(self._parts)
         return {id(one) for one in self._found.values()} != before
 
     def beside(self, draws: Draws) -> PrivateDraws:
@@ -100,28 +90,22 @@ class PrivateGenerators:
 
     def _look_in(self, epoch: int) -> None:
         if epoch != self._epoch:
-            self._look()
+            self._found, self._foreign = generators_in(self._parts)
             self._epoch = epoch
-
-    def _look(self) -> None:
-        self._found, self._foreign = generators_in(self._parts)
 
 
 class PrivateDraws:
-    """Generators by name beside the global ones; see `pipeline.order.randomness.Draws`.
-
-    Attributes:
-        others: the global ones.
-    """
+    """Generators by name beside `others`, the global ones, each seeded by key and name."""
 
     def __init__(self, others: Draws, generators: Mapping[str, Any]) -> None:
         self.others = others
-        self._own = dict(generators)
-        self._seeds = [(one, hash64("own", name)) for name, one in self._own.items()]
+        # A numpy Generator has its state in its BitGenerator.
+        self._own = {name: getattr(one, "bit_generator", one) for name, one in generators.items()}
+        self._purposes = [hash64("own", name) for name in self._own]
 
     def seed(self, key: int) -> None:
         self.others.seed(key)
-        for generator, purpose in self._seeds:
+        for generator, purpose in zip(self._own.values(), self._purposes, strict=True):
             _seed(generator, hash64(key, purpose))
 
     def save(self) -> Any:
@@ -137,19 +121,18 @@ class PrivateDraws:
         others, own = before
         pairs = zip(self._own.items(), own, strict=True)
         return self.others.moved(others) + [
-            name for (name, one), state in pairs if _frozen(_state(one)) != _frozen(state)
+            name for (name, one), state in pairs if comparable(_state(one)) != comparable(state)
         ]
 
 
 def generators_in(parts: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The generators of `parts` by where they are, and whether there is code of others in them.
+    """The generators of `parts` by path, and whether the parts contain code of other packages.
 
-    The global generators are none of them. An object that can be reached in two ways is named by
-    the shorter one.
+    Global generators are left out. An object that can be reached in two ways has the shorter path.
     """
     found: dict[str, Any] = {}
     foreign = False
-    seen: dict[int, Any] = {}  # keeps what has been seen, whose id would be used again
+    seen: dict[int, Any] = {}  # keeps objects alive, whose ids would be used again
     waiting = deque(parts.items())
     while waiting and len(seen) < _MOST_LOOKS:
         path, thing = waiting.popleft()
@@ -161,15 +144,18 @@ def generators_in(parts: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
                 path += "'"
             found[path] = thing
         elif _root(thing) not in _DATA:
-            foreign = foreign or (_is_code(thing) and _root(thing) not in _REPEATABLE)
+            kind = type(thing)
+            runs = callable(thing) or hasattr(kind, "__getitem__") or hasattr(kind, "__iter__")
+            foreign = foreign or (runs and _root(thing) not in _REPEATABLE)
             waiting.extend((path + step, inner) for step, inner in _inside(thing))
     return found, foreign
 
 
 def _is_generator(thing: Any) -> bool:
-    """Whether it is a generator that can be seeded, and no global one."""
+    """Whether `thing` is a generator that can be seeded, and not a global one."""
     if isinstance(thing, np.random.RandomState):
-        return thing is not np.random.mtrand._rand and _is_twister(thing)
+        state: Any = thing.get_state(legacy=False)
+        return thing is not np.random.mtrand._rand and state["bit_generator"] == "MT19937"
     if isinstance(thing, random.Random):
         return not isinstance(thing, random.SystemRandom) and thing is not _PYTHON
     if isinstance(thing, torch.Generator):
@@ -177,33 +163,18 @@ def _is_generator(thing: Any) -> bool:
     return isinstance(thing, (np.random.Generator, np.random.BitGenerator))
 
 
-_PYTHON: Any = random.seed.__self__  # type: ignore[attr-defined]
-
-
-def _is_twister(state: np.random.RandomState) -> bool:
-    return state.get_state(legacy=False)["bit_generator"] == "MT19937"  # type: ignore[call-overload, index, unused-ignore]
-
-
-def _is_code(thing: Any) -> bool:
-    """Whether it is called, or read as a dataset is."""
-    kind = type(thing)
-    return callable(thing) or hasattr(kind, "__getitem__") or hasattr(kind, "__iter__")
-
-
 def _root(thing: Any) -> str:
-    """The package in which a thing's code stands."""
+    """The top-level package that defines a thing."""
     owner = thing if isinstance(thing, FunctionType) else type(thing)
     return (getattr(owner, "__module__", None) or "").partition(".")[0]
 
 
 def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
-    """What a thing refers to, and how."""
-    if isinstance(thing, Mapping) and isinstance(thing, dict):
+    """The objects that a thing refers to, each with the step to it."""
+    if isinstance(thing, (dict, list, tuple, deque)):
+        items = thing.items() if isinstance(thing, dict) else enumerate(thing)
         if len(thing) <= _MOST_ITEMS:
-            yield from ((f"[{key!r}]", value) for key, value in list(thing.items()))
-    elif isinstance(thing, (list, tuple, deque)):
-        if len(thing) <= _MOST_ITEMS:
-            yield from ((f"[{place}]", value) for place, value in enumerate(list(thing)))
+            yield from ((f"[{key!r}]", value) for key, value in list(items))
     elif isinstance(thing, partial):
         yield from ((".func", thing.func), (".args", thing.args), (".keywords", thing.keywords))
     elif isinstance(thing, MethodType):
@@ -215,7 +186,7 @@ def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Defaults, what stands in the closure, and the names of its module that it reads."""
+    """Defaults, the closure, and the names of its module that it reads."""
     yield from (("", value) for value in function.__defaults__ or ())
     yield from ((f" {name}", value) for name, value in (function.__kwdefaults__ or {}).items())
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -230,13 +201,13 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _names_in(code: CodeType) -> list[str]:
-    """Names that code and the functions inside it look up, global ones among them."""
+    """Names, global ones among them, that code and the functions inside it look up."""
     inner = [one for one in code.co_consts if isinstance(one, CodeType)]
     return [*code.co_names, *(name for one in inner for name in _names_in(one))]
 
 
 def _of_instance(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Attributes, and of code of others those of the class and what its methods read."""
+    """Attributes; outside of known packages also those of the class and what its methods read."""
     yield from ((f".{name}", value) for name, value in list(getattr(thing, "__dict__", {}).items()))
     for kind in type(thing).__mro__:
         slots = kind.__dict__.get("__slots__", ())
@@ -255,8 +226,6 @@ def _of_instance(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _seed(generator: Any, seed: int) -> None:
-    if isinstance(generator, np.random.Generator):
-        generator = generator.bit_generator
     if isinstance(generator, np.random.BitGenerator):
         generator.state = type(generator)(seed).state
     elif isinstance(generator, np.random.RandomState):
@@ -268,32 +237,15 @@ def _seed(generator: Any, seed: int) -> None:
 
 
 def _state(generator: Any) -> Any:
-    if isinstance(generator, np.random.Generator):
-        generator = generator.bit_generator
     if isinstance(generator, np.random.BitGenerator):
         return generator.state
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state(legacy=False)
-    return generator.get_state()
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
 def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, np.random.Generator):
-        generator = generator.bit_generator
     if isinstance(generator, np.random.BitGenerator):
         generator.state = state
     elif isinstance(generator, random.Random):
         generator.setstate(state)
     else:
         generator.set_state(state)
-
-
-def _frozen(state: Any) -> Any:
-    """A state in a form that compares."""
-    if isinstance(state, dict):
-        return {name: _frozen(value) for name, value in state.items()}
-    if isinstance(state, torch.Tensor):
-        state = state.numpy()
-    return state.tobytes() if isinstance(state, np.ndarray) else state

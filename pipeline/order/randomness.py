@@ -1,18 +1,13 @@
-"""Keys to random numbers: every draw is a pure function of what it is for.
-
-1. `hash64` folds what a number is for (a seed, an epoch, a purpose) into one 64-bit key.
-2. `hash64_array` and `uniform` evaluate a key at counters, in any order and any slice.
-3. `Permutation` is a random order of 0 .. n-1 evaluated at positions, without a list.
-4. `sample_keys` gives each sample its key; `seed_global` hands that key to the generators that
-   other people's code draws from, and `scope` puts those generators back afterwards.
+"""Random numbers as pure functions of keys: (seed, epoch, purpose) -> key, key and counter -> draw.
 
 The mixing function is the finalizer of SplitMix64 (Steele, Lea, Flood: "Fast splittable
-pseudorandom number generators", 2014); it is no cryptography.
+pseudorandom number generators", 2014); it is not cryptographic.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +18,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from pipeline.order.generator_states import States, moved, put_back, take
 
 IntArray = npt.NDArray[np.int64]
 KeyArray = npt.NDArray[np.uint64]
+FloatArray = npt.NDArray[np.float64]
+Size = tuple[int, ...]
 
+_TRIES = 8  # of a rejection method at once; one is enough for 95 rows in 100 and more
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -55,12 +54,8 @@ def _mix_array(values: KeyArray) -> KeyArray:
     return values
 
 
-def _as_int(part: int | str) -> int:
-    return _of_text(part) if isinstance(part, str) else int(part)
-
-
 @lru_cache(maxsize=256)  # purposes are few, and asked for at every batch
-def _of_text(text: str) -> int:
+def _from_text(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -70,11 +65,10 @@ def hash64(*parts: int | str) -> int:
 
 
 def hash64_on(state: int, *parts: int | str) -> int:
-    """Fold more parts into what was folded before: `hash64(a, b)` is `hash64_on(2, a, b)`, and
-    `hash64_on(hash64_on(2, a), b)`, for those who fold the same beginning again and again.
-    """
+    """Fold more parts into a state: `hash64(a, b)` is `hash64_on(hash64_on(2, a), b)`."""
     for part in parts:
-        state = _mix(state + _GOLDEN + _mix(_as_int(part) + _GOLDEN))
+        number = _from_text(part) if isinstance(part, str) else int(part)
+        state = _mix(state + _GOLDEN + _mix(number + _GOLDEN))
     return state
 
 
@@ -96,31 +90,26 @@ def hash64_array(key: int, counters: npt.ArrayLike) -> KeyArray:
     return _mix_array(values)
 
 
-def hash64_rows(keys: KeyArray, counters: npt.ArrayLike) -> KeyArray:
-    """Evaluate each of `keys` (uint64[B]) at `counters` ([n]): uint64[B, n].
-
-    Row b is `hash64_array(keys[b], counters)`.
-    """
-    values = np.asarray(counters).astype(np.uint64) * np.uint64(_GOLDEN) + keys[:, None]
-    values = _mix_array(values)
-    values ^= _mix_array(keys + np.uint64(1))[:, None]
-    return _mix_array(values)
-
-
 def hash64_each(keys: KeyArray, counters: npt.ArrayLike) -> KeyArray:
-    """Evaluate each of `keys` (uint64[n]) at its counter ([n]): uint64[n].
-
-    Entry i is `hash64_array(keys[i], counters[i])`.
-    """
-    values = np.asarray(counters).astype(np.uint64) * np.uint64(_GOLDEN) + keys
-    values = _mix_array(values)
+    """`hash64_array(key, counter)` of each key (uint64) and its counter; the two broadcast."""
+    values = _mix_array(np.asarray(counters).astype(np.uint64) * np.uint64(_GOLDEN) + keys)
     values ^= _mix_array(keys + np.uint64(1))
     return _mix_array(values)
 
 
-def uniform(key: int, counters: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def hash64_rows(keys: KeyArray, counters: npt.ArrayLike) -> KeyArray:
+    """Evaluate each of `keys` (uint64[B]) at `counters` ([n]): uint64[B, n]."""
+    return hash64_each(keys[:, None], counters)
+
+
+def uniform(key: int, counters: npt.ArrayLike) -> FloatArray:
     """Draws from [0, 1) with 53 bits each, one per counter."""
-    return (hash64_array(key, counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return as_uniform(hash64_array(key, counters))
+
+
+def as_uniform(hashes: KeyArray) -> FloatArray:
+    """Hashes as draws from [0, 1) with 53 bits each."""
+    return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def uniform_at(key: int, counter: int) -> float:
@@ -162,15 +151,12 @@ class Permutation:
             raise IndexError(f"a position lies outside [0, {self.length})")
         if self.length < self.SORTED_BELOW:
             return _sorted_permutation(self.length, self.key)[wanted]
-        return self._walk(wanted.astype(np.uint64)).astype(np.int64)
-
-    def _walk(self, values: KeyArray) -> KeyArray:
-        values = self._network(values)
+        values = self._network(wanted.astype(np.uint64))
         outside = values >= np.uint64(self.length)
         while outside.any():
             values[outside] = self._network(values[outside])
             outside = values >= np.uint64(self.length)
-        return values
+        return values.astype(np.int64)
 
     def _network(self, values: KeyArray) -> KeyArray:
         low_bits, high_bits = self._low_bits, self._high_bits
@@ -186,6 +172,124 @@ class Permutation:
 def _sorted_permutation(length: int, key: int) -> IntArray:
     order = np.argsort(hash64_array(key, np.arange(length)), kind="stable")
     return order.astype(np.int64)
+
+
+class KeyedRandom:
+    """Draws of one row a sample, as torch tensors [B, *size] on the CPU.
+
+    Each call takes the next numbers of every row. Row b depends on its own key and the number of
+    the call, and not on the other rows, their order or a device; so a batch is augmented alike
+    however it is shared out, padded or sorted. Bounds and probabilities are numbers, or tensors [B]
+    with one a row. Cost: 40 us a call of 64 rows and 15 ns a number; `beta` takes ten times that.
+
+    Args:
+        keys: uint64[B].
+    """
+
+    def __init__(self, keys: npt.ArrayLike) -> None:
+        self.keys: KeyArray = np.asarray(keys, dtype=np.uint64)
+        self._calls = 0
+
+    @classmethod
+    def of(cls, seed: int, epoch: int, positions: npt.ArrayLike, purpose: int | str) -> KeyedRandom:
+        """The numbers of the samples at `positions` (int64[B]) of an epoch, for one purpose."""
+        return cls(hash64_array(hash64(seed, "keyed", epoch, purpose), positions))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def child(self, purpose: int | str) -> KeyedRandom:
+        """Other numbers for the same rows; every child of one purpose has the same."""
+        return KeyedRandom(hash64_rows(self.keys, [hash64("child", purpose)])[:, 0])
+
+    def uniform(
+        self, low: float | Tensor = 0.0, high: float | Tensor = 1.0, size: Size = ()
+    ) -> Tensor:
+        """float64 from [low, high)."""
+        draws = self._uniform(math.prod(size))
+        lows, highs = self._bound(low), self._bound(high)
+        return self._shaped(lows + (highs - lows) * draws, size)
+
+    def normal(
+        self, mean: float | Tensor = 0.0, std: float | Tensor = 1.0, size: Size = ()
+    ) -> Tensor:
+        """float64 of the normal distribution."""
+        draws = _normal(self, math.prod(size))
+        return self._shaped(self._bound(mean) + self._bound(std) * draws, size)
+
+    def integers(self, low: int | Tensor, high: int | Tensor, size: Size = ()) -> Tensor:
+        """int64 from [low, high); bounds of less than 2^53."""
+        draws = self._uniform(math.prod(size))
+        lows, highs = self._bound(low), self._bound(high)
+        # A product may round up to the bound itself.
+        drawn = np.minimum(np.floor(lows + (highs - lows) * draws), highs - 1)
+        return self._shaped(drawn.astype(np.int64), size)
+
+    def bernoulli(self, p: float | Tensor = 0.5, size: Size = ()) -> Tensor:
+        """bool, True with probability `p`."""
+        return self._shaped(self._uniform(math.prod(size)) < self._bound(p), size)
+
+    def beta(self, a: float, b: float, size: Size = ()) -> Tensor:
+        """float64 from [0, 1] of the beta distribution; `a` and `b` above 0."""
+        inner = KeyedRandom(self._next())
+        count = math.prod(size)
+        first, second = _log_gamma(inner, a, count), _log_gamma(inner, b, count)
+        # By logarithms, since with a small shape both may be too small for a float.
+        with np.errstate(over="ignore"):
+            return self._shaped(1 / (1 + np.exp(second - first)), size)
+
+    def permutation(self, length: int) -> Tensor:
+        """int64[B, length]: each row has 0 .. length-1 in an order of its own."""
+        hashes = hash64_rows(self._next(), np.arange(length))
+        return torch.from_numpy(np.argsort(hashes, axis=1, kind="stable"))
+
+    def _next(self) -> KeyArray:
+        """The keys of this call."""
+        self._calls += 1
+        return hash64_rows(self.keys, [self._calls])[:, 0]
+
+    def _uniform(self, count: int) -> FloatArray:
+        return as_uniform(hash64_rows(self._next(), np.arange(count)))
+
+    def _bound(self, value: float | Tensor) -> npt.NDArray[Any]:
+        if not isinstance(value, Tensor):
+            return np.asarray(value)
+        if value.shape != (len(self),):
+            raise ValueError(f"a bound of shape {list(value.shape)}; it needs one a row, "
+                             f"[{len(self)}], or to be a number")  # fmt: skip
+        return value.numpy()[:, None]
+
+    def _shaped(self, values: npt.NDArray[Any], size: Size) -> Tensor:
+        return torch.from_numpy(values.reshape(len(self), *size))
+
+
+def _normal(keyed: KeyedRandom, count: int) -> FloatArray:
+    """Standard normal [B, count], by Box and Muller."""
+    radius, angle = keyed._uniform(count), keyed._uniform(count)
+    return np.asarray(np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle))
+
+
+def _log_gamma(keyed: KeyedRandom, shape: float, count: int) -> FloatArray:
+    """Logarithms of gamma draws [B, count].
+
+    Marsaglia, Tsang: "A simple method for generating gamma variables", 2000; shapes below 1 are
+    brought above it by a power of a uniform draw, as they propose.
+    """
+    boost = np.log1p(-keyed._uniform(count)) / shape if shape < 1 else 0.0
+    d = (shape + 1 if shape < 1 else shape) - 1 / 3
+    drawn = np.full((len(keyed), count), np.nan)
+    # A row takes the first of its own tries that is accepted; further rounds don't change it.
+    while np.isnan(drawn).any():
+        tries = (len(keyed), count, _TRIES)
+        normal = _normal(keyed, count * _TRIES).reshape(tries)
+        cube = (1 + normal / math.sqrt(9 * d)) ** 3
+        level = np.log1p(-keyed._uniform(count * _TRIES)).reshape(tries)
+        log_cube = np.log(cube, where=cube > 0, out=np.full(tries, -np.inf))
+        accepted = level < normal**2 / 2 + d - d * cube + d * log_cube
+        first = np.argmax(accepted, axis=-1)[..., None]
+        found = np.take_along_axis(accepted, first, -1)[..., 0] & np.isnan(drawn)
+        drawn[found] = np.take_along_axis(log_cube, first, -1)[..., 0][found]
+    return np.asarray(drawn + math.log(d) + boost)
 
 
 def sample_keys(seed: int, epoch: int, positions: IntArray) -> list[int]:
@@ -216,33 +320,28 @@ SEEDERS: dict[str, Callable[[int], Any]] = {
 }
 
 
-class _AtHand(threading.local):
-    key: int | None = None
-
-
-_at_hand = _AtHand()
+_this_thread = threading.local()
 
 
 def begin_sample(key: int | None) -> None:
-    """Make `key` the one that `key_at_hand` gives in this thread; 0.1 us. None ends it."""
-    _at_hand.key = key
+    """Set the key that `key_at_hand` returns in this thread; None ends the sample. 0.1 us."""
+    _this_thread.key = key
 
 
 def key_at_hand() -> int:
-    """The key of the sample that is being worked on; outside of that, one drawn from torch.
+    """The key of the current sample; outside of samples one drawn from torch.
 
-    What takes all its numbers from it, by `uniform_at` or the like, needs no generator to be
-    seeded: see `Fetch`.
+    Code that takes all its numbers from it, by `uniform_at` or the like, needs no seeded generator.
     """
-    key = _at_hand.key
+    key = getattr(_this_thread, "key", None)
     return int(torch.randint(2**63 - 1, ())) if key is None else key
 
 
 class Draws(Protocol):
-    """The generators that a sample's code draws from, wherever it runs."""
+    """The generators that a sample's code draws from in this process or thread."""
 
     def seed(self, key: int) -> None:
-        """Begin a sample: its draws depend on `key` alone."""
+        """Begin a sample, whose draws depend on `key` alone."""
 
     def save(self) -> Any:
         """The generators' states."""

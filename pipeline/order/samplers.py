@@ -1,16 +1,7 @@
-"""Orders: which samples an epoch reads, and where.
+"""Orders and batch strategies: which rows of a dataset an epoch reads, and in which order.
 
-An `Order` answers `indices(epoch, start, stop)`: the dataset rows at those positions, for any slice
-and without state. A `BatchStrategy` answers `batch(epoch, step)`: which positions stand together,
-and their rows. Both are functions of (seed, epoch) alone; `order/plan.py` cuts them into addresses.
-
-    Sequential, Random      O(1) memory; a slice of n costs about n us (Random) at any length
-    Weighted                O(N) for the prefix sums; a draw is one binary search
-    Subset                  O(rows chosen)
-    Bucket, Identity        O(N) for the rows sorted by length or by identity
-
-torch's own samplers are adapted in `order/torch_samplers.py`. Metadata columns are read once, when
-a sampler is made; no sampler ever loads a sample.
+Both are functions of (seed, epoch) alone; `order/plan.py` cuts them into addresses. Columns of the
+dataset's table are read once, when a sampler is made; no sampler loads a sample.
 """
 
 from __future__ import annotations
@@ -24,49 +15,43 @@ import numpy.typing as npt
 
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.order.bucketing import bucket_sizes
-from pipeline.order.columns import column_of
 from pipeline.order.randomness import IntArray, Permutation, hash64, uniform
 
 Tail = Literal["keep", "drop", "pad"]
 
 
-class Order(ABC):
-    """Rows of the dataset by position."""
-
+class _Sampler(ABC):
     column_arguments: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def size(self, epoch: int) -> int:
-        """Number of positions in `epoch`."""
+        """Number of positions (of an order) or global batches (of a strategy) in `epoch`."""
+
+    def __len__(self) -> int:
+        return self.size(0)
+
+
+class Order(_Sampler):
+    """Rows of the dataset by position, for any slice of an epoch."""
 
     @abstractmethod
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
         """Rows at positions start .. stop-1: int64[stop - start]."""
 
-    def __len__(self) -> int:
-        return self.size(0)
 
-
-class BatchStrategy(ABC):
+class BatchStrategy(_Sampler):
     """Which positions of an epoch stand together in a global batch.
 
     Attributes:
-        group: so many rows in a row belong together, as those of one identity; 0: none do.
+        group: rows that belong together, as those of one identity, follow each other in groups of
+            this size; 0: there are no groups.
     """
 
-    column_arguments: ClassVar[tuple[str, ...]] = ()
     group: int = 0
-
-    @abstractmethod
-    def size(self, epoch: int) -> int:
-        """Number of global batches in `epoch`."""
 
     @abstractmethod
     def batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
         """Positions and rows of one global batch: int64[n] each. No position comes twice."""
-
-    def __len__(self) -> int:
-        return self.size(0)
 
 
 class Sequential(Order):
@@ -83,14 +68,14 @@ class Sequential(Order):
 
 
 class Random(Order):
-    """Every row once, in another random order each epoch."""
+    """Every row once, in another random order each epoch; O(1) memory, about 1 us a row."""
 
     AHEAD = 1024  # positions evaluated at once
 
     def __init__(self, length: int, seed: int) -> None:
         self.length = length
         self.seed = seed
-        self._order = (-1, Permutation(1, 0))  # of the epoch at hand
+        self._order = (-1, Permutation(1, 0))  # epoch, its order
         self._block = (-1, 0, np.empty(0, dtype=np.int64))  # epoch, first position, rows
 
     def size(self, epoch: int) -> int:
@@ -99,16 +84,13 @@ class Random(Order):
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
         of, first, rows = self._block
         if of != epoch or start < first or stop > first + len(rows):
+            if self._order[0] != epoch:
+                self._order = (epoch, Permutation(self.length, hash64(self.seed, "order", epoch)))
             # A thousand positions cost hardly more than one, and the next ones are asked for next.
-            first, rows = start, self._evaluated(epoch, start, max(stop, start + self.AHEAD))
+            last = min(max(stop, start + self.AHEAD), self.length)
+            first, rows = start, self._order[1](np.arange(start, last))
             self._block = (epoch, first, rows)
         return rows[start - first : stop - first].copy()
-
-    def _evaluated(self, epoch: int, start: int, stop: int) -> IntArray:
-        if self._order[0] != epoch:
-            key = hash64(self.seed, "order", epoch)
-            self._order = (epoch, Permutation(self.length, key))
-        return self._order[1](np.arange(start, min(stop, self.length)))
 
 
 class Subset(Order):
@@ -130,7 +112,19 @@ class Subset(Order):
     ) -> None:
         if (indices is None) == (fraction is None):
             raise ConfigError(Problem("sampler", "set either indices or fraction, and not both"))
-        self.rows = _chosen_rows(length, seed, indices, fraction)
+        if fraction is not None:
+            if not 0 < fraction <= 1:
+                raise ConfigError(Problem("sampler.fraction", f"{fraction} is not in (0, 1]"))
+            places = np.arange(round(length * fraction))
+            self.rows = np.sort(Permutation(length, hash64(seed, "subset"))(places))
+        else:
+            self.rows = np.asarray(indices, dtype=np.int64)
+            outside = self.rows[(self.rows < 0) | (self.rows >= length)]
+            if outside.size:
+                raise ConfigError(
+                    Problem("sampler.indices", f"row {outside[0]} does not exist; there are "
+                            f"{length} rows")
+                )  # fmt: skip
         self._order: Order = Random(len(self.rows), seed) if shuffle else Sequential(len(self.rows))
 
     def size(self, epoch: int) -> int:
@@ -140,30 +134,12 @@ class Subset(Order):
         return self.rows[self._order.indices(epoch, start, stop)]
 
 
-def _chosen_rows(
-    length: int, seed: int, indices: Sequence[int] | None, fraction: float | None
-) -> IntArray:
-    if indices is None:
-        assert fraction is not None
-        if not 0 < fraction <= 1:
-            raise ConfigError(Problem("sampler.fraction", f"{fraction} is not in (0, 1]"))
-        chosen = Permutation(length, hash64(seed, "subset"))(np.arange(round(length * fraction)))
-        return np.sort(chosen)
-    rows = np.asarray(indices, dtype=np.int64)
-    outside = rows[(rows < 0) | (rows >= length)]
-    if outside.size:
-        raise ConfigError(
-            Problem("sampler.indices", f"row {outside[0]} does not exist; there are {length} rows")
-        )
-    return rows
-
-
 class Weighted(Order):
     """Draws rows with chances proportional to weights.
 
     With replacement, a draw is a search in the prefix sums at a counter-based random number: any
-    length (torch's multinomial stops at 2^24), any slice, no state. Without replacement, an epoch's
-    order is a sort by -log(u) / weight (Efraimidis, Spirakis, 2006), kept for the current epoch.
+    length (torch's multinomial stops at 2^24), any slice. Without replacement, an epoch's order is
+    a sort by -log(u) / weight (Efraimidis, Spirakis, 2006), kept for the current epoch.
 
     Args:
         metadata: the dataset's table; needed for `column` and for a named `weights`.
@@ -187,41 +163,54 @@ class Weighted(Order):
         replacement: bool = True,
     ) -> None:
         values = _weights(length, metadata, column, weights)
-        self._positive = int(np.count_nonzero(values))
-        self._last = int(np.flatnonzero(values)[-1])
-        self._draws = num_samples or (length if replacement else self._positive)
+        positive = np.flatnonzero(values)
+        self._last = int(positive[-1])
+        self._draws = num_samples or (length if replacement else len(positive))
         self._weights = None if replacement else values
         self._sums = np.cumsum(values)
-        self._epoch_order: tuple[int, IntArray] | None = None
+        self._order = (-1, positive)  # epoch, its rows
         self.seed = seed
-        if not replacement and self._draws > self._positive:
+        if not replacement and self._draws > len(positive):
             raise ConfigError(
                 Problem("sampler.num_samples", f"{num_samples} draws without replacement, but only "
-                        f"{self._positive} rows have a positive weight")
+                        f"{len(positive)} rows have a positive weight")
             )  # fmt: skip
 
     def size(self, epoch: int) -> int:
         return self._draws
 
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
-        if self._weights is not None:
-            return self._order_of(epoch)[start:stop]
         key = hash64(self.seed, "weighted", epoch)
-        points = uniform(key, np.arange(start, stop)) * self._sums[-1]
-        rows = np.searchsorted(self._sums, points, side="right")
-        # A point can be rounded up to the very end of the sums, where no row is.
-        return np.minimum(rows, self._last).astype(np.int64)
-
-    def _order_of(self, epoch: int) -> IntArray:
-        if self._epoch_order is None or self._epoch_order[0] != epoch:
-            assert self._weights is not None
-            draws = uniform(hash64(self.seed, "weighted", epoch), np.arange(len(self._weights)))
+        if self._weights is None:
+            points = uniform(key, np.arange(start, stop)) * self._sums[-1]
+            rows = np.searchsorted(self._sums, points, side="right")
+            # A point can be rounded up to the very end of the sums, where no row is.
+            return np.minimum(rows, self._last).astype(np.int64)
+        if self._order[0] != epoch:
+            draws = uniform(key, np.arange(len(self._weights)))
             with np.errstate(divide="ignore"):
                 arrival = -np.log1p(-draws) / self._weights
             arrival[self._weights == 0] = np.inf
             order = np.argsort(arrival, kind="stable")[: self._draws].astype(np.int64)
-            self._epoch_order = (epoch, order)
-        return self._epoch_order[1]
+            self._order = (epoch, order)
+        return self._order[1][start:stop]
+
+
+def column_of(metadata: Any, name: str, argument: str) -> npt.NDArray[Any]:
+    """A column of the dataset's table as an array, checked to exist and to have no gaps."""
+    if metadata is None or name not in metadata.columns:
+        known = "columns " + ", ".join(metadata.columns) if metadata is not None else (
+            "no metadata: give it `metadata`, a table, or `targets`, a list of labels "
+            "(docs/own_dataset.md)"
+        )  # fmt: skip
+        raise ConfigError(
+            Problem(f"sampler.{argument}", f"the dataset has no column {name!r}; it has {known}")
+        )
+    column = metadata[name]
+    gaps = np.flatnonzero(column.isna().to_numpy())
+    if gaps.size:
+        raise DataError(f"column {name!r} has no value in row {gaps[0]}; sampling needs one a row")
+    return np.asarray(column.to_numpy())
 
 
 def _weights(
@@ -235,11 +224,11 @@ def _weights(
             column_of(metadata, column, "column"), return_inverse=True, return_counts=True
         )
         return np.asarray(1.0 / counts[codes], dtype=np.float64)
-    named = isinstance(weights, str)
-    raw = column_of(metadata, str(weights), "weights") if named else np.asarray(weights)
-    where = f"column {weights!r}" if named else "sampler.weights"
+    where = "sampler.weights"
+    if isinstance(weights, str):
+        where, weights = f"column {weights!r}", column_of(metadata, weights, "weights")
     try:
-        values = np.asarray(raw, dtype=np.float64)
+        values = np.asarray(weights, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"{where} does not hold numbers: {error}") from error
     if values.shape != (length,):
@@ -261,8 +250,7 @@ class Bucket(BatchStrategy):
     """Batches of rows of similar length, in random order.
 
     Rows are sorted by length and cut into buckets of equal count. In each epoch every bucket is
-    permuted and cut into batches, and the batches of all buckets are permuted. The number of
-    batches is the same in every epoch.
+    permuted and cut into batches, and the batches of all buckets are permuted.
 
     Args:
         batch_size: rows in a batch, unless `tokens` is given.
@@ -271,7 +259,7 @@ class Bucket(BatchStrategy):
         tokens: a budget for rows x longest row of a batch, padding included; long rows then
             stand in smaller batches.
         num_buckets: None takes one for about every eight batches, at most 64.
-        long_tail: cut buckets where that saves padding (order/bucketing.py), and not by equal
+        long_tail: cut buckets where that saves padding (order/bucketing.py) instead of by equal
             counts; the build sets it for lengths of texts.
     """
 

@@ -1,18 +1,8 @@
-"""Seeding those generators for each sample that its code draws from, and no others.
+"""Seeding the generators that a sample's code draws from: the global ones, or those of a thread.
 
-Seeding three generators takes 8 us, where reading a row of a tensor takes 1; most data draws
-nothing, and most of the rest draws from one generator. A `Seeding` finds out instead of being told:
-
-1. The first batch is seeded sample by sample, and watched: which generators does it draw from?
-2. In the next ones only those are seeded. The other generators' states before and after a batch
-   tell whether they are still left alone. If not, all are put back, and the batch is made again
-   with these seeded too, as in all batches from then on.
-
-So what is drawn is the same as if everything had been seeded for every sample. Data that draws for
-the first time after its first batch is asked for one batch twice. Code that asks for a seed or a
-state (`torch.initial_seed()`) counts as code that draws.
-
-Cost: 6 us a batch; for each sample 1 us where it draws from torch, 2 for numpy, 5 for `random`.
+Seeding three generators takes 8 us, reading a row of a tensor takes 1, and most data draws nothing:
+`Seeding` finds out which generators are drawn from and seeds no others. `ThreadRandomness` gives a
+thread a generator of torch's to itself; `probe` and `Watch` refuse draws from what threads share.
 """
 
 from __future__ import annotations
@@ -24,9 +14,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
+from pipeline.errors import PenstockError
 from pipeline.order.generator_states import States, moved, put_back, take
 from pipeline.order.randomness import GLOBAL, SEEDERS, Draws, GlobalDraws, begin_sample, scope
+from pipeline.torch_internals import DRAWING
 
 T = TypeVar("T")
 _torch_random: Any = torch.random
@@ -48,11 +41,7 @@ UNSEEDED = Some()
 
 
 class _Watched(GlobalDraws):
-    """The global generators, all seeded and watched.
-
-    Attributes:
-        drawn: the names of those that something has drawn from.
-    """
+    """The global generators, all seeded; `drawn` names those that something has drawn from."""
 
     def __init__(self) -> None:
         self.drawn: set[str] = set()
@@ -69,7 +58,18 @@ class _Watched(GlobalDraws):
 
 
 class Seeding:
-    """What is known of the draws of one dataset and its transforms.
+    """Finds out which generators a dataset and its transforms draw from.
+
+    1. The first batch is seeded sample by sample, and watched.
+    2. For later batches only the generators that it drew from are seeded. The states of the others
+       before and after a batch tell whether they were drawn from. If so, all are put back, and the
+       batch is made again with these seeded too, as for all batches from then on.
+
+    So draws are the same as if everything were seeded for every sample. Data that draws for the
+    first time after its first batch is asked for one batch twice. Code that reads a seed or a state
+    (`torch.initial_seed()`) counts as code that draws.
+
+    Cost: 6 us a batch; for each sample 1 us where it draws from torch, 2 for numpy, 5 for `random`.
 
     Attributes:
         names: of the generators that they draw from; None: not known yet.
@@ -85,18 +85,25 @@ class Seeding:
         return None if self.names is None else bool(self.names)
 
     def run(self, make: Callable[[Draws], T]) -> T:
-        """What `make` makes with the generators that it is given; it may be called again."""
+        """The result of `make`, called with the generators to seed; it may be called again."""
         if self.names is None:
-            return self._first(make)
-        made = self._try(make)
-        if not made:
-            with scope():  # a batch that is made again shall seed nothing for others
-                while not made:  # with other numbers it may draw from yet another generator
-                    made = self._try(make)
-        return made[0]
+            watched, kept = _Watched(), _listen()
+            try:
+                made = make(watched)
+            finally:
+                _put(kept)
+            watched.look()
+            self.know(watched.drawn | _asked)
+            return made
+        done = self._try(make)
+        if not done:
+            with scope():  # making a batch again must not seed anything for others
+                while not done:  # with other numbers it may draw from yet another generator
+                    done = self._try(make)
+        return done[0]
 
     def _try(self, make: Callable[[Draws], T]) -> tuple[T] | tuple[()]:
-        """What `make` makes; nothing where it draws from what was not seeded for it."""
+        """The result of `make`; nothing where it draws from what was not seeded for it."""
         if self._draws is GLOBAL:
             return (make(GLOBAL),)
         before, kept = take(), _listen()
@@ -118,16 +125,6 @@ class Seeding:
         self.know(names)
         return True
 
-    def _first(self, make: Callable[[Draws], T]) -> T:
-        watched, kept = _Watched(), _listen()
-        try:
-            made = make(watched)
-        finally:
-            _put(kept)
-        watched.look()
-        self.know(watched.drawn | _asked)
-        return made
-
     def know(self, names: Iterable[str]) -> None:
         """Seed these from now on."""
         self.names = frozenset(names)
@@ -135,16 +132,16 @@ class Seeding:
         self._draws = GLOBAL if len(self.names) == len(SEEDERS) else some
 
 
-# Who asks for a seed or a state is noticed by substitutes, in place while a batch is made.
-# Functions that others have imported by name are not heard.
+# Substitutes, in place while a batch is made, notice code that asks for a seed or a state.
+# Functions that others have imported by name are not noticed.
 
 
 def _listen() -> tuple[Any, ...]:
-    """Put the substitutes in place; what stood there."""
+    """Put the substitutes in place; returns the originals."""
     kept = random.getstate, np.random.get_state, _torch_random.default_generator
-    if kept[0] is not _STAND_INS[0]:  # else within a batch of another loader
+    if kept[0] is not _SUBSTITUTES[0]:  # else within a batch of another loader
         _asked.clear()
-        _put(_STAND_INS)
+        _put(_SUBSTITUTES)
     return kept
 
 
@@ -152,13 +149,13 @@ def _put(those: tuple[Any, ...]) -> None:
     random.getstate, np.random.get_state, _torch_random.default_generator = those
 
 
-def _heard(name: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+def _noticed(name: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     _asked.add(name)
     return function(*args, **kwargs)
 
 
 class _Generator:
-    """torch's default generator, as its functions in `torch.random` ask it."""
+    """torch's default generator, as the functions of `torch.random` see it."""
 
     def __getattr__(self, name: str) -> Any:
         _asked.add("torch")
@@ -166,7 +163,136 @@ class _Generator:
 
 
 _asked: set[str] = set()  # names of generators
-_STAND_INS = (
-    partial(_heard, "random", random.getstate),
-    partial(_heard, "numpy.random", np.random.get_state), _Generator(),
+_SUBSTITUTES = (
+    partial(_noticed, "random", random.getstate),
+    partial(_noticed, "numpy.random", np.random.get_state), _Generator(),
 )  # fmt: skip
+
+# Everything in torch that draws and takes a generator. Functions that draw and take none
+# (dropout, rrelu) belong to models; `probe` refuses data code that calls them.
+_DRAWING = frozenset(
+    [torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli]
+    + [torch.multinomial, torch.poisson, torch.binomial]
+    + [*DRAWING]  # torch.distributions.Gamma, Beta ...
+    + [torch.nn.init.uniform_, torch.nn.init.normal_, torch.nn.init.trunc_normal_]
+    + [torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.random_, torch.Tensor.bernoulli]
+    + [torch.Tensor.bernoulli_, torch.Tensor.exponential_, torch.Tensor.geometric_]
+    + [torch.Tensor.cauchy_, torch.Tensor.log_normal_, torch.Tensor.multinomial]
+)
+
+# The `_like` functions take a generator only in newer versions of torch; filling an empty tensor
+# is what they do inside, with the same numbers.
+_FILLING: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.rand_like: torch.Tensor.uniform_,
+    torch.randn_like: torch.Tensor.normal_,
+    torch.randint_like: torch.Tensor.random_,
+}
+
+
+class SharedGeneratorError(PenstockError):
+    """Data code draws from a generator that threads share."""
+
+
+def _refusal(what: str) -> SharedGeneratorError:
+    return SharedGeneratorError(
+        f"loader.backend: {what}, so a batch would depend on which thread runs when. Use "
+        "loader.backend=process or loader.backend=main, or draw with torch.rand and the like"
+    )
+
+
+def held_by_parts(names: list[str]) -> SharedGeneratorError:
+    """The error for generators that parts hold; `names` tell where they are."""
+    where = " and in ".join(names)
+    return _refusal(f"there is a generator in {where}, which threads would share")
+
+
+def _drawn_from(names: list[str]) -> SharedGeneratorError:
+    drawn = " and ".join(names)
+    return _refusal(
+        f"the dataset or a transform draws from the global state of {drawn}, which threads share"
+    )
+
+
+class ThreadRandomness(TorchFunctionMode):
+    """While active, torch's draws in this thread come from a generator of this thread.
+
+    It has the engine and the seed of the global generator, so the numbers are the same. `random`
+    and `numpy.random` offer no such hook. Cost: about 1 us for every torch function that is called.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generator = torch.Generator()
+
+    def seed(self, key: int) -> None:
+        begin_sample(key)
+        self._generator.manual_seed(key)
+
+    def save(self) -> torch.Tensor:
+        return self._generator.get_state()
+
+    def restore(self, states: torch.Tensor) -> None:
+        self._generator.set_state(states)
+
+    def moved(self, before: torch.Tensor) -> list[str]:
+        return [] if torch.equal(self._generator.get_state(), before) else ["torch"]
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _FILLING and kwargs.get("generator") is None:
+            return self._fill(_FILLING[func], *args, **kwargs)
+        if func in _DRAWING and kwargs.get("generator") is None:
+            kwargs = {**kwargs, "generator": self._generator}
+        return func(*args, **kwargs)
+
+    def _fill(
+        self, fill: Callable[..., torch.Tensor], like: torch.Tensor, *bounds: int, **kwargs: Any
+    ) -> torch.Tensor:
+        bounds += tuple(kwargs.pop(name) for name in ("low", "high") if name in kwargs)
+        if len(bounds) == 1:
+            bounds = (0, *bounds)
+        return fill(torch.empty_like(like, **kwargs), *bounds, generator=self._generator)
+
+
+def probe(run: Callable[[ThreadRandomness], Any]) -> None:
+    """Refuse data code that draws where threads cannot follow.
+
+    Args:
+        run: works on a sample or two in this thread, under the mode it is given.
+
+    Raises:
+        SharedGeneratorError: one of the three global generators was drawn from all the same.
+    """
+    before = take()
+    run(ThreadRandomness())
+    names = moved(before)
+    if names:
+        raise _drawn_from(["torch's global generator" if n == "torch" else n for n in names])
+
+
+class Watch:
+    """Notices draws from `random` and `numpy.random` while threads load; about 20 us a look.
+
+    It cannot tell who drew. A training loop that draws from them while threads load looks the same,
+    and should use a generator of its own.
+    """
+
+    def __init__(self) -> None:
+        self._seen = self._look()
+
+    def check(self) -> None:
+        """Raise SharedGeneratorError if a global generator has moved since the watch began."""
+        found = self._look()
+        names = [name for name, old in self._seen.items() if found[name] != old]
+        if names:
+            raise _drawn_from(names)
+
+    @staticmethod
+    def _look() -> dict[str, Any]:
+        state: Any = np.random.get_state()
+        return {
+            "random": hash(random.getstate()),
+            "numpy.random": (state[2:], hash(state[1].tobytes())),
+        }

@@ -1,27 +1,9 @@
-"""Streams: read by all, worked on by one.
+"""Orders and plans of streams: data that can only be read forwards.
 
-What can only be read forwards keeps the promise of addresses by another rule. Every executor reads
-the same raw records in the same order. Batch (epoch, step) is the records at positions step x size
-to (step + 1) x size - 1, and only the executor that was asked for it decodes, transforms and
-collates them. Requests, shares and backends are those of map-style data.
-
-    StreamOrder    how records are shuffled: whole shards, and within blocks of `buffer` records
-    StreamPlan     addresses -> requests, without knowing how many there will be
-    StreamFetch    request -> batch, or `End` (pipeline/loading/stream_fetch.py)
-
-A dataset needs `__iter__` alone: all records, in the same order each time. It may offer more, each
-of which makes it cheaper:
-
-    decode(record) -> sample            only the owner of a record runs it
-    shards(), read_shard(shard, start)  pieces in order; with `shard_lengths()` those that lie
-                                        before the wanted record are never opened
-    seek(record)                        an iterator over the records from that number on
-    set_epoch(epoch)                    called before an epoch is read
-    __len__                             lets `len(loader)` be known
-
-`get_worker_info()` is None while records are read, so a dataset that would divide itself among
-workers gives everything. Random numbers drawn while reading come from (seed, epoch), the same
-everywhere.
+Every executor reads the same raw records in the same order. Batch (epoch, step) is the records from
+position step x size on, and only the executor that was asked for it decodes, transforms and
+collates them (`pipeline/loading/stream_fetch.py`). `pipeline/protocols.py` lists what a dataset may
+offer.
 """
 
 from __future__ import annotations
@@ -52,11 +34,10 @@ def is_stream(dataset: Any) -> bool:
 
 
 class StreamOrder:
-    """In which order the records of an epoch come; the sampler of a stream.
+    """The order of a stream's records in an epoch; the sampler of a stream.
 
-    Shuffling is a buffer over raw records, cut into blocks: each block is read whole and comes out
-    in a keyed order. Where the blocks begin differs from epoch to epoch. Unlike a sliding buffer, a
-    block can be evaluated without the records before it.
+    Records are shuffled within blocks, each read whole and put into a keyed order. Blocks begin at
+    other records in each epoch. A block needs no records before it, as a sliding buffer would.
 
     Args:
         seed: of the run.
@@ -89,13 +70,13 @@ class StreamOrder:
         return max(number * self.buffer - shift, 0), (number + 1) * self.buffer - shift
 
     def within(self, epoch: int, start: int, size: int) -> IntArray:
-        """The order inside the block at `start`, which turned out to have `size` records."""
+        """The order inside the block at `start`, which has `size` records: int64[size]."""
         return Permutation(max(size, 1), hash64(self.seed, "block", epoch, start))(np.arange(size))
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest(Addressed):
-    """What an executor of a stream is handed: an address, and whose share of it."""
+    """An address, and the rank whose share of it is wanted."""
 
     epoch: int
     step: int
@@ -116,9 +97,9 @@ class StreamPlan:
     Args:
         order: the sampler.
         batch_size: records in a global batch.
-        tail: what becomes of the last, smaller batch.
-        length: records in an epoch where the dataset says so.
-        most: batches of an epoch; those after them have no address. None: all.
+        tail: for the last, smaller batch.
+        length: records in an epoch, where the dataset has a length.
+        most: batches in an epoch; None: all.
         again: every epoch should have the samples of the first, which a stream cannot do.
 
     Raises:
@@ -134,15 +115,14 @@ class StreamPlan:
                 "needs samples by index, and a stream has none; set trainer.limit_batches.train"
             )
             raise ConfigError(Problem("trainer.overfit_batches", reason))
-        limits = [one for one in (order.steps, most) if one is not None]
-        self.most = min(limits, default=None)
+        self.most = min((one for one in (order.steps, most) if one is not None), default=None)
         self.sampler = order
         self.batch_size = batch_size
         self.tail = tail
         self.length = length
 
     def steps(self, epoch: int) -> int | None:
-        """Batches in `epoch`, or None if only reading will tell."""
+        """Batches in `epoch`; None if unknown until they are read."""
         if self.length is None:
             return self.most
         size = self.batch_size
@@ -150,9 +130,9 @@ class StreamPlan:
         return count if self.most is None else min(count, self.most)
 
     def limit(self, epoch: int) -> int | None:
-        """The step at which to stop asking; None: the end shows itself, as `End`.
+        """The step at which to stop asking; None: until an `End` comes.
 
-        What `__len__` says is not trusted: nothing may be lost where it says too little.
+        `__len__` is not used for this: records would be lost where it is too small.
         """
         return self.most
 
@@ -167,7 +147,7 @@ class StreamPlan:
 
 
 def length_of(dataset: Any) -> int | None:
-    """`len(dataset)`, or None if it doesn't say."""
+    """`len(dataset)`, or None if it has no length."""
     try:
         return len(dataset)
     except TypeError:
@@ -175,10 +155,9 @@ def length_of(dataset: Any) -> int | None:
 
 
 def forwards(records: Iterator[Any]) -> Iterator[Any]:
-    """What is left of `records`, without ever calling `iter()` on it; 30 ns a record.
+    """The rest of `records`, without calling `iter()` on it, as `for` and `islice` do; 30 ns each.
 
-    `islice`, `for` and the like call it each time they are handed an iterator. Datasets whose
-    `__iter__` begins again and returns `self` are common, and would give their first records for
-    ever. An error that `records` raises does not end it.
+    Datasets whose `__iter__` starts over and returns `self` are common, and would give their first
+    records for ever. An error that `records` raises does not end the iteration.
     """
     return map(next, repeat(records))

@@ -1,8 +1,7 @@
-"""torch's samplers as orders: any `Sampler` or batch sampler, drawn once an epoch.
+"""torch's samplers as orders: any `Sampler` or batch sampler, listed once an epoch (8 bytes a row).
 
-A torch sampler is an iterator with a state of its own, so its epoch has to be listed (8 bytes a
-row). It is made anew for each epoch and drawn under generators seeded with (seed, epoch), which
-makes the list a pure function of the two again.
+It is made anew for each epoch and drawn under generators seeded with (seed, epoch), so the list is
+a pure function of the two.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SamplerFactory = Callable[[], Iterable[Any]]
 
 
 class _Epochs:
-    """Lists the epochs of a sampler; keeps the latest two."""
+    """The batches of each epoch of a sampler; keeps the latest two epochs."""
 
     def __init__(self, factory: SamplerFactory, seed: int, length: int) -> None:
         self._factory = factory
@@ -38,36 +37,28 @@ class _Epochs:
 
     def _draw(self, epoch: int) -> list[IntArray]:
         key = hash64(self._seed, "sampler", epoch)
+        generator = torch.Generator().manual_seed(key)
         with scope():
             seed_global(key)
-            sampler = self._factory()
-            _prepare(sampler, epoch, torch.Generator().manual_seed(key))
+            inner: Any = self._factory()
+            sampler = inner
+            while inner is not None:  # samplers may wrap others
+                if hasattr(inner, "set_epoch"):
+                    inner.set_epoch(epoch)
+                if hasattr(inner, "generator"):
+                    inner.generator = generator
+                inner = getattr(inner, "sampler", None)
             drawn = list(sampler)
-        if drawn and isinstance(drawn[0], (list, tuple)):
-            batches = [np.asarray(batch, dtype=np.int64) for batch in drawn]
-        else:
-            batches = [np.asarray(drawn, dtype=np.int64)]
-        for batch in batches:
-            self._check(batch)
+        batched = bool(drawn) and isinstance(drawn[0], (list, tuple))
+        batches = [np.asarray(batch, dtype=np.int64) for batch in (drawn if batched else [drawn])]
+        for rows in batches:
+            outside = rows[(rows < 0) | (rows >= self._length)]
+            if outside.size:
+                raise ConfigError(
+                    Problem("sampler", f"the sampler gave row {outside[0]}, but the dataset has "
+                            f"only {self._length} rows")
+                )  # fmt: skip
         return batches
-
-    def _check(self, rows: IntArray) -> None:
-        outside = rows[(rows < 0) | (rows >= self._length)]
-        if outside.size:
-            raise ConfigError(
-                Problem("sampler", f"the sampler gave row {outside[0]}, but the dataset has only "
-                        f"{self._length} rows")
-            )  # fmt: skip
-
-
-def _prepare(sampler: Any, epoch: int, generator: torch.Generator) -> None:
-    """Hand epoch and generator to a sampler and to the samplers that it wraps."""
-    while sampler is not None:
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-        if hasattr(sampler, "generator"):
-            sampler.generator = generator
-        sampler = getattr(sampler, "sampler", None)
 
 
 class TorchOrder(Order):

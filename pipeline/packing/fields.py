@@ -1,22 +1,13 @@
-"""Fields of samples as rows of plain numbers, and back, to the bit.
+"""Fields of samples as columns of plain numbers, and back, to the bit; one copy each way.
 
-    sample {"image": Image, "label": int, ...}
-      -> of each field: its numbers, its shape, and for points and boxes the size of their picture
-      -> the same sample
-
-1. `describe` says what a sample's fields are: kind, type of number, torchvision's type.
-2. `Encode` is a collate function that turns samples into one `Column` of numbers a field.
-3. `Field.value` gives one sample's value back, of the type it had.
-
-Images are stored with the channels of a pixel together: decoders give them so, torchvision resizes
-that layout fastest, and a crop is then one run of bytes a row. Cost: one copy of the numbers each
-way.
+Images are stored channels last: decoders give them so, torchvision resizes that layout fastest, and
+each row of a crop is then one run of bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,12 +27,13 @@ _TYPES = {
     for name in ("Image", "Video", "Mask", "KeyPoints", "BoundingBoxes")
     if hasattr(tv_tensors, name)
 }
-_PLAIN_KINDS = "biufc"  # what numpy can map: booleans, whole numbers, floats, complex numbers
+_PLAIN_KINDS = "biufc"  # numpy maps booleans, whole numbers, floats, complex numbers
+_CONTENT = {"str": str, "bytes": bytes, "file": EncodedImage}
 
 
 @dataclass(frozen=True)
 class Field:
-    """What one field of every sample is.
+    """One field of every sample.
 
     Attributes:
         name: its key in a sample.
@@ -50,7 +42,7 @@ class Field:
         dtype: of its numbers, as numpy writes it; "|u1" for text and files.
         ndim: dimensions of one value.
         type: torchvision's type: "Image", "KeyPoints" ...; "" for none.
-        attributes: what that type knows besides numbers, as {"format": "XYXY"}.
+        attributes: of that type, such as {"format": "XYXY"}.
     """
 
     name: str
@@ -62,17 +54,13 @@ class Field:
 
     @property
     def has_canvas(self) -> bool:
-        """Whether each value knows the height and width of the picture it belongs to."""
+        """Whether each value has the height and width of its picture."""
         return self.type in ("KeyPoints", "BoundingBoxes")
 
     @property
     def channels_last(self) -> bool:
-        """Whether the numbers are stored as [H, W, C] of what is [C, H, W]."""
+        """Whether numbers [C, H, W] are stored as [H, W, C]."""
         return self.type == "Image" and self.ndim == 3
-
-    def plain(self) -> dict[str, Any]:
-        """For JSON; `Field(**plain)` is the field again."""
-        return asdict(self) | {"attributes": dict(self.attributes)}
 
     def tensor(self, stored: Numbers) -> torch.Tensor:
         """Stored numbers [..., *shape] as the tensor that a sample or a batch of them holds."""
@@ -80,33 +68,27 @@ class Field:
         return made.movedim(-1, -3) if self.channels_last else made
 
     def value(self, stored: Numbers, canvas: Sequence[int] | None = None) -> Any:
-        """The value of one sample, from its numbers, which it keeps."""
+        """The value of one sample, of the type it had; it shares the numbers."""
         if self.kind == "tensor":
-            return self._typed(self.tensor(stored), canvas)
+            tensor = self.tensor(stored)
+            if not self.type:
+                return tensor
+            attributes: dict[str, Any] = dict(self.attributes)
+            if canvas is not None:
+                attributes["canvas_size"] = (int(canvas[0]), int(canvas[1]))
+            return _TYPES[self.type](tensor, **attributes)
         if self.kind == "array":
             return stored
         if self.kind == "scalar":
             return stored[()]
-        if self.kind in ("str", "bytes", "file"):
+        if self.kind in _CONTENT:
             content = stored.tobytes()
             return content.decode("utf-8", "surrogateescape") if self.kind == "str" else content
         return stored.item()
 
-    def _typed(self, tensor: torch.Tensor, canvas: Sequence[int] | None) -> Any:
-        if not self.type:
-            return tensor
-        attributes: dict[str, Any] = dict(self.attributes)
-        if canvas is not None:
-            attributes["canvas_size"] = (int(canvas[0]), int(canvas[1]))
-        return _TYPES[self.type](tensor, **attributes)
-
 
 def describe(sample: Any) -> dict[str, Field]:
-    """The fields of a sample.
-
-    Raises:
-        DataError: it is no dict, or holds what cannot be stored.
-    """
+    """The fields of a sample; raises DataError if it is not a dict, or a field cannot be stored."""
     if not isinstance(sample, Mapping):
         raise DataError(
             f"a sample is a {type(sample).__name__}; only dicts of fields can be packed"
@@ -118,11 +100,10 @@ def _field(name: str, value: Any) -> Field:
     kind = type(value)
     if kind in _NUMBERS:
         return Field(name, kind.__name__, _NUMBERS[kind], 0)
-    if isinstance(value, (str, bytes, EncodedImage)):
-        kinds = {"str": str, "bytes": bytes, "file": EncodedImage}
-        word = next(word for word, one in kinds.items() if isinstance(value, one))
-        return Field(name, word, "|u1", 1, "Image" if word == "file" else "")
-    if isinstance(value, torch.Tensor) and value.dtype not in (torch.bfloat16,):
+    for word, one in _CONTENT.items():
+        if isinstance(value, one):
+            return Field(name, word, "|u1", 1, "Image" if word == "file" else "")
+    if isinstance(value, torch.Tensor) and value.dtype != torch.bfloat16:
         attributes = {
             key: getattr(attribute, "value", attribute)
             for key, attribute in vars(value).items()
@@ -148,7 +129,7 @@ def _numpy(value: torch.Tensor) -> Numbers:
 
 @dataclass
 class Column:
-    """The numbers of one field of several samples, one after the other.
+    """The numbers of one field of several samples, concatenated.
 
     Attributes:
         numbers: uint8[bytes of all].
@@ -164,9 +145,9 @@ class Column:
 class Encode:
     """Samples to columns: a collate function.
 
-    The result has a `Column` for each field under "columns", and what the fields are under
-    "fields". Under "differs" stand the place of the first sample whose fields are others than the
-    first one's, and how they differ; None if there is none.
+    The result has a `Column` for each field under "columns", and the fields under "fields".
+    "differs" is the place of the first sample with other fields than the first one and how they
+    differ, or None.
     """
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
@@ -212,7 +193,7 @@ def _column(one: Field, values: Sequence[Any]) -> Column:
 
 
 def _stored(one: Field, value: Any) -> Numbers:
-    """The numbers of a value in the layout in which they are stored; not copied if possible."""
+    """The numbers of a value in the stored layout; a view if possible."""
     if one.kind == "str":
         value = value.encode("utf-8", "surrogateescape")
     if one.kind == "file":

@@ -7,8 +7,7 @@
     landmarks.canvas.npy    int32[N, 2]: height and width of each one's picture (points, boxes)
     table.<number>.npy ...  the dataset's table of samples (pipeline/packing/table.py)
 
-`PackWriter` takes columns as they come and holds nothing of them, so its memory does not grow with
-the dataset. `Pack` opens a folder in 0.1 ms a file, whatever their size; processes share the pages.
+Writing takes memory for a batch, opening 0.1 ms a file of any size; processes share the pages.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +44,17 @@ class _FieldStreams:
 
     def __init__(self, folder: Path, name: str, field: Field) -> None:
         self.field, self.name, self._folder = field, name, folder
-        self._numbers = self._open("", field.dtype)
-        self._offsets = self._open(".offsets", "<i8")
-        self._shapes = self._open(".shapes", "<i4")
-        self._canvases = self._open(".canvas", "<i4") if field.has_canvas else None
-        self._offsets.append(np.zeros(1, np.int64))
+        dtypes = {"": field.dtype, ".offsets": "<i8", ".shapes": "<i4"}
+        if field.has_canvas:
+            dtypes[".canvas"] = "<i4"
+        self._streams = {
+            suffix: NpyStream(folder / f"{name}{suffix}.npy", dtype)
+            for suffix, dtype in dtypes.items()
+        }
+        self._streams[".offsets"].append(np.zeros(1, np.int64))
         self._first: tuple[int, ...] | None = None
         self._even = True
         self._end = 0
-
-    def _open(self, suffix: str, dtype: str) -> NpyStream:
-        return NpyStream(self._folder / f"{self.name}{suffix}.npy", dtype)
 
     def append(self, column: Column) -> None:
         shapes = column.shapes
@@ -64,58 +63,49 @@ class _FieldStreams:
         self._even = self._even and bool((shapes == np.array(self._first)).all())
         ends = self._end + np.cumsum(shapes.prod(axis=1, dtype=np.int64))
         self._end = int(ends[-1])
-        self._numbers.append(column.numbers.numpy())
-        self._offsets.append(ends)
-        self._shapes.append(shapes)
-        if self._canvases is not None and column.canvases is not None:
-            self._canvases.append(column.canvases)
+        self._streams[""].append(column.numbers.numpy())
+        self._streams[".offsets"].append(ends)
+        self._streams[".shapes"].append(shapes)
+        if column.canvases is not None:
+            self._streams[".canvas"].append(column.canvases)
 
     def finish(self, count: int) -> dict[str, Any]:
-        """What pack.json says of the field."""
-        # Text and files are read by their places even where all are of one length.
+        """Write the headers; returns the field's entry in pack.json."""
+        # Text and files are read by offsets even where all have one length.
         even = self._even and self.field.kind not in ("str", "bytes", "file")
-        if self._canvases is not None:
-            self._canvases.finish((count, 2))
-        if even and self._first is not None:
-            self._numbers.finish((count, *self._first))
-            for suffix, stream in ((".offsets", self._offsets), (".shapes", self._shapes)):
+        numbers = (count, *self._first) if even and self._first is not None else (self._end,)
+        shapes = {"": numbers, ".offsets": (count + 1,), ".shapes": (count, self.field.ndim),
+                  ".canvas": (count, 2)}  # fmt: skip
+        for suffix, stream in self._streams.items():
+            if even and suffix in (".offsets", ".shapes"):
                 stream.close()
                 (self._folder / f"{self.name}{suffix}.npy").unlink()
-        else:
-            self._numbers.finish((self._end,))
-            self._offsets.finish((count + 1,))
-            self._shapes.finish((count, self.field.ndim))
-        return {"file": self.name, "even": even, **self.field.plain()}
+            else:
+                stream.finish(shapes[suffix])
+        return {"file": self.name, "even": even, **dataclasses.asdict(self.field)}
 
     def close(self) -> None:
-        for stream in (self._numbers, self._offsets, self._shapes, self._canvases):
-            if stream is not None:
-                stream.close()
+        for stream in self._streams.values():
+            stream.close()
 
 
 class PackWriter:
-    """Writes a pack into an empty folder.
-
-    Args:
-        folder: where to; nobody else looks at it yet.
-        fields: of every sample.
-    """
+    """Writes a pack into an empty folder, for samples with these fields."""
 
     def __init__(self, folder: Path, fields: Mapping[str, Field]) -> None:
         self.folder = folder
         self.fields = dict(fields)
         self.count = 0
-        names = _file_names(list(fields))
-        self._streams = {
-            name: _FieldStreams(folder, names[name], one) for name, one in fields.items()
-        }
+        self._streams: dict[str, _FieldStreams] = {}
+        taken: set[str] = set()
+        for number, (name, one) in enumerate(fields.items()):
+            plain = re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name) and name != "table"
+            file = name if plain and name.lower() not in taken else f"field-{number}"
+            taken.add(file.lower())
+            self._streams[name] = _FieldStreams(folder, file, one)
 
     def append(self, columns: Mapping[str, Column], fields: Mapping[str, Field]) -> None:
-        """Add samples.
-
-        Raises:
-            DataError: their fields are others than those before.
-        """
+        """Add samples; raises DataError if their fields differ from those before."""
         reason = difference(self.fields, fields)
         if reason:
             raise DataError(reason)
@@ -125,11 +115,7 @@ class PackWriter:
         self.count += rows
 
     def finish(self, record: Mapping[str, Any]) -> None:
-        """Write what is left, pack.json at last; the folder is whole from then on.
-
-        Args:
-            record: what else is to stand in it.
-        """
+        """Write the rest, and pack.json with the entries of `record` last."""
         fields = [stream.finish(self.count) for stream in self._streams.values()]
         sizes = {
             path.name: path.stat().st_size
@@ -146,56 +132,36 @@ class PackWriter:
             os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Give the files up, if they are not finished."""
+        """Close files that are not finished."""
         for stream in self._streams.values():
             stream.close()
-
-
-def _file_names(fields: Sequence[str]) -> dict[str, str]:
-    """A plain file name for each field; a number where its own name is none, or is taken."""
-    names: dict[str, str] = {}
-    for number, field in enumerate(fields):
-        plain = re.fullmatch(r"[A-Za-z0-9_-]{1,60}", field) and field != "table"
-        taken = field.lower() in {name.lower() for name in names.values()}
-        names[field] = f"field-{number}" if not plain or taken else field
-    return names
 
 
 class Pack:
     """An opened pack.
 
-    Args:
-        folder: of the pack.
-
     Attributes:
-        record: what pack.json says.
+        record: the content of pack.json.
         count: number of samples.
-        fields: what the samples hold, by name.
+        fields: of the samples, by name.
 
     Raises:
-        DataError: the folder is no pack, or one of its files is missing or was cut off.
+        DataError: the folder is not a pack, or one of its files is missing or was cut off.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.record = _read_record(self.folder)
+        self.count: int = self.record["count"]
         self.fields: dict[str, Field] = {}
         self._files: dict[str, str] = {}
         self._even: dict[str, bool] = {}
-        try:
-            self.count = int(self.record["count"])
-            if not 0 <= self.count < 1 << 53:
-                raise ValueError(f"it claims {self.count} samples")
-            for described in self.record["fields"]:
-                known = dict(described)
-                name = known["name"]
-                self._files[name], self._even[name] = known.pop("file"), known.pop("even")
-                self.fields[name] = Field(**known)
-            files = list(self.record["files"].items())
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            where = _damaged(self.folder / RECORD)
-            raise DataError(f"{where}: {type(error).__name__}: {error}. {_REMEDY}") from error
-        for name, size in files:
+        for described in self.record["fields"]:
+            known = dict(described)
+            name = known["name"]
+            self._files[name], self._even[name] = known.pop("file"), known.pop("even")
+            self.fields[name] = Field(**known)
+        for name, size in self.record["files"].items():
             self._check_size(name, size)
         self._maps: dict[str, Numbers] = {}
 
@@ -215,12 +181,12 @@ class Pack:
         """The `.npy` file of that name (without its ending), mapped, not read."""
         if name not in self._maps:
             path = self.folder / f"{name}.npy"
-            if f"{name}.npy" not in self.record["files"]:
-                raise DataError(f"{_damaged(self.folder)}: {RECORD} names no file {path.name!r}")
+            if path.name not in self.record["files"]:
+                raise _damaged(self.folder, f"{RECORD} names no file {path.name!r}")
             try:
                 mapped = map_npy(path)
             except (OSError, ValueError) as error:
-                raise DataError(f"{_damaged(path)}: {error}. {_REMEDY}") from error
+                raise _damaged(path, error) from error
             self._check_rows(name, mapped, path)
             self._maps[name] = mapped.view(np.ndarray)
         return self._maps[name]
@@ -240,8 +206,8 @@ class Pack:
         return out
 
     def places(self, name: str, indices: Indices) -> tuple[Numbers, Indices, Indices]:
-        """Where the numbers of a field lie: all of them in a row, and for int64[n] of its rows the
-        number at which each begins, int64[n], and its shape, int64[n, ndim]. Nothing is copied.
+        """All numbers of a field, 1-D and not copied, and for rows `indices`, int64[n]:
+        their offsets, int64[n], and shapes, int64[n, ndim].
         """
         array = self.array(self._files[name])
         if self._even[name]:
@@ -274,33 +240,29 @@ class Pack:
             return
         wanted = self.count + (suffix == "offsets")
         if not array.ndim or len(array) != wanted:
-            raise DataError(
-                f"{_damaged(path)}: it is {list(array.shape)} and has to be {wanted} rows. "
-                f"{_REMEDY}"
-            )
+            raise _damaged(path, f"it has shape {list(array.shape)} and must have {wanted} rows")
 
     def _check_size(self, name: str, size: int) -> None:
         path = self.folder / name
         if Path(name).name != name:
-            raise DataError(f"{_damaged(self.folder / RECORD)}: {name!r} leads out of the pack")
+            raise _damaged(self.folder / RECORD, f"{name!r} leads out of the pack")
         found = size_of(path)
         if found < 0:
-            raise DataError(f"{_damaged(path)}: No such file. {_REMEDY}")
+            raise _damaged(path, "No such file")
         if found != size:
-            cut = "was cut off" if found < size else "has grown"
-            reason = f"it {cut}: {found} bytes in place of {size}"
-            raise DataError(f"{_damaged(path)}: {reason}. {_REMEDY}")
+            cut = "was cut off" if found < size else "is longer than it was"
+            raise _damaged(path, f"it {cut}: {found} bytes instead of {size}")
 
 
-_REMEDY = "Delete the pack's folder; it is made again (dataset.packed=auto, or task=pack)."
+_REMEDY = "Delete the pack's folder to make it again (dataset.packed=auto, or task=pack)."
 
 
-def _damaged(path: Path) -> str:
-    return f"packed data is damaged: {str(path)!r}"
+def _damaged(path: Path, reason: object) -> DataError:
+    return DataError(f"packed data is damaged: {str(path)!r}: {reason}. {_REMEDY}")
 
 
 def is_pack(folder: Path) -> bool:
-    """Whether a folder says that it is a pack."""
+    """Whether a folder has a pack.json."""
     return (folder / RECORD).is_file()
 
 
@@ -310,54 +272,52 @@ def _read_record(folder: Path) -> dict[str, Any]:
         record = plain_json.read(path, _LARGEST, nan=True)
     except OSError as error:
         raise DataError(
-            f"{str(folder)!r} holds no packed data: {path.name!r} cannot be read "
+            f"{str(folder)!r} has no packed data: {path.name!r} cannot be read "
             f"({error.strerror}). `{program.text('task=pack')}` makes some."
         ) from error
-    except (ValueError, DataError) as error:
-        raise DataError(f"{_damaged(path)}: {error}. {_REMEDY}") from error
+    except ValueError as error:
+        raise _damaged(path, error) from error
     if not isinstance(record, dict) or record.get("kind") != _KIND:
         raise DataError(f"{str(path)!r} does not describe packed data")
     if record.get("version") != VERSION:
         raise DataError(
-            f"{str(path)!r} has version {record.get('version')}, and this is version {VERSION} of "
-            f"packed data. {_REMEDY}"
+            f"{str(path)!r} has version {record.get('version')} of packed data, not {VERSION}. "
+            f"{_REMEDY}"
         )
     missing = {"count", "fields", "files", "fingerprint"} - record.keys()
     if missing:
-        raise DataError(f"{_damaged(path)}: it lacks {', '.join(sorted(missing))}. {_REMEDY}")
+        raise _damaged(path, f"it lacks {', '.join(sorted(missing))}")
     try:
         _check_record(record)
     except ValueError as error:
-        raise DataError(f"{_damaged(path)}: {error}. {_REMEDY}") from error
+        raise _damaged(path, error) from error
     return record
 
 
 def _check_record(record: dict[str, Any]) -> None:
-    """Refuse a description that `PackWriter.finish` does not give; raises JsonError."""
-    integer(record, "count")
+    """Raise JsonError for what `PackWriter.finish` does not write."""
+    integer(record, "count", most=(1 << 53) - 1)
     for name in mapping(record["files"]):
         integer(record["files"], name)
     described = record["fields"]
     if not isinstance(described, list) or not all(isinstance(one, dict) for one in described):
-        raise JsonError("its fields are no list of mappings")
+        raise JsonError("its fields are not a list of mappings")
     known = {"file", "even", *(one.name for one in dataclasses.fields(Field))}
     for one in described:
         if one.keys() != known:
             odd = ", ".join(sorted(one.keys() ^ known)[:5])
-            raise JsonError(f"a field has too much or too little: {odd[:200]}")
+            raise JsonError(f"a field has missing or unknown keys: {odd[:200]}")
         integer(one, "ndim", most=64)
         texts = [one[key] for key in ("name", "file", "kind", "dtype", "type")]
         if not all(isinstance(text, str) for text in texts) or not isinstance(one["even"], bool):
-            raise JsonError("a field has names or kinds that are no texts")
+            raise JsonError("a field has a name or kind that is not text")
         if f"{one['file']}.npy" not in record["files"]:
-            raise JsonError(
-                f"a field lies in the file {shown(one['file'])}, which it does not list"
-            )
+            raise JsonError(f"a field is in the file {shown(one['file'])}, which is not listed")
         mapping(one["attributes"])
     tables = record.get("table") or []
     if not isinstance(tables, list) or not all(
-        isinstance(one, dict) and isinstance(one.get("file"), str)
-        and isinstance(one.get("kind"), str) and isinstance(one.get("name"), str)
+        isinstance(one, dict)
+        and all(isinstance(one.get(key), str) for key in ("file", "kind", "name"))
         for one in tables
-    ):  # fmt: skip
-        raise JsonError("its table is no list of columns")
+    ):
+        raise JsonError("its table is not a list of columns")

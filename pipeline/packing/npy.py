@@ -1,11 +1,7 @@
-"""`.npy` files: written as their rows come, past the system's cache if they are large; and mapped.
+"""`.npy` files: written row by row past the system's cache, and mapped after a check of the header.
 
-Pages of the cache cost more than the device: a picture of 196 KB took a third of a millisecond of
-CPU time through it, and past it no more than not to be written at all (docs/benchmarks.md). And
-what others keep there stays. Memory: 4 MiB a file.
-
-Whoever maps a file may not have written it: its header is read as far as a header goes, and what it
-claims is compared with the file's size before anything is mapped.
+Going through the cache costs more than the device does: a third of a millisecond of CPU time for a
+picture of 196 KB (docs/benchmarks.md), and it evicts the pages of others.
 """
 
 from __future__ import annotations
@@ -31,10 +27,10 @@ _LONGEST_HEADER = 1 << 16  # bytes; numpy's own are shorter than 10,000 where th
 
 
 class NpyStream:
-    """A `.npy` file that is written row by row.
+    """A `.npy` file that is written row by row; takes 4 MiB of memory.
 
     Args:
-        path: of the file, which must not be there yet.
+        path: of the file, which must not exist.
         dtype: of the numbers.
     """
 
@@ -43,13 +39,13 @@ class NpyStream:
         self._file = path.open("xb", buffering=0)
         self._direct: int | None = None  # the same file past the cache; opened for the first piece
         self._path = path
-        self._piece = mmap.mmap(-1, _PIECE)  # whole pages, as devices want them
+        self._piece = mmap.mmap(-1, _PIECE)  # whole pages, as devices need them
         self._bytes = np.frombuffer(self._piece, np.uint8)
         self._filled = _HEADER
         self._written = 0
 
     def append(self, numbers: Numbers) -> None:
-        """Add numbers, as their bytes."""
+        """Add numbers."""
         rest = np.ascontiguousarray(numbers).reshape(-1).view(np.uint8)
         while rest.size:
             stop = min(self._filled + rest.size, _PIECE)
@@ -62,7 +58,7 @@ class NpyStream:
                 self._filled = 0
 
     def finish(self, shape: tuple[int, ...]) -> None:
-        """Write the header and see the file onto the disk."""
+        """Write the header, flush the file to the disk and close it."""
         self._write(0)
         fields = {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
         start = np.lib.format.MAGIC_PREFIX + bytes([1, 0]) + struct.pack("<H", _HEADER - 10)
@@ -71,14 +67,14 @@ class NpyStream:
         self.close()
 
     def close(self) -> None:
-        """Give the file up as it is."""
+        """Close the file as it is."""
         self._file.close()
         if self._direct not in (None, _CLOSED):
             os.close(self._direct)
         self._direct = _CLOSED
 
     def _past_the_cache(self) -> int:
-        """Write the piece to the device; returns how much of it was taken."""
+        """Write the piece to the device; returns the number of bytes that it took."""
         if self._direct is None:
             self._direct = _open_direct(self._path)
         if self._direct == _CLOSED:
@@ -91,7 +87,7 @@ class NpyStream:
             return 0
 
     def _write(self, start: int) -> None:
-        """Write what the piece holds from `start` on."""
+        """Write the piece from `start` on."""
         with memoryview(self._piece) as piece:
             while start < self._filled:
                 place = self._written + start
@@ -99,7 +95,7 @@ class NpyStream:
 
 
 def _open_direct(path: Path) -> int:
-    """A descriptor that writes past the cache; _CLOSED where the drive or the system has none."""
+    """A descriptor that writes past the cache; _CLOSED where drive or system cannot."""
     flag = getattr(os, "O_DIRECT", 0)
     try:
         return os.open(path, os.O_WRONLY | flag) if flag else _CLOSED
@@ -111,8 +107,8 @@ def map_npy(path: str | os.PathLike[str]) -> Numbers:
     """The array in a `.npy` file, mapped read-only; an empty one, which cannot be mapped, is new.
 
     Raises:
-        OSError: the file is missing, no regular file, or may not be read.
-        ValueError: it is no whole `.npy` file of numbers, times or text; the message says why.
+        OSError: the file is missing, not a regular file, or may not be read.
+        ValueError: it is not a complete `.npy` file of numbers, times or text.
     """
     descriptor, size = regular_descriptor(path)
     with open(descriptor, "rb") as file:
@@ -143,11 +139,11 @@ def _header(content: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
         start += int.from_bytes(content[file.tell() : start], "little")
         if start > len(content) and len(content) == _LONGEST_HEADER:
             raise ValueError(f"its header claims {start} bytes")
-        # Versions 2 and 3 differ in the encoding of names, which arrays of numbers have none of.
+        # Versions 2 and 3 differ in the encoding of field names, which plain arrays lack.
         old = version == (1, 0)
         read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
         return *read(file), start
     except ValueError as error:
         raise ValueError(str(error).split("\n")[0]) from error
-    except Exception as error:  # a parser's, over a header that was made up
+    except Exception as error:  # of numpy's parser
         raise ValueError(f"its header cannot be read: {type(error).__name__}: {error}") from error

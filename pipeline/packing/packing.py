@@ -1,13 +1,7 @@
-"""A dataset to a pack: every sample read once, in order, by the loader's own workers.
+"""Making a pack: the loader's workers read every sample once, in order; this process writes them.
 
-1. A few samples are tried: what they hold, how large they are, that they draw no random numbers.
-2. Whoever holds the lock of the place writes; others wait and use what was made.
-3. Workers read (and shrink) samples and turn them into columns; this process writes them down as
-   they come, to a hidden folder beside the place.
-4. The folder is renamed when it is whole and on the disk. What a crash has left is deleted by the
-   next who packs.
-
-Memory: the batches that workers are ahead, about 8 MiB each, whatever the size of the dataset.
+The pack is written to a hidden folder, which is renamed when it is complete; of several processes
+one writes, and the others wait. Memory: about 8 MiB a batch ahead, for a dataset of any size.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +28,7 @@ from torchvision import tv_tensors
 from pipeline import terminal
 from pipeline.distributed.world import World, usable_cpus
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.files.disk import sync_folder
 from pipeline.files.own_files import check_own, check_tree, own_folder
 from pipeline.loading.batch import Batch
 from pipeline.loading.dataset_facts import classes_of, facts_of, table_of
@@ -57,7 +52,6 @@ _log = logging.getLogger(__name__)
 _TRIED = 8  # samples, evenly spread
 _BATCH_BYTES = 8 << 20
 _LARGEST_BATCH = 256
-_REFRESH_SECONDS = 0.1
 _WRITING = ".writing-"
 
 Backend = Literal["process", "thread"]
@@ -82,10 +76,10 @@ def pack(
         split: of the dataset, "train" or "val".
         recipe: what is done to samples first.
         cache_dir: packs are kept in the folder `packed` in it.
-        out: a folder of a person's own in place of that; the pack goes to `out`/`split`.
-        options: who reads samples; without workers, processes do, one a core.
+        out: the pack goes to `out`/`split` instead.
+        options: of the workers; without any, one process or thread a core is used.
         fingerprint: of the dataset; None takes its own.
-        names: for samples that are no dicts.
+        names: for samples that are not dicts.
 
     Raises:
         ConfigError: the dataset cannot be packed, or `out` holds something else.
@@ -96,7 +90,7 @@ def pack(
     name = recipe.name(fingerprint)
     where = Path(cache_dir, "packed", name) if out is None else Path(out, split)
     place = where.expanduser().absolute()
-    if out is None and os.path.lexists(place):  # what a person named is theirs to judge
+    if out is None and os.path.lexists(place):  # a folder that a person named is not checked
         own_folder(place.parent)
         check_tree(own_folder(place))
     if _is_there(place, name):
@@ -109,8 +103,13 @@ def pack(
         with _locked(place):
             if not _is_there(place, name):
                 _remove_leftovers(place)
-                _make(dataset, split, recipe, fingerprint, place, options or LoaderOptions(),
-                      progress, names or Fields())  # fmt: skip
+                fetch = Fetch(
+                    dataset, recipe.steps(), recipe.collate(), 0, fields=names or Fields()
+                )
+                record = {"name": name, "split": split, "dataset": {
+                    "class": type(dataset).__qualname__, "fingerprint": fingerprint,
+                }}  # fmt: skip
+                _make(fetch, recipe, record, place, options or LoaderOptions(), progress)
     except OSError as error:
         _refuse(place, error)
     return place
@@ -127,8 +126,8 @@ def _packable(dataset: Any, given: str | None) -> str:
     fingerprint = given or getattr(dataset, "fingerprint", None)
     if not fingerprint:
         raise ConfigError(
-            Problem("dataset.packed", f"{kind} has no `fingerprint`, so nobody could tell when its "
-                    "samples are others than the packed ones; give it one (docs/own_dataset.md)")
+            Problem("dataset.packed", f"{kind} has no `fingerprint`, which tells when its samples "
+                    "differ from the packed ones; give it one (docs/own_dataset.md)")
         )  # fmt: skip
     if not len(dataset):
         raise DataError(f"{kind} has no samples to pack")
@@ -138,8 +137,8 @@ def _packable(dataset: Any, given: str | None) -> str:
 def _is_there(place: Path, name: str) -> bool:
     if not is_pack(place):
         if place.exists() and any(place.iterdir()):
-            raise ConfigError(Problem("pack.out", f"{str(place)!r} is there already and is no "
-                                      "pack; choose another folder"))  # fmt: skip
+            raise ConfigError(Problem("pack.out", f"{str(place)!r} exists and is not a pack; "
+                                      "choose another folder"))  # fmt: skip
         return False
     if Pack(place).record.get("name") != name:
         raise ConfigError(
@@ -147,6 +146,10 @@ def _is_there(place: Path, name: str) -> bool:
                     "pack.size or pack.format); delete it or choose another folder")
         )  # fmt: skip
     return True
+
+
+def _lock_of(place: Path) -> Path:
+    return place.with_name(f".{place.name}.lock")
 
 
 @contextmanager
@@ -165,12 +168,8 @@ def _locked(place: Path) -> Iterator[None]:
         lock.release()
 
 
-def _lock_of(place: Path) -> Path:
-    return place.with_name(f".{place.name}.lock")
-
-
 def _remove_leftovers(place: Path) -> None:
-    """Delete what killed writers have left in the folder of packs; `place` is held."""
+    """Delete what killed writers have left in the folder of packs; `place` is locked."""
     for folder in place.parent.glob(f".*{_WRITING}*"):
         of = place.with_name(folder.name[1:].partition(_WRITING)[0])
         if of == place:
@@ -181,52 +180,53 @@ def _remove_leftovers(place: Path) -> None:
 
 
 def _make(
-    dataset: Any,
-    split: str,
+    fetch: Fetch,
     recipe: Recipe,
-    fingerprint: str,
+    record: dict[str, Any],
     place: Path,
     options: LoaderOptions,
     progress: Progress,
-    names: Fields,
 ) -> None:
-    fetch = Fetch(dataset, recipe.steps(), recipe.collate(), 0, fields=names)
+    dataset, split = fetch.dataset, record["split"]
     size = _try_out(fetch, recipe, place)
     hidden = place.with_name(f".{place.name}{_WRITING}{os.getpid()}-{secrets.token_hex(4)}")
     hidden.mkdir(mode=0o700)
+    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
+    if recipe.decoder == "native":
+        versions["jpeg"] = native_images.jpeg().library
     try:
-        table = table_of(dataset, names)
-        record = {
-            "name": recipe.name(fingerprint),
-            "split": split,
-            "fingerprint": recipe.fingerprint(fingerprint),
-            "dataset": {"class": type(dataset).__qualname__, "fingerprint": fingerprint},
+        table = table_of(dataset, fetch.fields)
+        record |= {
+            "fingerprint": recipe.fingerprint(record["dataset"]["fingerprint"]),
             "recipe": vars(recipe),
             "reader": getattr(dataset, "reader", None),
-            "versions": _versions(recipe),
-            "facts": facts_of(dataset, names),
+            "versions": versions,
+            "facts": facts_of(dataset, fetch.fields),
             "classes": classes_of(dataset),
             "table": None if table is None else write_table(hidden, table),
         }
         began = time.perf_counter()
-        with Loader(
-            Plan(Sequential(len(dataset)), size), fetch, _readers(options, recipe, dataset), World()
-        ) as read:
-            _write(read, hidden, record, _shown(progress, split, len(dataset)))
-        _take_place(hidden, place)
+        plan = Plan(Sequential(len(dataset)), size)
+        with Loader(plan, fetch, _readers(options, recipe, dataset), World()) as loader:
+            batches: Iterable[Batch] = loader.epoch(0)
+            if progress == "rich" or (progress == "auto" and sys.stderr.isatty()):
+                batches = _with_bar(batches, f"packing {split}", len(dataset))
+            _write(batches, hidden, record)
+        with suppress(OSError):  # some network drives cannot
+            sync_folder(hidden)
+        if place.is_dir():  # empty, or `_is_there` would have refused it
+            place.rmdir()
+        hidden.rename(place)
+        with suppress(OSError):
+            sync_folder(place.parent)
         rate = len(dataset) / (time.perf_counter() - began)
         _log.info("packed %s: %d samples, %.0f a second", split, len(dataset), rate)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _versions(recipe: Recipe) -> dict[str, str]:
-    found = {"torch": torch.__version__, "torchvision": torchvision.__version__}
-    return found | ({"jpeg": native_images.jpeg().library} if recipe.decoder == "native" else {})
-
-
 def _readers(options: LoaderOptions, recipe: Recipe, dataset: Any) -> LoaderOptions:
-    """Who reads: the run's own workers; others where it has none, since it is once."""
+    """The run's own workers; where it has none, one a core."""
     options = replace(options, pin_memory=False, in_order=True, persistent_workers=False)
     if options.backend != "main" and options.num_workers:
         return options
@@ -235,20 +235,15 @@ def _readers(options: LoaderOptions, recipe: Recipe, dataset: Any) -> LoaderOpti
 
 
 def backend_for(dataset: Any, recipe: Recipe) -> Backend:
-    """Threads where decoders work that hold no lock of Python, since processes copy pixels."""
+    """Threads where decoders release the interpreter lock, since processes copy pixels."""
     unlocked = recipe.decoder == "native" or getattr(dataset, "reader", None) == "torchvision"
     return "thread" if unlocked else "process"
 
 
-def _write(
-    loader: Loader,
-    folder: Path,
-    record: dict[str, Any],
-    shown: Callable[[Iterator[Batch]], Iterator[Batch]],
-) -> None:
+def _write(batches: Iterable[Batch], folder: Path, record: dict[str, Any]) -> None:
     writer: PackWriter | None = None
     try:
-        for batch in shown(loader.epoch(0)):
+        for batch in batches:
             if batch["differs"]:
                 row, reason = batch["differs"]
                 raise _differs(int(batch.indices[row]), reason)
@@ -268,25 +263,8 @@ def _differs(row: int, reason: str) -> DataError:
     return DataError(f"sample {row} cannot be packed with those before it: {reason}")
 
 
-def _take_place(hidden: Path, place: Path) -> None:
-    _sync(hidden)
-    if place.is_dir():  # empty, or `_is_there` would have said so
-        place.rmdir()
-    hidden.rename(place)
-    _sync(place.parent)
-
-
-def _sync(folder: Path) -> None:
-    with suppress(OSError):  # some network drives cannot
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def _try_out(fetch: Fetch, recipe: Recipe, place: Path) -> int:
-    """How many samples make a batch; refuses what cannot be packed, from a few samples."""
+    """The number of samples in a batch; a few samples show what cannot be packed."""
     dataset = fetch.dataset
     rows = np.unique(np.linspace(0, len(dataset) - 1, _TRIED).astype(np.int64))
     with scope():
@@ -312,7 +290,7 @@ def _size(count: int) -> str:
 
 
 def _still(dataset: Any, row: int) -> Any:
-    """A sample; refuses one that is drawn at random."""
+    """A sample; one that is drawn at random is refused."""
     seed_global(row)
     before = take()
     try:
@@ -330,7 +308,7 @@ def _still(dataset: Any, row: int) -> Any:
 
 
 def _check_pictures(sample: Any, recipe: Recipe, dataset: Any) -> None:
-    """Refuse a recipe that finds nothing to do in the samples."""
+    """Refuse a recipe that does not apply to the samples."""
     values = list(sample.values()) if isinstance(sample, dict) else []
     kind = type(dataset).__name__
     pictures = (tv_tensors.Image, EncodedImage)
@@ -355,35 +333,21 @@ def _refuse(place: Path, error: OSError) -> NoReturn:
     cause = causes.get(error.errno or 0, error.strerror or str(error))
     more = f" ({error.strerror})" if error.errno == errno.ENOSPC and error.strerror else ""
     raise DataError(
-        f"the pack {str(place)!r} cannot be written: {cause}{more}. Free some space, take a "
+        f"the pack {str(place)!r} cannot be written: {cause}{more}. Free some space, or set a "
         "smaller pack.size, pack.format=encoded, or another place (cache_dir, pack.out)"
     ) from error
 
 
-def _shown(kind: Progress, what: str, total: int) -> Callable[[Iterator[Batch]], Iterator[Batch]]:
-    """Batches with a bar on stderr, where a person looks on."""
-    if kind == "rich" or (kind == "auto" and sys.stderr.isatty()):
-        return lambda batches: _with_bar(batches, what, total)
-    return lambda batches: batches
-
-
-def _with_bar(batches: Iterator[Batch], what: str, total: int) -> Iterator[Batch]:
-    """Drawn from here and not by a thread, whose locks forked workers would inherit."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("packing {task.description}"), BarColumn(), MofNCompleteColumn(),
-               TimeRemainingColumn())  # fmt: skip
-    bar = Bar(*columns, console=terminal.console(sys.stderr), transient=True, auto_refresh=False)
-    task = bar.add_task(what, total=total)
-    drawn = 0.0
-    bar.start()
-    try:
+def _with_bar(batches: Iterable[Batch], what: str, total: int) -> Iterator[Batch]:
+    began = shown = time.perf_counter()
+    done = 0
+    with terminal.bar() as bar:
+        task = bar.add_task(what, total=total, numbers="")
         for batch in batches:
             yield batch
-            bar.advance(task, len(batch.indices))
-            if time.perf_counter() - drawn > _REFRESH_SECONDS:
+            done += len(batch.indices)
+            now = time.perf_counter()
+            if now - shown >= terminal.REFRESH_SECONDS:
+                bar.update(task, completed=done, numbers=terminal.left(done, total, now - began))
                 bar.refresh()
-                drawn = time.perf_counter()
-    finally:
-        bar.stop()
+                shown = now

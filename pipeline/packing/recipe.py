@@ -1,30 +1,84 @@
-"""What is made of samples before they are packed, and what the pack is called for it."""
+"""The recipe of a pack: how samples are made smaller, decoded and turned into columns."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from pipeline.packing.center_crops import CenterCrops
-from pipeline.packing.fields import Encode
+from pipeline.loading import output_buffers
+from pipeline.loading.encoded import EncodedImage
+from pipeline.packing.fields import Column, Encode, Field
 from pipeline.packing.folder import VERSION
 from pipeline.transforms import native_images
+from pipeline.transforms.image_decoding import DecodeResizeCenterCrop
+
+
+class CenterCrops(Encode):
+    """Samples to columns, with encoded pictures decoded to [size, size, 3] in one call of C.
+
+    The middle of a picture, as large as fits, is resized as by `DecodeResizeCenterCrop`.
+
+    Raises:
+        DataError: a file is not a picture.
+        ConfigError: the native decoder was not built.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._step = DecodeResizeCenterCrop(size, size, decoder="native")
+
+    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
+        files = [name for name, value in samples[0].items() if isinstance(value, EncodedImage)]
+        for place, sample in enumerate(samples):
+            if [name for name, value in sample.items() if isinstance(value, EncodedImage)] != files:
+                reason = f"it has no file of a picture in each of {', '.join(files)}"
+                return {"columns": {}, "fields": {}, "differs": (place, reason)}
+        rest = [{name: one[name] for name in one if name not in files} for one in samples]
+        done = super().__call__(rest)
+        if done["differs"]:
+            return done
+        for name in files:
+            done["columns"][name] = self._column([sample[name] for sample in samples])
+            done["fields"][name] = Field(name, "tensor", "|u1", 3, "Image")
+        for part in ("columns", "fields"):
+            done[part] = {name: done[part][name] for name in samples[0]}
+        return done
+
+    def _column(self, files: list[EncodedImage]) -> Column:
+        shape = (self._size, self._size, 3)
+        array, tensor = output_buffers.allocate((len(files), *shape), np.dtype(np.uint8))
+        self._step.decode_files(files, np.zeros(len(files), np.uint64), array, channels_last=True)
+        return Column(tensor.reshape(-1), np.array([shape] * len(files), np.int32))
+
+
+def fits(dataset: Any) -> bool:
+    """Whether `CenterCrops` applies: encoded pictures, and no masks, points or boxes."""
+    try:
+        sample = dataset[0]
+    except Exception:  # packing finds the error again, and reports it
+        return False
+    values = list(sample.values()) if isinstance(sample, dict) else []
+    moving = any(isinstance(value, tv_tensors.TVTensor) for value in values)
+    return any(isinstance(value, EncodedImage) for value in values) and not moving
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is made of a dataset's samples.
+    """What is done to a dataset's samples before they are packed.
 
     Attributes:
         size: pixels of the shorter side of every picture; None leaves samples as they are.
         square: cut a square out of the middle after that.
         format: "pixels", or "encoded" for the files that pictures come from.
-        decoder: who makes pictures smaller: "reader" for the dataset's own and torchvision, or
-            "native" for the one in C, to which the dataset has to give files.
+        decoder: "reader" for the dataset's own and torchvision's resizing, or "native" for the
+            decoder in C, which needs encoded pictures.
     """
 
     size: int | None = None
@@ -33,7 +87,7 @@ class Recipe:
     decoder: Literal["reader", "native"] = "reader"
 
     def natively(self) -> Recipe | None:
-        """The same by the native decoder; None where that was not built, or has nothing to do."""
+        """This recipe with the native decoder; None where that was not built or does not apply."""
         able = self.size is not None and self.square and self.format == "pixels"
         return (
             replace(self, decoder="native") if able and native_images.jpeg() is not None else None
@@ -47,15 +101,15 @@ class Recipe:
         return v2.Compose(steps + ([v2.CenterCrop(self.size)] if self.square else []))
 
     def collate(self) -> Encode:
-        """What turns samples into columns."""
+        """The function that turns samples into columns."""
         return CenterCrops(self.size) if self.decoder == "native" and self.size else Encode()
 
     def name(self, fingerprint: str) -> str:
-        """The name of a pack: other samples, another name."""
+        """The name of a pack; other samples, another name."""
         return _hash(["pack", VERSION, fingerprint, self.format, *self._shrunk()])
 
     def fingerprint(self, fingerprint: str) -> str:
-        """The packed dataset's own: the dataset's where samples are what they were."""
+        """The fingerprint of the packed dataset; the dataset's own where samples stay the same."""
         return fingerprint if self.size is None else _hash(["packed", fingerprint, *self._shrunk()])
 
     def _shrunk(self) -> list[Any]:

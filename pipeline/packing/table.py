@@ -4,13 +4,11 @@
     categories        table.<k>.npy, their codes          and the categories in pack.json
     text              table.<k>.npy, UTF-8                and table.<k>.offsets.npy, int64[N + 1]
 
-Missing text is marked by a file `table.<k>.missing.npy`. No library besides numpy is needed to read
-them; pandas is imported when the table is asked for.
+Missing text is marked in `table.<k>.missing.npy`. pandas is imported when the table is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +25,10 @@ _PIECE = 65536  # rows of text that are turned into bytes at once
 
 
 def write_table(folder: Path, table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Write a table's columns; returns what pack.json says of them.
+    """Write a table's columns; returns their entries in pack.json.
 
     Raises:
-        DataError: a column holds neither numbers nor dates, categories or text.
+        DataError: a column is neither numbers nor dates, categories or text.
     """
     return [
         {"name": str(name), "file": f"table.{number}", **_write(folder, number, table[name])}
@@ -53,12 +51,7 @@ def _write(folder: Path, number: int, column: pd.Series[Any]) -> dict[str, Any]:
         return {"kind": "numbers"}
     missing = column.isna().to_numpy()
     if not all(isinstance(value, str) for value in column[~missing]):
-        raise _refusal(column, "values that are no text")
-    _write_text(folder, stem, column, missing)
-    return {"kind": "text", "object": column.dtype == object, "missing": bool(missing.any())}
-
-
-def _write_text(folder: Path, stem: str, column: pd.Series[Any], missing: Any) -> None:
+        raise _refusal(column, "values that are not text")
     text = NpyStream(folder / f"{stem}.npy", "|u1")
     offsets = np.zeros(len(column) + 1, np.int64)
     for start in range(0, len(column), _PIECE):
@@ -75,6 +68,7 @@ def _write_text(folder: Path, stem: str, column: pd.Series[Any], missing: Any) -
     _save(folder, f"{stem}.offsets", offsets)
     if missing.any():
         _save(folder, f"{stem}.missing", missing)
+    return {"kind": "text", "object": column.dtype == object, "missing": bool(missing.any())}
 
 
 def _save(folder: Path, stem: str, values: Any) -> None:
@@ -122,16 +116,12 @@ def _read(pack: Pack, described: dict[str, Any]) -> Any:
             pack.array(stem).tolist(), categories=described["categories"],
             ordered=described["ordered"],
         )  # fmt: skip
-    values = list(_text(pack, stem, described["missing"]))
-    return pd.Series(values, dtype=object if described["object"] else "str")
-
-
-def _text(pack: Pack, stem: str, some_missing: bool) -> Iterator[str | None]:
     text = pack.array(stem).tobytes()
     offsets = pack.array(f"{stem}.offsets").tolist()
-    gone = pack.array(f"{stem}.missing").tolist() if some_missing else None
-    for row in range(pack.count):
-        if gone is not None and gone[row]:
-            yield None
-        else:
-            yield text[offsets[row] : offsets[row + 1]].decode("utf-8", "surrogateescape")
+    missing = pack.array(f"{stem}.missing").tolist() if described["missing"] else None
+    values = [
+        text[offsets[row] : offsets[row + 1]].decode("utf-8", "surrogateescape")
+        if missing is None or not missing[row] else None
+        for row in range(pack.count)
+    ]  # fmt: skip
+    return pd.Series(values, dtype=object if described["object"] else "str")

@@ -1,13 +1,7 @@
 """The checkpoints of a run: saved in the background, the last few and the best of them kept.
 
-    save, load      one checkpoint; a file (checkpoint_file.py), or a folder to which many ranks
-                    wrote their parts (sharded_checkpoint.py)
-    Checkpoints     1. wait for the write before; 2. copy the state to the CPU; 3. in a thread,
-                    write it, link it if it is the best, and delete those that are too old
-    find            the one that a person means;  find_newest  the one to go on from
-
-Once the first is written, there is a complete one at every moment, whatever is killed. Cost of a
-save to the training: the copy, and the wait if the disk is slower than the training.
+Once the first is written, there is a complete one at every moment, whatever is killed. A save costs
+the training a copy of the state to the CPU, and a wait if the disk is slower than the training.
 """
 
 from __future__ import annotations
@@ -17,14 +11,13 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-from torch import Tensor
 
 from pipeline.distributed.group import Group
 from pipeline.files.disk import Hold, beside, discard, prepare, refuse, sync_folder
@@ -37,14 +30,16 @@ __all__ = ["CheckpointError", "Checkpoints", "Newest", "State", "find", "find_ne
 
 BEST = "best.safetensors"
 BEST_FOLDER = "best"
+BESTS = (BEST, BEST_FOLDER)
 
 _NAME = re.compile(r"step-(\d+)(?:-(\d+))?(?:\.safetensors)?")
+_NONE = "it holds no checkpoint; give the folder of a run, or one of its checkpoints"
 
 log = logging.getLogger(__name__)
 
 
 def load(path: Path) -> State:
-    """The state that was saved to a file or a folder, its tensors whole, on the CPU.
+    """The state saved to a file or a folder, with whole tensors on the CPU.
 
     Raises:
         CheckpointError: no checkpoint, a damaged one, or one of a newer version.
@@ -52,21 +47,20 @@ def load(path: Path) -> State:
     if path.is_dir() and (path / sharded_checkpoint.STATE).exists():
         return sharded_checkpoint.load(path)
     if path.is_dir() and _NAME.fullmatch(path.name):
-        raise CheckpointError(f"{path}: the checkpoint is damaged: it has no state.json. Use an "
-                              "earlier one")  # fmt: skip
+        raise checkpoint_file.damaged(path, "it has no state.json")
     return checkpoint_file.load(path)
 
 
 class Checkpoints:
     """The checkpoints of a run: the last few, and the best.
 
-    Where there are several ranks, each has one of these and makes the same calls. Rank 0 writes
-    alone what all of them have; what they have parts of (FSDP), all of them write.
+    Every rank has one of these and makes the same calls. Rank 0 alone writes what all ranks hold;
+    all of them write what is sharded (FSDP).
 
     Args:
-        folder: made when the first one is saved.
+        folder: made at the first save.
         keep_last: how many of the last to keep.
-        background: write in a thread, while the training goes on.
+        background: write in a thread.
         group: the ranks.
     """
 
@@ -77,37 +71,56 @@ class Checkpoints:
         self.keep_last = keep_last
         self._background = background
         self._group = group or Group()
-        self._own: tuple[Group, Any] | None = None  # for the ranks' talk about writing
+        self._own: tuple[Group, Any] | None = None  # of the same ranks, for writing alone
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
     def save(self, state: State, step: int, best: bool = False) -> Path:
-        """Save as the last one, after `step` optimizer steps, and as the best one if it is.
+        """Save as the last one, after `step` optimizer steps, and also as the best one if `best`.
 
-        A state of the same step is replaced. `state` may be changed as soon as this returns.
+        It replaces one of the same step. `state` may be changed as soon as this returns.
 
         Raises:
             TypeError: the state holds what cannot be saved.
-            CheckpointError: it, or what was saved before it, cannot be written.
+            CheckpointError: it, or the previous one, cannot be written.
         """
         self.flush()
         text, tensors = encode(state)
+        path = self.folder / f"step-{step:08d}.safetensors"
+        write: Callable[[], None]
         if any(is_sharded(tensor) for tensor in tensors.values()):
-            path, write = self._sharded(text, tensors, step)
+            copies = sharded_checkpoint.copied(tensors)
+            if self._own is None:
+                self._own = sharded_checkpoint.own_group(self._group)
+            # A folder cannot be replaced in one step, so one of the same step gets a number.
+            there = [_number(path)[1] for path in self.saved() if _number(path)[0] == step]
+            path = self.folder / (path.stem + (f"-{max(there) + 1}" if there else ""))
+            write = partial(sharded_checkpoint.write_folder, path, text, copies, *self._own)
         elif self._group.is_first:
-            path, write = self._whole(text, tensors, step)
+            copies = checkpoint_file.copied(tensors)
+
+            def write() -> None:
+                prepare(self.folder, CheckpointError)
+                checkpoint_file.write_file(path, text, copies)
         else:
-            return self._file(step)
+            return path
 
         def work() -> None:
-            write()
-            if self._group.is_first:
-                self._settle(path, step, best)
+            try:
+                write()
+                if self._group.is_first:
+                    self._settle(path, step, best)
+            except BaseException as error:
+                self._failure = error
 
-        if self._background:
-            self._start(work)
+        if self._background:  # with other ranks, one that died would keep this process from ending
+            self._thread = threading.Thread(
+                target=work, name="checkpoint", daemon=not self._group.alone
+            )
+            self._thread.start()
         else:
             work()
+            self.flush()
         return path
 
     def flush(self) -> None:
@@ -117,10 +130,6 @@ class Checkpoints:
         if failure is not None:
             raise failure
 
-    def close(self) -> None:
-        """As flush; nothing more will be saved."""
-        self.flush()
-
     def __enter__(self) -> Checkpoints:
         return self
 
@@ -129,35 +138,35 @@ class Checkpoints:
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         try:
-            self.close()
+            self.flush()
         except CheckpointError as failure:
             if error is None:
                 raise
-            log.error("%s", failure)  # beside the error that is on its way
+            log.error("%s", failure)  # beside the other error
 
     def saved(self) -> list[Path]:
-        """The last ones, oldest first; waits for what is being written."""
+        """The last ones, oldest first; waits for the one that is being written."""
         self._wait()
         return sorted(_numbered(self.folder), key=_number)
 
     def best(self) -> Path | None:
-        """The best one; the last one where none was called the best; waits as `saved` does."""
+        """The best one, or else the last one; waits for the one that is being written."""
         self._wait()
-        paths = [path for path in (self.folder / BEST, self.folder / BEST_FOLDER) if path.exists()]
-        if paths:  # of both kinds, if the run was killed when it went on in another way
+        paths = [path for name in BESTS if (path := self.folder / name).exists()]
+        if paths:  # both, if the run was killed after a resume in the other format
             return max(paths, key=lambda path: path.lstat().st_mtime_ns)
         return next(reversed(self.saved()), None)
 
     def set_aside_after(self, step: int) -> list[Path]:
-        """Give those of a later step other names, so that nobody goes on from them; the new names.
+        """Rename those of a later step, so that no run resumes from them; returns the new names.
 
-        For a run that goes on from `step`: later ones are damaged, or of what it leaves behind. So
+        For a run that resumes from `step`: later ones are damaged or of an abandoned branch. So
         none of them stays the best.
         """
         moved = []
         for path in self.saved():
             if _number(path)[0] > step:
-                for best in (self.folder / BEST, self.folder / BEST_FOLDER):
+                for best in (self.folder / name for name in BESTS):
                     if best.exists() and best.samefile(path):
                         best.unlink()
                 name, number = path.with_name(f"set-aside-{path.name}"), 1
@@ -167,55 +176,13 @@ class Checkpoints:
                 moved.append(path.rename(name))
         return moved
 
-    def _file(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}.safetensors"
-
-    def _whole(
-        self, text: str, tensors: Mapping[str, Tensor], step: int
-    ) -> tuple[Path, Callable[[], None]]:
-        path, copies = self._file(step), checkpoint_file.copied(tensors)
-
-        def write() -> None:
-            prepare(self.folder, CheckpointError)
-            checkpoint_file.write_file(path, text, copies)
-
-        return path, write
-
-    def _sharded(
-        self, text: str, tensors: Mapping[str, Tensor], step: int
-    ) -> tuple[Path, Callable[[], None]]:
-        copies = sharded_checkpoint.copied(tensors)
-        if self._own is None:
-            self._own = sharded_checkpoint.own_group(self._group)
-        group, parts = self._own
-        # A folder cannot be replaced in one step, so that one of the same step gets a number.
-        there = [_number(path)[1] for path in self.saved() if _number(path)[0] == step]
-        name = f"step-{step:08d}-{max(there) + 1}" if there else f"step-{step:08d}"
-        path = self.folder / name
-
-        def write() -> None:
-            sharded_checkpoint.write_folder(path, text, copies, group, parts)
-
-        return path, write
-
     def _wait(self) -> None:
         if self._thread not in (None, threading.current_thread()):
             self._thread.join()
             self._thread = None
 
-    def _start(self, work: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:
-                self._failure = error
-
-        # With other ranks, one that died would keep this process from ending.
-        self._thread = threading.Thread(target=run, name="checkpoint", daemon=not self._group.alone)
-        self._thread.start()
-
     def _settle(self, path: Path, step: int, best: bool) -> None:
-        """After `path` is on the disk: link the best, delete what is too old."""
+        """After `path` is on the disk: link the best, delete old ones."""
         if best:
             _link(path, self.folder)
         known = [one for one in self.saved() if _number(one)[0] <= step]
@@ -224,12 +191,12 @@ class Checkpoints:
         held = (self.folder / BEST_FOLDER).resolve().name
         for one in [*replaced, *old]:
             if one.name != held:
-                with suppress(OSError):  # at the next save, then
+                with suppress(OSError):  # then the next save tries again
                     discard(one)
 
 
 def find(path: Path) -> Path:
-    """What a person means: a checkpoint, a run's folder (its best one), or their folder.
+    """The checkpoint that a path refers to: itself, or the best one of a run or of its folder.
 
     Raises:
         CheckpointError: there is none.
@@ -238,7 +205,7 @@ def find(path: Path) -> Path:
         return path
     best = Checkpoints(_folder_of(path)).best()
     if best is None:
-        raise _none(path)
+        raise NoCheckpointError(f"{path}: {_NONE}")
     return best
 
 
@@ -247,8 +214,7 @@ class Newest:
     """The newest checkpoint that could be loaded.
 
     Attributes:
-        state: what it holds.
-        skipped: newer ones that are no good, the newest first, and what is wrong with each.
+        skipped: newer ones that cannot be used, the newest first, and what is wrong with each.
     """
 
     path: Path
@@ -257,29 +223,28 @@ class Newest:
 
 
 def has_checkpoint(path: Path) -> bool:
-    """Whether a run's folder, or the folder of its checkpoints, has any, good or not."""
+    """Whether a run's folder, or the folder of its checkpoints, has any, usable or not."""
     return any(_newest_first(path))
 
 
 def load_checked(path: Path, check: Callable[[State], None]) -> State:
-    """`load`, of what `check` takes; raises CheckpointError, also in place of its ValueError."""
+    """`load` and `check`; raises CheckpointError, also in place of a ValueError of `check`."""
     state = load(path)
     try:
         check(state)
     except ValueError as error:
-        raise CheckpointError(f"{path}: {checkpoint_file.DAMAGED}: {error}. Use an earlier "
-                              "one") from error  # fmt: skip
+        raise checkpoint_file.damaged(path, error) from error
     return state
 
 
 def find_newest(path: Path, check: Callable[[State], None] = lambda state: None) -> Newest:
-    """The newest good checkpoint of a run's folder, or of the folder of its checkpoints.
+    """The newest usable checkpoint of a run's folder, or of the folder of its checkpoints.
 
     Args:
-        check: raises ValueError, with what is wrong, for a state that is no good.
+        check: raises ValueError for a state that cannot be used.
 
     Raises:
-        CheckpointError: there is none, or none is good; then with what is wrong with each.
+        CheckpointError: there is none, or none can be used; with what is wrong with each.
     """
     skipped: list[tuple[Path, str]] = []
     for one in _newest_first(path):
@@ -288,34 +253,25 @@ def find_newest(path: Path, check: Callable[[State], None] = lambda state: None)
         except CheckpointError as error:
             skipped.append((one, str(error).removeprefix(f"{one}: ")))
     if not skipped:
-        raise _none(path)
+        raise NoCheckpointError(f"{path}: {_NONE}")
     reasons = "".join(f"\n  {one.name}: {reason}" for one, reason in skipped)
     raise CheckpointError(f"{path}: none of its checkpoints can be used:{reasons}")
 
 
 def _newest_first(path: Path) -> Iterator[Path]:
-    """All checkpoints, each once.
-
-    The best comes last: those that are deleted are always the oldest, so where it is none of the
-    others, it is older than they are.
-    """
+    """All checkpoints, each once. The best is last: if it is not among the others, it is older."""
     folder = _folder_of(path)
     numbered = sorted(_numbered(folder), key=_number, reverse=True)
     yield from numbered
-    for best in (folder / BEST, folder / BEST_FOLDER):
+    for best in (folder / name for name in BESTS):
         if best.exists() and not any(best.samefile(one) for one in numbered if one.exists()):
             yield best
 
 
 def _folder_of(path: Path) -> Path:
-    """The folder with a run's checkpoints, given that of the run or this one itself."""
+    """The folder of a run's checkpoints, given that of the run or this one itself."""
     inner = path / "checkpoints"
     return inner if inner.is_dir() else path
-
-
-def _none(path: Path) -> CheckpointError:
-    return NoCheckpointError(f"{path}: there is no checkpoint in it; give the folder of a run, or "
-                             "a checkpoint of its checkpoints folder")  # fmt: skip
 
 
 def _numbered(folder: Path) -> Iterator[Path]:
@@ -325,51 +281,38 @@ def _numbered(folder: Path) -> Iterator[Path]:
 
 
 def _number(path: Path) -> tuple[int, int]:
-    """Step, and which of several of that step."""
+    """The step, and which of several of that step."""
     match = _NAME.fullmatch(path.name)
     assert match, path
     return int(match[1]), int(match[2] or 1)
 
 
 def steps_of(path: Path) -> int | None:
-    """How many optimizer steps a checkpoint's name says; None for one without a number."""
+    """The number of optimizer steps in a checkpoint's name; None if it has none."""
     return _number(path)[0] if _NAME.fullmatch(path.name) else None
 
 
 def _link(path: Path, folder: Path) -> None:
-    """Make `path` the best one, atomically: a file by a second name, so that it outlives the first;
-    a folder by a link to it. Where there are no hard links, the file is copied.
-    """  # fmt: skip
-    names = (BEST_FOLDER, BEST) if path.is_dir() else (BEST, BEST_FOLDER)
-    best, other = (folder / name for name in names)
-    hidden = beside(best)
+    """Make `path` the best one, atomically: a folder by a symbolic link to it, a file by a hard
+    link, which outlives the first name, or a copy on a file system without hard links.
+    """
+    best, other = (folder / name for name in (BESTS[::-1] if path.is_dir() else BESTS))
+    hidden, hold = beside(best), None
     try:
-        with _held(path):
-            if path.is_dir():
-                hidden.symlink_to(path.name)
-            else:
-                _hard_link(path, hidden)
-            hidden.replace(best)
+        if path.is_dir():
+            hidden.symlink_to(path.name)
+        else:
+            hold = Hold.take(path, linked=True)  # or another process deletes the hidden name
+            try:
+                os.link(path, hidden)
+            except OSError:
+                shutil.copyfile(path, hidden)
+        hidden.replace(best)
         other.unlink(missing_ok=True)
         sync_folder(folder)
     except OSError as error:
         hidden.unlink(missing_ok=True)
         refuse(best, error, CheckpointError)
-
-
-def _hard_link(source: Path, path: Path) -> None:
-    try:
-        os.link(source, path)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, path)
-
-
-@contextmanager
-def _held(path: Path) -> Iterator[None]:
-    """Hold a file, so that its second name is not taken for a leftover."""
-    hold = None if path.is_dir() else Hold.take(path, linked=True)
-    try:
-        yield
     finally:
         if hold is not None:
             hold.release()

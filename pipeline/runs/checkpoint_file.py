@@ -1,14 +1,7 @@
-"""A checkpoint in one file, atomic, verified and versioned.
+"""A checkpoint in one safetensors file, atomic, verified and versioned.
 
-It is a safetensors file, so that every tool that reads those can read the weights:
-
-    tensors       the tensors of the state by name (pipeline/runs/state_tree.py)
-    metadata      format   version of what is described here
-                  state    the state as JSON, with tensors by name
-                  sha256   over the two above and all tensors: any changed bit is noticed
-
-Cost: a copy of the tensors on the CPU while it is written, and beside the disk's own time about 1 s
-a GiB for the hash. Writing leaves other threads the interpreter.
+Its metadata has `format`, `state` (JSON, see state_tree.py) and `sha256` over both and all tensors.
+Cost: a copy of the tensors on the CPU, and about 1 s a GiB for the hash beside the disk's own time.
 """
 
 from __future__ import annotations
@@ -26,20 +19,14 @@ from torch import Tensor
 
 from pipeline.files.disk import replacing, write
 from pipeline.files.regular_file import open_regular
-from pipeline.runs.state_tree import (
-    CheckpointError,
-    NoCheckpointError,
-    State,
-    decode,
-    encode,
-    is_sharded,
-)
+from pipeline.runs import state_tree
+from pipeline.runs.state_tree import CheckpointError, NoCheckpointError, State, encode, is_sharded
 
 FORMAT = 1
 
 _DIGITS = 9  # of a version
 _SMALL = 64 << 20  # bytes
-_SPARSE = 16  # disks that compress make less of it than that
+_SPARSE = 16  # more than disks that compress save
 
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -51,7 +38,7 @@ DTYPES = {
 
 
 def save(path: Path, state: State) -> None:
-    """Write `state` to `path`, atomically; what stood there is replaced.
+    """Write `state` to `path`, atomically.
 
     Args:
         state: nested dicts (keys text or int), lists and tuples of tensors, None, bool, int, float
@@ -75,24 +62,24 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def on_cpu(tensor: Tensor) -> Tensor:
-    """A copy of its own, in the plain order of memory."""
+    """A contiguous copy."""
     plain = tensor.resolve_conj().resolve_neg()
     return plain.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def write_file(path: Path, text: str, tensors: Mapping[str, Tensor]) -> None:
-    """Write a state that was taken apart, its tensors copied; raises CheckpointError."""
+    """Write an encoded state and copies of its tensors; raises CheckpointError."""
     digest = _digest(str(FORMAT), text, tensors)
     names = sorted(tensors, key=lambda name: -tensors[name].element_size())  # so all are aligned
     header: dict[str, object] = {
         "__metadata__": {"format": str(FORMAT), "state": text, "sha256": digest}
     }
-    offset = 0
+    end = 0
     for name in names:
-        tensor, start = tensors[name], offset
-        offset += tensor.nbytes
+        tensor, start = tensors[name], end
+        end += tensor.nbytes
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape),
-                        "data_offsets": [start, offset]}  # fmt: skip
+                        "data_offsets": [start, end]}  # fmt: skip
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     with replacing(path, CheckpointError) as descriptor:
@@ -101,17 +88,21 @@ def write_file(path: Path, text: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load(path: Path) -> State:
-    """The state that was saved to `path`, its tensors on the CPU.
+    """The state saved to `path`, with its tensors on the CPU.
 
     Raises:
         CheckpointError: no checkpoint, a damaged one, or one of a newer version.
     """
     try:
-        with open_regular(path) as opened:  # says more than safe_open where there is no permission
+        with open_regular(path) as opened:  # says more than safe_open if there is no permission
             check_size(path, os.fstat(opened.fileno()))
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            _check_format(path, metadata)
+            version = metadata.get("format", "")
+            if "state" not in metadata or not (version.isascii() and version.isdecimal()):
+                raise CheckpointError(f"{path}: a safetensors file, but not a checkpoint of "
+                                      "Penstock's")  # fmt: skip
+            check_version(path, int(version[:_DIGITS]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
         raise NoCheckpointError(f"{path}: there is no such checkpoint") from error
@@ -119,36 +110,34 @@ def load(path: Path) -> State:
         raise CheckpointError(f"{path}: no permission to read it. Give yourself that") from error
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: {_unreadable(path)} ({error})") from error
-    text = metadata.get("state", "")
-    if metadata.get("sha256") != _digest(metadata["format"], text, tensors):
-        raise CheckpointError(f"{path}: {DAMAGED}: its contents do not have the checksum that was "
-                              "saved with them. Use an earlier one")  # fmt: skip
+    text = metadata["state"]
+    if metadata.get("sha256") != _digest(version, text, tensors):
+        raise damaged(path, "its contents do not match their checksum")
     try:
-        return decode(text, tensors)
+        return state_tree.decode(text, tensors)
     except ValueError as error:
-        raise CheckpointError(f"{path}: {DAMAGED}: its state cannot be read ({error}). Use an "
-                              "earlier one") from error  # fmt: skip
+        raise damaged(path, f"its state cannot be read ({error})") from error
 
 
 DAMAGED = "the checkpoint is damaged"
 
 
+def damaged(path: Path, reason: object) -> CheckpointError:
+    return CheckpointError(f"{path}: {DAMAGED}: {reason}. Use an earlier one")
+
+
 def check_version(path: Path, version: int) -> None:
-    """Refuse what a newer Penstock wrote."""
+    """Refuse a checkpoint of a newer Penstock."""
     if version > FORMAT:
         raise CheckpointError(f"{path}: written in format {version} by a newer Penstock; this one "
                               f"reads up to {FORMAT}. Update Penstock to use it")  # fmt: skip
 
 
 def check_size(path: Path, state: os.stat_result) -> None:
-    """Refuse a file that would not fit into this machine's memory, or that is nearly all holes.
-
-    A file of any size can be made of holes at no cost; what a run writes has none.
-    """
+    """Refuse a file larger than this machine's memory, or one that is sparse, as no run writes."""
     blocks = getattr(state, "st_blocks", None)  # of 512 bytes; Windows has no such number
     if blocks is not None and state.st_size > _SMALL and blocks * 512 * _SPARSE < state.st_size:
-        raise CheckpointError(f"{path}: {DAMAGED}: nearly all of its {state.st_size} bytes were "
-                              "never written. Use an earlier one")  # fmt: skip
+        raise damaged(path, f"nearly all of its {state.st_size} bytes were never written")
     if hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if 0 < memory < state.st_size:
@@ -157,7 +146,7 @@ def check_size(path: Path, state: os.stat_result) -> None:
 
 
 def _digest(version: str, text: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over format, the state's text and all tensors: names, types, shapes and bytes."""
+    """SHA-256 over the format, the state's text, and names, types, shapes and bytes of tensors."""
     digest = hashlib.sha256(f"{version} {len(text)} {text}".encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -174,13 +163,6 @@ def _bytes(tensor: Tensor) -> memoryview:
     return view
 
 
-def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
-    version = metadata.get("format", "")
-    if "state" not in metadata or not (version.isascii() and version.isdecimal()):
-        raise CheckpointError(f"{path}: a safetensors file, but no checkpoint of Penstock's")
-    check_version(path, int(version[:_DIGITS]))
-
-
 def _unreadable(path: Path) -> str:
     if path.is_dir():
         return "this is a folder; give the file"
@@ -190,7 +172,7 @@ def _unreadable(path: Path) -> str:
     except OSError as error:
         return f"{DAMAGED}: {error.strerror}. Use an earlier one"
     if start == b"PK" or start[:1] == b"\x80":
-        return ("this is a pickle, as torch.save writes it. A pickle can run any code when it is "
-                "read, so Penstock never does; write what you trust anew with "
+        return ("this is a pickle, as torch.save writes it. Reading a pickle can run any code, so "
+                "Penstock does not; convert one that you trust with "
                 "pipeline.runs.checkpoint.save")  # fmt: skip
-    return "the checkpoint is cut off or damaged. Use an earlier one"
+    return "the checkpoint is truncated or damaged. Use an earlier one"

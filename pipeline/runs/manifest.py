@@ -1,9 +1,7 @@
-"""A run's manifest and configuration as somebody else may have written them: all is checked.
+"""Reading a run's manifest and configuration, which may come from anybody, with checks.
 
-A folder of a run may be a stranger's, and its manifest says what is run (`overrides`), what is
-printed and what is written on in. So it is small plain JSON with the shape that we write, or an
-error that names the file and says what is wrong. No torch is imported, since the command line looks
-here first.
+A manifest says what is run (`overrides`) and printed. It is small plain JSON of a fixed shape, or
+an error names the file and what is wrong. This imports no torch, since the command line reads it.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there i
 
 
 def read_manifest(folder: Path, key: str = "resume") -> dict[str, Any]:
-    """What the manifest of the run in `folder` says, with the types that it has to have.
+    """The manifest of the run in `folder`, with checked types.
 
     Args:
-        key: of the configuration that named the folder.
+        key: of the configuration that names the folder.
 
     Raises:
         ConfigError: there is none, it cannot be read, or it is damaged.
@@ -42,7 +40,7 @@ def read_manifest(folder: Path, key: str = "resume") -> dict[str, Any]:
     try:
         return _checked(mapping(plain_json.read(path, _MAX_BYTES)))
     except FileNotFoundError:
-        reason = f"{folder} has no {NAME}, so it is no folder of a run"
+        reason = f"{folder} is not a run's folder: it has no {NAME}"
     except OSError as error:
         reason = f"{path} cannot be read: {error.strerror or error}"
     except JsonError as error:
@@ -54,30 +52,30 @@ def read_manifest(folder: Path, key: str = "resume") -> dict[str, Any]:
 def _checked(manifest: dict[str, Any]) -> dict[str, Any]:
     sessions = manifest.get("sessions", [])
     if not isinstance(sessions, list) or not all(isinstance(one, dict) for one in sessions):
-        raise JsonError("its sessions are no list of mappings")
+        raise JsonError("its sessions are not a list of mappings")
     if len(sessions) > _MAX_SESSIONS:
-        raise JsonError(f"it has {len(sessions)} sessions; {_MAX_SESSIONS} are the most")
+        raise JsonError(f"it has {len(sessions)} sessions, more than {_MAX_SESSIONS}")
     check_overrides(manifest.get("overrides", []))
     if not isinstance(manifest.get("best") or {}, dict):
-        raise JsonError(f"best is {plain_json.name(manifest['best'])}, and has to be a mapping")
+        raise JsonError(f"best is {plain_json.name(manifest['best'])}, and must be a mapping")
     return manifest
 
 
 def check_overrides(words: Any) -> None:
-    """Refuse what is no list of a command line's words; raises JsonError."""
+    """Refuse what is not a list of a command line's words; raises JsonError."""
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise JsonError("its overrides are no list of texts")
+        raise JsonError("its overrides are not a list of texts")
     if len(words) > _MAX_OVERRIDES:
-        raise JsonError(f"it has {len(words)} overrides; {_MAX_OVERRIDES} are the most")
+        raise JsonError(f"it has {len(words)} overrides, more than {_MAX_OVERRIDES}")
     if any(len(word) > _LONGEST for word in words):
         raise JsonError(f"it has an override of more than {_LONGEST} characters")
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """What a run's config.yaml says, as we write it: without the aliases by which YAML can grow.
+    """A run's config.yaml, without aliases, by which YAML can grow exponentially.
 
     Raises:
-        ValueError, yaml.YAMLError, OSError: what is wrong with it; the file is not named.
+        ValueError, yaml.YAMLError, OSError: what is wrong with it, without its name.
     """
     with open_regular(path) as file:
         text = file.read(_LARGEST_CONFIG + 1).decode()

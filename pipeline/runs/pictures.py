@@ -1,7 +1,7 @@
-"""Pictures of a run: learning curves, confused classes, samples with what was predicted of them.
+"""Pictures of a run: learning curves, confused classes, samples with predictions.
 
-matplotlib is imported (0.3 s) when a picture is made. Its object interface is used throughout: no
-backend is chosen and no global state touched, so this also works inside a notebook.
+The first picture imports matplotlib (0.3 s). Only its object interface is used, without a backend
+or global state, so this also works in a notebook.
 """
 
 from __future__ import annotations
@@ -35,24 +35,30 @@ _IBUG68_LINES = (
 
 
 def learning_curves(
-    history: Sequence[Mapping[str, float]],
-    path: Path,
-    baseline: Mapping[str, float] | None = None,
-    baseline_name: str = "baseline",
-) -> Path:
-    """Draw what was measured over the epochs; one panel for the loss and one for each metric.
+    history: Sequence[Mapping[str, float]], path: Path,
+    baseline: Mapping[str, float] | None = None, baseline_name: str = "baseline",
+) -> Path:  # fmt: skip
+    """Draw losses and metrics over the epochs, a panel each.
 
     Args:
         history: a record an epoch with "epoch" and any of "train/<name>", "val/<name>" and
             "val/<name>/<class>".
         path: a .png.
-        baseline: metrics of a constant prediction by name, drawn as a line across.
-        baseline_name: what to call it.
+        baseline: metrics of a constant prediction by name, drawn as a horizontal line.
     """
-    panels = _panels(history)
+    panels: dict[str, dict[str, list[Any]]] = {"loss": {}}  # title -> label -> [epochs, values]
+    for record in history:
+        for key, value in record.items():
+            split, _, name = key.partition("/")
+            if split in ("train", "val"):
+                title, _, part = name.partition("/")
+                label = part or {"train": "training", "val": "validation"}[split]
+                epochs, values = panels.setdefault(title, {}).setdefault(label, [[], []])
+                epochs.append(record["epoch"])
+                values.append(value)
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
-    figure = _figure(5.2 * columns, 3.1 * rows, layout="constrained")
+    figure = new_figure(5.2 * columns, 3.1 * rows, layout="constrained")
     for place, (title, curves) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(rows, columns, place)
         _draw_curves(axes, title, curves)
@@ -62,18 +68,15 @@ def learning_curves(
         if len(axes.lines) > 1:  # beside the panel, where no line is
             axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.03),
                         handlelength=1.2, ncols=math.ceil(len(axes.lines) / 16))  # fmt: skip
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def rate_curve(
-    rates: Sequence[float],
-    losses: Sequence[float],
-    smooth: Sequence[float],
-    best: float,
+    rates: Sequence[float], losses: Sequence[float], smooth: Sequence[float], best: float,
     path: Path,
-) -> Path:
-    """Draw the loss over the learning rate, with the one that is suggested; `path` is a .png."""
-    figure = _figure(6.4, 3.8, layout="constrained")
+) -> Path:  # fmt: skip
+    """Draw the loss over the learning rate, with the suggested rate `best`; `path` is a .png."""
+    figure = new_figure(6.4, 3.8, layout="constrained")
     axes = figure.add_subplot()
     axes.plot(rates, losses, color=FAINT, linewidth=1.0, label="loss of a step")
     axes.plot(rates, smooth, color=PREDICTED, linewidth=1.8, label="smoothed")
@@ -85,17 +88,15 @@ def rate_curve(
     axes.set_xlabel("learning rate")
     axes.set_ylabel("training loss")
     axes.legend(frameon=False, fontsize=9)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def contact_sheet(
-    images: Tensor | Sequence[Tensor],
-    path: Path,
+    images: Tensor | Sequence[Tensor], path: Path,
     landmarks: Sequence[Tensor] | Tensor | None = None,
     predicted: Sequence[Tensor] | Tensor | None = None,
-    captions: Sequence[str] | None = None,
-    columns: int = 6,
-) -> Path:
+    captions: Sequence[str] | None = None, columns: int = 6,
+) -> Path:  # fmt: skip
     """Draw images side by side; true landmarks in green, predicted ones in orange.
 
     Args:
@@ -103,19 +104,18 @@ def contact_sheet(
         path: a .png.
         landmarks, predicted: for each image float[L, 2], x and y in its pixels. 68 landmarks are
             drawn as the lines of a face, others as points.
-        captions: a line (or several) under each image.
-        columns: images in a row, at most.
+        captions: below each image, of one or more lines.
     """
     columns = min(columns, len(images))
     rows = math.ceil(len(images) / columns)
     lines = max((text.count("\n") + 1 for text in captions), default=0) if captions else 0
     legend = 0.3 if landmarks is not None or predicted is not None else 0.05
     height = rows * (TILE + 0.19 * lines + 0.06) + legend
-    figure = _figure(columns * (TILE + 0.06) + 0.06, height)
+    figure = new_figure(columns * (TILE + 0.06) + 0.06, height)
     for place, image in enumerate(images):
         axes = figure.add_subplot(rows, columns, place + 1)
         pixels = _pixels(image)
-        # "auto" smooths what is made smaller, and shows the pixels of what is much enlarged.
+        # "auto" smooths images that shrink, and shows the pixels of much enlarged ones.
         axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="auto")
         axes.set_xlim(-0.5, pixels.shape[1] - 0.5)
         axes.set_ylim(pixels.shape[0] - 0.5, -0.5)
@@ -134,7 +134,7 @@ def contact_sheet(
         left=0.03 / columns, right=1 - 0.03 / columns, top=1 - legend / height,
         bottom=(0.19 * lines + 0.03) / height, wspace=gap, hspace=gap + 0.19 * lines / TILE,
     )  # fmt: skip
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def confusion_matrix(
@@ -142,8 +142,7 @@ def confusion_matrix(
 ) -> Path:
     """Draw how often each class (a row) was taken for each other.
 
-    The colour is the share of the row, so that rare classes are seen as well; the number is the
-    count.
+    The colour is the share of the row, so rare classes are visible; the number is the count.
 
     Args:
         counts: int64[C, C].
@@ -154,7 +153,7 @@ def confusion_matrix(
     labels = [shortened(name, 18) for name in names]
     longest = max(map(len, labels))
     side = max(1.6, 0.42 * len(labels))
-    figure = _figure(side + 0.09 * longest + 1.6, side + 0.09 * longest + 1.0, "constrained")
+    figure = new_figure(side + 0.09 * longest + 1.6, side + 0.09 * longest + 1.0, "constrained")
     axes = figure.add_subplot()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.set_xticks(range(len(labels)), labels, rotation=90 if longest > 4 else 0, fontsize=8)
@@ -168,21 +167,19 @@ def confusion_matrix(
             if count := int(counts[row, column]):
                 axes.text(column, row, str(count), ha="center", va="center", fontsize=7,
                           color="white" if shares[row, column] > 0.5 else INK)  # fmt: skip
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def signals(
     values: Sequence[Tensor], path: Path, captions: Sequence[str], columns: int = 4
 ) -> Path:
-    """Draw signals side by side, with a caption above each.
+    """Draw signals side by side, float[T, F] or [F, T] each, with a caption above each.
 
-    Args:
-        values: float[T, F] or [F, T] each. Up to 4 channels are drawn as lines over time, more as a
-            heat map.
+    Up to 4 channels are drawn as lines over time, more as a heat map.
     """
     columns = min(columns, len(values))
     rows = math.ceil(len(values) / columns)
-    figure = _figure(3.0 * columns, 1.7 * rows, layout="constrained")
+    figure = new_figure(3.0 * columns, 1.7 * rows, layout="constrained")
     for place, (one, caption) in enumerate(zip(values, captions, strict=True)):
         axes = figure.add_subplot(rows, columns, place + 1)
         drawn = one.detach().float().cpu().numpy()
@@ -196,30 +193,14 @@ def signals(
         axes.set_title(caption.replace("$", r"\$"), loc="left", fontsize=8.5,
                        color=PREDICTED if wrong else INK)  # fmt: skip
         axes.spines[["top", "right"]].set_visible(False)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def shortened(text: str, most: int) -> str:
-    """A text on one line, of so many characters at most."""
+    """`text` on one line of at most `most` characters."""
     line = " ".join(text.split())
     line = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in line)
     return line if len(line) <= most else line[: most - 3] + "..."
-
-
-def _panels(history: Sequence[Mapping[str, float]]) -> dict[str, dict[str, list[Any]]]:
-    """Curves (label -> [epochs, values]) by panel; the loss first."""
-    panels: dict[str, dict[str, list[Any]]] = {"loss": {}}
-    for record in history:
-        for key, value in record.items():
-            split, _, name = key.partition("/")
-            if split not in ("train", "val"):
-                continue
-            title, _, part = name.partition("/")
-            label = part or {"train": "training", "val": "validation"}[split]
-            epochs, values = panels.setdefault(title, {}).setdefault(label, [[], []])
-            epochs.append(record["epoch"])
-            values.append(value)
-    return panels
 
 
 def _draw_curves(axes: Axes, title: str, curves: Mapping[str, list[Any]]) -> None:
@@ -273,7 +254,7 @@ def _pixels(image: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return image.permute(1, 2, 0).squeeze(-1).numpy()
 
 
-def _figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:
+def new_figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -282,10 +263,10 @@ def _figure(width: float, height: float, layout: Literal["constrained"] | None =
     return figure
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     drawn = io.BytesIO()
-    with warnings.catch_warnings():  # of class names in scripts that the font has not
+    with warnings.catch_warnings():  # about class names in scripts that the font lacks
         warnings.filterwarnings("ignore", "Glyph .* missing")
         figure.savefig(drawn, format=path.suffix.removeprefix(".") or "png")
     write_atomically(path, drawn.getvalue())

@@ -1,15 +1,11 @@
-"""quarantine.csv: the samples that a run left out, and what that means to a later run.
+"""quarantine.csv: the samples that a run left out, and their use by a later run.
 
     split,index,path,epoch,step,position,cause,dataset
     train,17,faces/0017.jpg,0,2,71,"image 'faces/0017.jpg' is truncated or damaged ...",5f0c...
 
-A sample stands in it once, with the address where it was first met and the fingerprint of its
-dataset. It is written as it happens, so it is there after a crash. A later run that is given the
-file treats those samples as bad without reading them: its batches are those of the run that wrote
-it, and no other sample moves.
-
-A sample with a file is known by its path, whatever its index has become; any other by its index, in
-a dataset of the same fingerprint only.
+It is written at once, so it survives a crash. A later run treats its samples as bad without reading
+them. It identifies a sample by its path, or without one by its index in a dataset of the same
+fingerprint.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import io
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +27,18 @@ from pipeline.loading.bad_samples import BadSamples, LeftOut, OnError, path_of, 
 from pipeline.order.plan import Plan
 from pipeline.order.streams import StreamPlan
 
-COLUMNS = ("split", "index", "path", "epoch", "step", "position", "cause", "dataset")
 NAME = "quarantine.csv"
 
 _KEY = "bad_samples.quarantine"
 _LARGEST = 128 << 20  # bytes
 _MOST = 500_000  # lines
 _LONGEST_LINE = 1 << 20  # bytes
-_NAMED = 5  # samples that are told of by name
+_NAMED = 5  # samples reported by name
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of a quarantine.csv: see COLUMNS; `dataset` is a fingerprint."""
+    """A line of a quarantine.csv; `dataset` is a fingerprint."""
 
     split: str
     index: int
@@ -56,16 +51,15 @@ class Entry:
 
     @property
     def sample(self) -> tuple[str, str | int]:
-        """What makes it the same sample as another line's: its file, or split and index."""
+        """The identity of the sample: its file, or split and index."""
         return ("", _normal(self.path)) if self.path else (self.split, self.index)
 
 
-def entries(left_out: Iterable[LeftOut], split: str, dataset: str) -> list[Entry]:
-    """Lines for what was left out, on any ranks: each sample once, where it was met first.
+COLUMNS = tuple(one.name for one in fields(Entry))
 
-    Args:
-        dataset: its fingerprint.
-    """
+
+def entries(left_out: Iterable[LeftOut], split: str, dataset: str) -> list[Entry]:
+    """Lines for samples left out on any ranks, each once; `dataset` is a fingerprint."""
     first: dict[tuple[str, str | int], Entry] = {}
     for one in sorted(left_out, key=lambda one: (one.epoch, one.step, one.position)):
         entry = Entry(split, one.index, one.path, one.epoch, one.step, one.position, one.cause,
@@ -75,11 +69,7 @@ def entries(left_out: Iterable[LeftOut], split: str, dataset: str) -> list[Entry
 
 
 class QuarantineFile:
-    """Appends to a quarantine.csv, which is made when there is something to write.
-
-    Args:
-        path: of the file; what is in it already is not written again.
-    """
+    """Appends new samples to the quarantine.csv at `path`, and makes it at the first one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,7 +82,7 @@ class QuarantineFile:
         return len(self._samples)
 
     def add(self, some: Iterable[Entry]) -> list[Entry]:
-        """Write those that are new; returns them.
+        """Write those that are new, and return them.
 
         Raises:
             DiskError: they cannot be written.
@@ -100,15 +90,17 @@ class QuarantineFile:
         new = {one.sample: one for one in some if one.sample not in self._samples}
         if not new:
             return []
-        rows = [[getattr(one, name) for name in COLUMNS] for one in new.values()]
         begun = self.path.exists() and self.path.stat().st_size > 0
-        append(self.path, map(_line, rows if begun else [COLUMNS, *rows]))
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([*([] if begun else [COLUMNS]), *map(astuple, new.values())])
+        append(self.path, [_written(text.getvalue()).removesuffix("\n")])
         self._samples |= new.keys()
         return list(new.values())
 
 
 def read(path: str | Path) -> list[Entry]:
-    """The lines of a quarantine.csv; one that a crash cut off at the end is passed over.
+    """The lines of a quarantine.csv, without a last one that a crash cut off.
 
     Raises:
         ConfigError: there is no such file, or it is something else, or larger than any run's.
@@ -123,8 +115,8 @@ def read(path: str | Path) -> list[Entry]:
         found, header = [], next(lines, None)
         if header is not None and tuple(header) != COLUMNS:
             has, expected = ", ".join(header)[:300], ", ".join(COLUMNS)
-            raise ConfigError(Problem(_KEY, f"{str(path)!r} is no {NAME} of a run: its columns are "
-                                      f"{has}; expected {expected}"))  # fmt: skip
+            raise ConfigError(Problem(_KEY, f"{str(path)!r} is not the {NAME} of a run: its "
+                                      f"columns are {has}; expected {expected}"))  # fmt: skip
         for number, line in enumerate(lines, 2):
             if number > _MOST:
                 raise csv.Error(f"it has more than {_MOST} lines")
@@ -135,19 +127,13 @@ def read(path: str | Path) -> list[Entry]:
     return found
 
 
-def _line(cells: Sequence[object]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(cells)
-    return _written(text.getvalue())
-
-
 def _written(text: str) -> str:
-    """`text` as a file in UTF-8 can hold it: names of files may have bytes that are none."""
+    """`text` as UTF-8 can encode it: file names may have bytes that are not."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def _cut_half_line(path: Path) -> None:
-    """Take away what a crash has left of a last line."""
+    """Remove a last line that a crash cut off."""
     try:
         with os.fdopen(open_own(path, os.O_RDWR), "rb+") as file:
             size = file.seek(0, os.SEEK_END)
@@ -163,36 +149,28 @@ def _cut_half_line(path: Path) -> None:
 
 
 def _whole(content: bytes) -> int:
-    """How much of a file is whole lines; a crash may have cut the last one off."""
+    """The length of the whole lines of a file; a crash may have cut off the last one."""
     return content.rfind(b"\n") + 1
 
 
 def _entry(number: int, line: Sequence[str], name: str) -> Entry:
     try:
         if len(line) != len(COLUMNS):
-            raise ValueError(f"it has {len(line)} fields in place of {len(COLUMNS)}")
+            raise ValueError(f"it has {len(line)} fields, and needs {len(COLUMNS)}")
         split, index, path, epoch, step, position, cause, dataset = line
-        return Entry(split, _number(index), path, _number(epoch), _number(step),
-                     _number(position), cause, dataset)  # fmt: skip
+        for text in (index, epoch, step, position):
+            if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
+                raise ValueError(f"{text[:40]!r} is not a number of a sample or a step")
+        return Entry(split, int(index), path, int(epoch), int(step), int(position), cause, dataset)
     except ValueError as error:
         raise ConfigError(Problem(_KEY, f"{name!r}, line {number}: {error}")) from error
-
-
-def _number(text: str) -> int:
-    if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
-        raise ValueError(f"{text[:40]!r} is no number of a sample or a step")
-    return int(text)
 
 
 def known_rows(path: str | Path, dataset: Any, split: str, fingerprint: str) -> dict[int, str]:
     """Causes by row, of the rows of `dataset` that the quarantine at `path` names.
 
-    Args:
-        dataset: of `split`; with a `metadata` table that has a column `path`, or without paths.
-        fingerprint: of the dataset.
-
     Raises:
-        ConfigError: the file cannot be read, or is of another dataset.
+        ConfigError: the file cannot be read, or is of another dataset than that of `fingerprint`.
     """
     listed = read(path)
     found = _by_path([one for one in listed if one.path], dataset)
@@ -211,56 +189,49 @@ def known_rows(path: str | Path, dataset: Any, split: str, fingerprint: str) -> 
 def _by_path(some: Sequence[Entry], dataset: Any) -> dict[int, str]:
     if not some:
         return {}
+    table: Any = getattr(dataset, "metadata", None)
+    paths: Iterable[str] = ()
+    if hasattr(table, "columns") and "path" in table.columns:
+        paths = map(str, table["path"])
+    elif callable(getattr(dataset, "path", None)):
+        paths = (path_of(dataset, row) for row in range(len(dataset)))
     causes = {_normal(one.path): one for one in some}
-    found: dict[int, str] = {}
     rows_of: dict[str, list[int]] = {}
-    for row, path in enumerate(_paths(dataset)):
-        if _normal(path) in causes:
-            rows_of.setdefault(_normal(path), []).append(row)
+    for row, path in enumerate(map(_normal, paths)):
+        if path in causes:
+            rows_of.setdefault(path, []).append(row)
+    found: dict[int, str] = {}
     for path, rows in rows_of.items():
         entry = causes[path]
-        # Several samples of one file, as of a table: then the index says which.
+        # Of several samples in one file, such as a table, the index says which.
         chosen = [entry.index] if len(rows) > 1 and entry.index in rows else rows
         found |= dict.fromkeys(chosen, entry.cause)
     return found
 
 
-def _paths(dataset: Any) -> Iterable[str]:
-    table: Any = getattr(dataset, "metadata", None)
-    if hasattr(table, "columns") and "path" in table.columns:
-        return (str(path) for path in table["path"])
-    if callable(getattr(dataset, "path", None)):
-        return (path_of(dataset, row) for row in range(len(dataset)))
-    return ()
-
-
 def _normal(path: str) -> str:
-    """A path that compares equal however it was written; an address stays as it is."""
+    """The absolute path; an address stays as it is."""
     return _written(path if "://" in path else os.path.abspath(path))  # noqa: PTH100  (asks no disk)
 
 
 def notes(new: Sequence[Entry], before: int) -> Iterator[str]:
-    """What to tell of samples that are new in a quarantine: the first ones by name.
-
-    Args:
-        before: how many were in it.
-    """
+    """Messages about new samples in a quarantine that had `before`: the first ones by name."""
     for number, one in enumerate(new, before + 1):
         if number <= _NAMED:
             path = f" {one.path}" if one.path and one.path not in one.cause else ""
             yield (f"left out: sample {one.index} of the {one.split} split (epoch {one.epoch}, "
                    f"step {one.step}, position {one.position}){path}: {one.cause}")  # fmt: skip
         elif number == _NAMED + 1:
-            yield f"left out: more than {_NAMED} samples; all of them are listed in {NAME}"
+            yield f"left out: more than {_NAMED} samples; all are listed in {NAME}"
 
 
 def policy(
     on_error: OnError, path: str | None, split: str, plan: Plan | StreamPlan, dataset: Any,
     fingerprint: str, seed: int,
 ) -> BadSamples:  # fmt: skip
-    """What becomes of the bad samples of a split.
+    """How to treat the bad samples of a split.
 
-    Validation skips what training would substitute, because what stands in would be counted twice.
+    Validation skips where training substitutes, because a substitute would count twice.
 
     Args:
         path: of a quarantine, or None.
@@ -274,16 +245,14 @@ def policy(
     length = None if isinstance(plan, StreamPlan) else len(dataset)
     if not path:
         return rule(on_error, {}, plan.sampler, length, seed)
-    if isinstance(plan, StreamPlan) and _renumbers(plan, dataset):
-        raise ConfigError(
-            Problem(_KEY, "the records of this stream have other numbers in each epoch, so none "
-                    "can be named (its shards are shuffled, or it follows the epoch); set it to "
-                    "null, or sampler.shuffle_shards=false in this run and the one that wrote it")
-        )  # fmt: skip
+    if isinstance(plan, StreamPlan):
+        shards = len(dataset.shards()) if hasattr(dataset, "shards") else 1
+        if hasattr(dataset, "set_epoch") or (plan.sampler.shuffle_shards and shards > 1):
+            raise ConfigError(
+                Problem(_KEY, "the records of this stream have other numbers in each epoch, so "
+                        "none can be named (its shards are shuffled, or it follows the epoch); set "
+                        "it to null, or sampler.shuffle_shards=false in this run and the one that "
+                        "wrote it")
+            )  # fmt: skip
     known = known_rows(path, dataset, split, fingerprint)
     return rule(on_error, known, plan.sampler, length, seed)
-
-
-def _renumbers(plan: StreamPlan, dataset: Any) -> bool:
-    shards = len(dataset.shards()) if hasattr(dataset, "shards") else 1
-    return hasattr(dataset, "set_epoch") or (plan.sampler.shuffle_shards and shards > 1)

@@ -1,12 +1,6 @@
-"""Going on with a run: which one is meant, and whether it is the same one.
+"""Resuming a run: which one, with which overrides, and whether it is the same one.
 
-    with_overrides_of_run  `resume=<folder>` stands for the command line that started that run
-    source                 the folder or file that is meant, and where the run goes on writing
-    fingerprint            everything that weights depend on, by key
-    differences            what keeps a checkpoint from being gone on with
-    with_schedules         a run that is made longer or shorter: a new schedule for what is left
-
-Who loads the data, on which machine, in how many processes, is no part of a fingerprint.
+A fingerprint does not depend on who loads the data, the machine or the number of processes.
 """
 
 from __future__ import annotations
@@ -30,19 +24,19 @@ _KEY = re.compile(
     r"(\+\+|\+|~)?(?P<key>[A-Za-z_]\w*([./][\w-]+)*)(@(?P<package>[\w.]+))?", re.ASCII
 )
 _NOT_KEPT = ("resume", "resume_despite", "run_dir", "task", "hydra")
-LENGTH = ("trainer.max_epochs", "trainer.max_steps")  # what may be another one without more ado
-SCHEDULES = "scheduler.steps"  # of a fingerprint: for how many steps each schedule was made
+LENGTH = ("trainer.max_epochs", "trainer.max_steps")  # may change in a resumed run
+SCHEDULES = "scheduler.steps"  # of a fingerprint: the number of steps of each schedule
 _SPANS = re.compile(r"\d{1,16}(\+\d{1,16}){0,999}", re.ASCII)
 _COUNTS = {"total_steps", "T_max", "total_iters"}  # of steps, which the build supplies
-_TIMED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # a folder no command meets twice
+_TIMED = re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # a folder that is new each time
 
 
 @dataclass(frozen=True)
 class Source:
-    """What to go on with.
+    """Where to resume from.
 
     Attributes:
-        folder: the run's; it is written on in it. None starts another run's folder.
+        folder: the run's, to write in; None makes a new one.
         checkpoint: the file (or sharded checkpoint) to read; None takes the newest of the folder.
         required: whether it is an error if nothing is there.
     """
@@ -53,7 +47,7 @@ class Source:
 
 
 def source(config: Config) -> Source | None:
-    """What `resume` means; None if it is null.
+    """The source that `resume` names; None if it is null.
 
     Raises:
         ConfigError: nothing is there, or never can be.
@@ -63,9 +57,9 @@ def source(config: Config) -> Source | None:
     if config.resume == "auto":
         if _TIMED.search(config.run_dir):
             raise ConfigError(
-                Problem("resume", f"auto goes on with what lies in run_dir, but {config.run_dir} "
-                        "is named by the time of the start and new each time; set run_dir=outputs/"
-                        "<name> (hydra.sweep.dir=... for a sweep)")
+                Problem("resume", f"auto resumes the run in run_dir, but {config.run_dir} is named "
+                        "by the time of the start and new each time; set run_dir=outputs/<name> "
+                        "(hydra.sweep.dir=... for a sweep)")
             )  # fmt: skip
         return Source(Path(config.run_dir), required=False)
     path = Path(config.resume)
@@ -76,8 +70,8 @@ def source(config: Config) -> Source | None:
         return Source(path)
     if path.is_file() or run_of(path) is not None:
         return Source(None, path)
-    raise ConfigError(Problem("resume", f"{path} is no folder of a run (it has no manifest.json) "
-                              "and no checkpoint"))  # fmt: skip
+    raise ConfigError(Problem("resume", f"{path} is neither a run's folder (it has no "
+                              "manifest.json) nor a checkpoint"))  # fmt: skip
 
 
 def run_of(path: Path) -> Path | None:
@@ -91,12 +85,12 @@ def run_of(path: Path) -> Path | None:
 def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
     """A command line's overrides, preceded by those of the run that it resumes.
 
-    What is given now wins. A group chosen now (`distributed=none`) takes the place of what the run
-    changed inside of the one it had. Whatever is wrong with the path shows later, where it is
-    looked for.
+    Overrides given now win; a group chosen now (`distributed=none`) also replaces the run's changes
+    inside of its group. A wrong path is reported later.
 
     Raises:
-        ConfigError: the run's manifest cannot be read, is damaged, or holds what is no override.
+        ConfigError: the run's manifest cannot be read, is damaged, or holds other words than
+            overrides, or secrets that were not written down.
     """
     given = [word for word in overrides if word.startswith("resume=")]
     value = given[-1].partition("=")[2].strip("'\"") if given else "null"
@@ -104,55 +98,37 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
     if folder is None:
         return list(overrides)
     now = {_key(word) for word in overrides}
-    kept = [word for word in _saved(folder) if not {_key(word), _group(word)} & now]
-    _check_words(kept, folder)
-    raise_if_redacted(folder, kept)
+    saved = [word for word in read_manifest(folder).get("overrides", [])
+             if _group(word) not in _NOT_KEPT]  # fmt: skip
+    kept = [word for word in saved if not {_key(word), _group(word)} & now]
+    groups = {path.name for path in CONF.iterdir() if path.is_dir()} - {"hydra"}
+    for word in kept:
+        reason = _why_not(word, groups | set(Config.model_fields), groups)
+        if reason:
+            shown = word if len(word) < 80 else f"{word[:80]}..."
+            raise ConfigError(
+                Problem("resume", f"{folder / 'manifest.json'} holds {shown!r}, which {reason}. "
+                        "Give the run's overrides yourself, and its folder as run_dir with "
+                        "resume=auto")
+            )  # fmt: skip
+    if secrets := [_key(word) for word in kept if is_redacted(word)]:
+        raise ConfigError([
+            Problem(key, f"is a secret that {folder} was started with, which was not written down; "
+                    f"give it again: {key}=...") for key in secrets
+        ])  # fmt: skip
     return kept + list(overrides)
 
 
-def raise_if_redacted(folder: Path, words: Sequence[str]) -> None:
-    """Raise ConfigError for words of a manifest whose values were secrets."""
-    lacking = [_key(word) for word in words if is_redacted(word)]
-    if lacking:
-        raise ConfigError([
-            Problem(key, f"is a secret that {folder} was started with, which was not written down; "
-                    f"give it again: {key}=...") for key in lacking
-        ])  # fmt: skip
-
-
-def _saved(folder: Path) -> Iterator[str]:
-    for word in read_manifest(folder).get("overrides", []):
-        if _group(word) not in _NOT_KEPT:
-            yield word
-
-
-def _check_words(words: Sequence[str], folder: Path) -> None:
-    """Refuse what is no override of a run's own keys: a manifest may come from anybody.
-
-    Raises:
-        ConfigError: with the first word that is an option, one of hydra's or of no known key.
-    """
-    groups = {path.name for path in CONF.iterdir() if path.is_dir()} - {"hydra"}
-    known = groups | set(Config.model_fields)
-    for word in words:
-        reason = _why_not(word, known, groups)
-        if reason:
-            said = word if len(word) < 80 else f"{word[:80]}..."
-            where = folder / "manifest.json"
-            raise ConfigError(Problem("resume", f"{where} says {said!r}, which {reason}; it is not "
-                                      "taken from there. Give the run's overrides yourself, and "
-                                      "its folder as run_dir with resume=auto"))  # fmt: skip
-
-
 def _why_not(word: str, known: Set[str], groups: Set[str]) -> str | None:
+    """Why a word of a manifest, which may come from anybody, cannot be used; None if it can."""
     key, _, value = word.partition("=")
     parts = _KEY.fullmatch(key)
     if parts is None or not word.isprintable():
-        return "is no override"
+        return "is not an override"
     for name in (parts["key"], parts["package"]):
         first = re.split(r"[./]", name)[0] if name else None
         if first is not None and first not in known:
-            return f"sets {first!r}, which is no key of a run"
+            return f"sets {first!r}, which is not a key of a run"
     elsewhere = ".." in value or value.lstrip("'\"[ ").startswith("/") or "${" in value
     if parts["key"] in groups and not value.startswith("{") and elsewhere:
         return "chooses a file outside of the configuration"
@@ -171,15 +147,15 @@ def fingerprint(config: Config, data: Mapping[str, str], moves: int) -> dict[str
     """Everything that the weights of a fit depend on, by key.
 
     Args:
-        data: the training loader's fingerprint; what it says of the dataset stands for its
-            arguments, so that a folder may lie somewhere else.
+        data: the training loader's fingerprint; it stands for the dataset's arguments, so that a
+            folder may move.
         moves: of the scheduler in the whole run; 0 without one.
     """
     whole = config.compared()
     parts: dict[str, Any] = {name: whole[name] for name in _OF_THE_RUN}
     parts |= {"batch.size": config.batch.size, "batch.tail": config.batch.tail}
     parts |= {f"trainer.{name}": whole["trainer"][name] for name in _OF_THE_TRAINER}
-    # Keys that came later: a run without them is the same as one that was begun before.
+    # Absent if unset, as in runs of before these keys.
     parts |= {f"trainer.{name}": whole["trainer"][name] for name in ("ema", "overfit_batches")
               if whole["trainer"][name] is not None}  # fmt: skip
     if config.trainer.limit_batches.train is not None:
@@ -189,13 +165,14 @@ def fingerprint(config: Config, data: Mapping[str, str], moves: int) -> dict[str
     parts |= {name: value for name, value in data.items() if name not in parts}
     if config.scheduler is not None:
         parts[SCHEDULES] = moves
-    return {key: str(value) for key, value in _flat(parts, "")}
+    return {key: str(value) for key, value in leaves(parts)}
 
 
-def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of everything in nested mappings."""
     if isinstance(value, Mapping) and value:
         for name, item in value.items():
-            yield from _flat(item, f"{key}.{name}" if key else str(name))
+            yield from leaves(item, f"{key}.{name}" if key else str(name))
     else:
         yield key, value
 
@@ -206,12 +183,12 @@ def differences(
     """Why a checkpoint with the fingerprint `saved` is not this run's.
 
     Args:
-        despite: keys that may differ, each with what lies below it.
+        despite: keys that may differ, with the keys below them.
     """
     return [
         Problem(key, f"is {own.get(key, 'not set')} here and was {saved.get(key, 'not set')} in "
                 "the run that is resumed, so it would not be the same run; give the old value, or "
-                f"go on regardless with 'resume_despite=[{key}]'")
+                f"resume regardless with 'resume_despite=[{key}]'")
         for key in sorted(saved.keys() | own.keys())
         if saved.get(key) != own.get(key)
         and not any(key == name or key.startswith(name + ".") for name in despite)
@@ -219,7 +196,7 @@ def differences(
 
 
 def spans(facts: Mapping[str, str]) -> list[int]:
-    """For how many steps each schedule of a run was made, by its fingerprint; empty: unknown."""
+    """The number of steps of each schedule of a run, by its fingerprint; empty: unknown."""
     text = facts.get(SCHEDULES, "")
     return list(map(int, text.split("+"))) if _SPANS.fullmatch(text) else []
 
@@ -227,14 +204,14 @@ def spans(facts: Mapping[str, str]) -> list[int]:
 def with_schedules(
     saved: Mapping[str, str], own: Mapping[str, str], done: int, scheduler: Mapping[str, Any] | None
 ) -> tuple[dict[str, str], int | None]:
-    """The fingerprint `own` as that of a run that goes on from a checkpoint.
+    """The fingerprint `own` as that of a run that resumes from a checkpoint.
 
-    Where its length is another one now, what is left gets a schedule of its own: "500+300" were
-    500 steps of one and are 300 of the next. A schedule that asks for no number of steps goes on.
+    If its length has changed, the rest gets a new schedule: "500+300" are 500 steps of one and 300
+    of the next. A schedule that does not depend on the number of steps continues.
 
     Args:
         saved: the checkpoint's fingerprint.
-        done: how often its scheduler had moved.
+        done: moves of its scheduler.
         scheduler: this run's node.
 
     Returns:
@@ -258,7 +235,7 @@ def with_schedules(
 
 
 def same_but_for_length(saved: Mapping[str, str], own: Mapping[str, str]) -> Mapping[str, str]:
-    """`saved` with the schedules of `own`, where both have any."""
+    """`saved` with the schedules of `own`, if both have any."""
     if spans(saved) and spans(own):
         return {**saved, SCHEDULES: own[SCHEDULES]}
     return saved
@@ -270,8 +247,8 @@ def _schedule(facts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_endless(node: Mapping[str, Any]) -> bool:
-    """Whether a schedule is the same one however long the run is, up to its warm-up."""
-    from torch.optim.lr_scheduler import ConstantLR  # `--cfg` imports this file, and not torch
+    """Whether a schedule is independent of the run's length, up to its warm-up."""
+    from torch.optim.lr_scheduler import ConstantLR  # `--cfg` imports this file without torch
 
     function = allow_list.resolve(node["_target_"], "scheduler._target_")
     asked = _COUNTS.intersection(signatures.arguments(function).names) - node.keys()

@@ -1,17 +1,14 @@
-"""The folder of one run: what was asked for, on what, and what came out.
+"""The folder of one run: its configuration, provenance and results.
 
     config.yaml      the resolved configuration, without secrets and the environment
     manifest.json    command, versions, git state, hardware, data, code, seed; status, results; and
-                     `sessions`: every start of the run, the first and those that went on with it
-    metrics.jsonl    a line whenever something was measured
-    holder.json      which process has the folder, or had it last
+                     `sessions`: every start of the run, the first and those that resumed it
+    metrics.jsonl    a line for every measurement
+    holder.json      the process that has the folder, or had it last
     checkpoints/     and whatever else the run makes
 
-The folder is made when a run claims it, which is after everything is built: a run that cannot start
-leaves nothing behind. It and its files get the permissions that the umask leaves. A run that is
-resumed goes on in its own folder, where links are refused: they could lead anywhere. While it
-lasts, a lock of the operating system's keeps other runs out; a holder that is killed leaves it at
-once. Cost: about 50 ms, most of it git's.
+A run claims it after everything is built, so a run that cannot start leaves nothing behind. A lock
+of the operating system keeps other runs out. Cost: about 50 ms, most of it git's.
 """
 
 from __future__ import annotations
@@ -23,14 +20,15 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import yaml
 
 import pipeline
 from pipeline.config import disclosure
@@ -45,7 +43,7 @@ from pipeline.runs.manifest import read_manifest
 Status = Literal["running", "done", "failed", "interrupted", "preempted"]
 
 HOLDER = "holder.json"
-_OF_OTHERS = (HOLDER, ".hydra")  # what may lie in a folder that no run has yet
+_OF_OTHERS = (HOLDER, ".hydra")  # allowed in a folder that no run has claimed yet
 BY_ADDRESS = ("ledger.jsonl", "digests.jsonl")
 BEST_FOLDER = "best"  # the one link in a run's folder: to a sharded checkpoint beside it
 
@@ -59,18 +57,17 @@ CODE = Path(__file__).parent.parent
 
 
 class RunFolder:
-    """A folder that belongs to this run alone; made by `claim`, gone on with by `reopen`.
+    """A folder that belongs to this run alone; `claim` makes it, `reopen` resumes it.
 
     Attributes:
-        path: the folder.
-        manifest: what manifest.json holds.
+        manifest: the contents of manifest.json.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any], hold: Hold) -> None:
         self.path = path
         self.manifest = manifest
         self._hold = hold
-        self._before: dict[str, Any] = {}  # the manifest, where this goes on with a run
+        self._before: dict[str, Any] = {}  # the manifest of a run that this resumes
 
     @classmethod
     def claim(
@@ -89,27 +86,29 @@ class RunFolder:
         Raises:
             DiskError: it cannot be made or written to.
         """
+        names = (path.with_name(f"{path.name}-{number}") for number in count(2))
         folder, hold = next(
-            (folder, hold) for folder in _names(path) if (hold := _take(folder)) is not None
+            (folder, hold) for folder in chain([path], names) if (hold := _take(folder))
         )
         run = cls(folder, {"status": "running", **provenance(), **facts, "sessions": []}, hold)
         run._begin_session(world)
-        write_atomically(folder / "config.yaml", _yaml(config))
+        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        write_atomically(folder / "config.yaml", text.encode(errors="backslashreplace"))
         return run
 
     @classmethod
     def reopen(
         cls, path: Path, *, world: int = 1, longer: Sequence[str] = (), **facts: Any
     ) -> RunFolder:
-        """Go on in the folder of a run that has ended, or was killed.
+        """Resume in the folder of a run that has ended or was killed.
 
         Args:
             world: number of ranks.
-            longer: overrides that take the place of those of the same keys.
+            longer: overrides that replace those of the same keys.
             facts: for the manifest's entry of this session.
 
         Raises:
-            ConfigError: it is no run's folder, its manifest is damaged, or a process that is alive
+            ConfigError: it is not a run's folder, its manifest is damaged, or a live process
                 has it.
             NotOwnError: it holds links, or files of another user.
             DiskError: it cannot be written to.
@@ -127,8 +126,8 @@ class RunFolder:
             run.manifest.pop("ended", None)
             run.manifest["sessions"] = list(manifest.get("sessions", []))
             keys = {_key(word) for word in longer}
-            kept = [one for one in manifest.get("overrides", []) if _key(one) not in keys]
-            run.manifest["overrides"] = [*kept, *longer]
+            others = [one for one in manifest.get("overrides", []) if _key(one) not in keys]
+            run.manifest["overrides"] = [*others, *longer]
             run._begin_session(world, **facts)
         except BaseException:
             hold.release()
@@ -137,15 +136,13 @@ class RunFolder:
 
     def _begin_session(self, world: int, **facts: Any) -> None:
         known = provenance()
-        kept = ("command", "started", "penstock", "git", "python", "packages")
-        started = {name: known[name] for name in kept}
+        names = ("command", "started", "penstock", "git", "python", "packages")
+        started = {name: known[name] for name in names}
         self.manifest["sessions"].append({**started, "world": world, **facts})
         self._write_manifest()
 
     def rewind(self, epoch: int, step: int, updates: int) -> None:
-        """Cut what was written after the checkpoint that the run goes on from.
-
-        What remains reads as if the run had never been stopped. Reads only what it cuts.
+        """Cut what was written after the checkpoint that the run resumes from; reads only that.
 
         Args:
             epoch, step: address of the next batch.
@@ -165,27 +162,21 @@ class RunFolder:
         cut(self.path / "metrics.jsonl", is_measured)
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Append a line to metrics.jsonl; it survives a crash of this process.
-
-        NaN and infinities become null: they are not JSON, and null is what every reader takes for
-        a missing number.
-        """
+        """Append a line to metrics.jsonl; it survives a crash. NaN and infinities become null."""
         append(self.path / "metrics.jsonl", [json.dumps(_finite(record), allow_nan=False)])
 
-    def finish(self, status: Status, **results: Any) -> None:
-        """Bring the manifest up to date: how the run ended, when, what came out; and release."""
-        ended = {"status": status, "ended": _now()}
-        self.manifest |= {**ended, **results}
-        self.manifest["sessions"][-1] |= ended
-        try:
-            self._write_manifest()
-        finally:
-            self.release()
+    def finish(self, status: Status, unchanged: bool = False, **results: Any) -> None:
+        """Write to the manifest how the run ended, when, and its results; release the folder.
 
-    def finish_unchanged(self, status: Status) -> None:
-        """Where nothing came of this session: the run has ended as it had before, and release."""
-        self.manifest = {**self._before, "sessions": self.manifest["sessions"]}
-        self.manifest["sessions"][-1] |= {"status": status, "ended": _now()}
+        Args:
+            unchanged: this session changed nothing: the run keeps the end that it had before.
+        """
+        ended = {"status": status, "ended": _now()}
+        self.manifest["sessions"][-1] |= ended
+        if unchanged:
+            self.manifest = {**self._before, "sessions": self.manifest["sessions"]}
+        else:
+            self.manifest |= {**ended, **results}
         try:
             self._write_manifest()
         finally:
@@ -193,11 +184,11 @@ class RunFolder:
 
     @property
     def was_done(self) -> bool:
-        """Whether this goes on with a run that had come to its end."""
+        """Whether this resumes a run that had reached its end."""
         return self._before.get("status") == "done"
 
     def release(self) -> None:
-        """Let other processes have the folder; a second time does nothing."""
+        """Release the folder for other processes; a second time does nothing."""
         self._hold.release()
 
     def _write_manifest(self) -> None:
@@ -212,7 +203,7 @@ def _key(override: str) -> str:
 
 
 def last_code(folder: Path) -> Any:
-    """What the manifest of a run says of its code when it was last started; None if nothing."""
+    """The code hashes of a run's last start, from its manifest; None if there are none."""
     try:
         manifest = read_manifest(folder)
         starts = [manifest, *manifest.get("sessions", ())]
@@ -222,9 +213,9 @@ def last_code(folder: Path) -> Any:
 
 
 def provenance() -> dict[str, Any]:
-    """What a number needs to be believed: command, versions, git state, hardware, time."""
+    """Command, versions, git state, hardware and time."""
     return {
-        "command": command_line(),
+        "command": disclosure.command(sys.orig_argv),
         "started": _now(),
         "penstock": pipeline.__version__,
         "git": git_state(CODE),
@@ -237,16 +228,11 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def command_line() -> str:
-    """The command that started this process, without secrets, quoted so that it can be pasted."""
-    return disclosure.command(sys.orig_argv)
-
-
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit of the checkout that `folder` is in, and whether files differ from it.
+    """The commit of the checkout around `folder`, and whether files differ from it.
 
-    None where there is no git, no checkout or no commit. Waits 10 s at most. Nothing that the
-    checkout's own configuration names is run: a folder from elsewhere may hold one.
+    None without git, checkout or commit. Waits 10 s at most. Runs nothing that the checkout's own
+    configuration names, as it may come from elsewhere.
     """
     try:
         names = _git(folder, "config", "--list", "--name-only").splitlines()
@@ -266,11 +252,11 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 _STATUS = ("status", "--porcelain=v2", "--branch", "--ignore-submodules=all")
-# Each of these names a program, or a file that could name one.
+# Each of these names a program, or a file that can name one.
 _OFF = ("core.fsmonitor=", "core.hooksPath=/dev/null", "core.attributesFile=/dev/null",
         "core.sshCommand=false", "protocol.allow=never")  # fmt: skip
-# Nothing of the person's own configuration either: HOME may be anything. A checkout that belongs to
-# another user is refused by git, as they have not called it safe here.
+# Nothing of the user's configuration either: HOME may be anything. So git refuses a checkout of
+# another user, as nothing declares it safe.
 _ALONE = {
     "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_OPTIONAL_LOCKS": "0",
     "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none",
@@ -295,13 +281,8 @@ def _settings(lines: Iterable[str]) -> list[str]:
     return [word for line in lines for word in ("-c", line)]
 
 
-def _names(path: Path) -> Iterator[Path]:
-    yield path
-    yield from (path.with_name(f"{path.name}-{number}") for number in count(2))
-
-
 def _take(folder: Path) -> Hold | None:
-    """The hold on `folder`, if it is this process's now."""
+    """A hold on `folder` if no run has claimed it; else None."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -311,7 +292,7 @@ def _take(folder: Path) -> Hold | None:
     hold = _hold(folder)
     if hold is None:
         return None
-    try:  # of two that found it empty, one can make the file
+    try:  # of two processes that find it empty, one can make the file
         (folder / "manifest.json").touch(exist_ok=False)
     except FileExistsError:
         hold.release()
@@ -320,17 +301,18 @@ def _take(folder: Path) -> Hold | None:
 
 
 def _hold(folder: Path) -> Hold | None:
-    """Hold `folder` and write down who does; None if another process has it."""
+    """Hold `folder` and record it in holder.json; None if another process has it."""
     path = folder / HOLDER
     try:
         hold = Hold.take(path, os.O_RDWR | os.O_CREAT)
     except FileNotFoundError as error:
-        raise ConfigError(Problem("resume", f"{folder} is not there")) from error
+        raise ConfigError(Problem("resume", f"{folder} does not exist")) from error
     except OSError as error:
         refuse(path, error)
     if hold is None:
         return None
-    who = {"pid": os.getpid(), "host": platform.node(), "since": _now(), "command": command_line()}
+    who = {"pid": os.getpid(), "host": platform.node(), "since": _now(),
+           "command": disclosure.command(sys.orig_argv)}  # fmt: skip
     try:
         os.ftruncate(hold.descriptor, 0)
         os.write(hold.descriptor, (json.dumps(who) + "\n").encode())
@@ -345,9 +327,9 @@ def _held_by(folder: Path) -> str:
         who = mapping(plain_json.read(folder / HOLDER, _LARGEST_HOLDER))
         said = {name: str(who[name])[:200] for name in ("pid", "host", "since", "command")}
         holder = "process {pid} on {host} since {since} ({command})".format(**said)
-    except (OSError, JsonError, LookupError):  # it is just writing that down
+    except (OSError, JsonError, LookupError):  # the holder is just writing it
         holder = "another process"
-    return f"{folder} is held by {holder}; wait for it or stop it, or set another run_dir"
+    return f"{folder} is in use by {holder}; wait for it or stop it, or set another run_dir"
 
 
 def _version(package: str) -> str | None:
@@ -359,13 +341,6 @@ def _version(package: str) -> str | None:
 
 def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-def _yaml(config: Mapping[str, Any]) -> bytes:
-    import yaml
-
-    text: str = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-    return text.encode(errors="backslashreplace")
 
 
 def _finite(value: Any) -> Any:

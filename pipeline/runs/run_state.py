@@ -1,12 +1,4 @@
-"""What the checkpoint of a fit has to hold before anything is done with it.
-
-A checksum says that a file is as it was written, and not that a run has written it. A stranger's
-may hold nothing, an epoch of -5, a step of 10^30 or weights of other shapes; each is told apart
-here, so that it is one message, and the run goes on from an older checkpoint where it may.
-
-    check       numbers, names and nesting: of any fit
-    check_fit   names, shapes and types of tensors: of this model and optimizer
-"""
+"""Checks of a fit's checkpoint before it is used: it may come from anybody."""
 
 from __future__ import annotations
 
@@ -26,32 +18,19 @@ _MOST_FACTS = 10_000
 _LONGEST_FACT = 1 << 16  # characters
 _OF_A_RECORD = ("epoch", "step", "seconds", "train/loss", "samples_per_second", "wait_share")
 _OF_A_METER = ("total", "samples", "seconds", "window_total", "window_samples", "waited")
-_LIKE_WEIGHTS = (
-    "exp_avg",
-    "exp_avg_sq",
-    "max_exp_avg_sq",
-    "momentum_buffer",
-    "square_avg",
-    "grad_avg",
+_LIKE_WEIGHTS = {  # state of torch's optimizers in the shape of a weight
+    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg",
     "acc_delta",
-)  # what torch's optimizers keep in the shape of a weight
+}  # fmt: skip
 _REASONS = ("max_epochs", "max_steps", "patience")
 
 
 def check(state: State) -> None:
-    """Refuse what no fit has saved.
-
-    Raises:
-        ValueError: with the key, and what is wrong with it.
-    """
+    """Refuse a state that no fit saves; raises ValueError with the key."""
     loader, progress = _part(state, "loader"), _part(state, "progress")
-    for values, key in (
-        (loader, "epoch"),
-        (loader, "step"),
-        (state, "batches"),
-        (state, "updates"),
-    ):
-        integer(values, key, most=_MOST)
+    for values, keys in ((loader, ("epoch", "step")), (state, ("batches", "updates"))):
+        for key in keys:
+            integer(values, key, most=_MOST)
     for part in ("model", "optimizer"):
         _part(state, part)
     _numbers(_part(state, "metrics"), "metrics")
@@ -60,23 +39,29 @@ def check(state: State) -> None:
     integer(epoch_metrics, "samples", most=_MOST)
     integer(epoch_metrics, "window_samples", most=_MOST)
     if not isinstance(progress.get("begun"), bool):
-        raise JsonError(f"progress/begun is {shown(progress.get('begun'))}, and has to be a truth "
-                        "value")  # fmt: skip
+        raise JsonError(f"progress/begun is {shown(progress.get('begun'))}, and must be a boolean")
     _check_result(_part(progress, "result"))
-    _check_facts(_part(state, "fingerprint"))
+    facts = _part(state, "fingerprint")
+    if len(facts) > _MOST_FACTS:
+        raise JsonError(f"its fingerprint has {len(facts)} keys, more than {_MOST_FACTS}")
+    for key, value in facts.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise JsonError(f"fingerprint/{shown(key)} is {name(value)}, and must be a text")
+        if len(key) + len(value) > _LONGEST_FACT:
+            raise JsonError(f"fingerprint/{shown(key)} is longer than {_LONGEST_FACT} characters")
 
 
 def _check_result(result: Mapping[str, Any]) -> None:
     known = {"history", "best", "reason", "stale", "order"}
     if result.keys() != known:
         odd = ", ".join(sorted(map(str, result.keys() ^ known))[:5])
-        raise JsonError(f"progress/result has too much or too little: {odd[:200]}")
+        raise JsonError(f"progress/result has missing or unexpected keys: {odd[:200]}")
     integer(result, "stale", most=_MOST)
     if result["reason"] not in _REASONS or not isinstance(result["order"], str):
-        raise JsonError("progress/result has a reason or an order that no fit gives")
+        raise JsonError("progress/result has an unknown reason, or an order that is not a text")
     history = result["history"]
     if not isinstance(history, list) or len(history) > _LONGEST_HISTORY:
-        raise JsonError(f"progress/result/history is {name(history)}, and has to be a list of at "
+        raise JsonError(f"progress/result/history is {name(history)}, and must be a list of at "
                         f"most {_LONGEST_HISTORY} records")  # fmt: skip
     for record in [*history, *([] if result["best"] is None else [result["best"]])]:
         _numbers(mapping(record), "a record of progress/result", _OF_A_RECORD)
@@ -84,21 +69,11 @@ def _check_result(result: Mapping[str, Any]) -> None:
         integer(record, "step", most=_MOST)
 
 
-def _check_facts(facts: Mapping[str, Any]) -> None:
-    if len(facts) > _MOST_FACTS:
-        raise JsonError(f"its fingerprint has {len(facts)} keys; {_MOST_FACTS} are the most")
-    for key, value in facts.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise JsonError(f"fingerprint/{shown(key)} is {name(value)}, and has to be a text")
-        if len(key) + len(value) > _LONGEST_FACT:
-            raise JsonError(f"fingerprint/{shown(key)} is longer than {_LONGEST_FACT} characters")
-
-
 def _part(values: Any, key: str) -> dict[str, Any]:
     found = mapping(values).get(key)
     if not isinstance(found, dict):
         has = name(found) if key in values else "missing"
-        raise JsonError(f"{key} is {has}, and has to be a mapping")
+        raise JsonError(f"{key} is {has}, and must be a mapping")
     return found
 
 
@@ -107,27 +82,21 @@ def _numbers(values: Mapping[str, Any], where: str, needed: Sequence[str] = ()) 
     if missing:
         raise JsonError(f"{where} lacks {', '.join(missing)}")
     for key, value in values.items():
-        if (
-            not isinstance(key, str)
-            or isinstance(value, bool)
-            or not isinstance(value, int | float)
-        ):
-            raise JsonError(f"{where} has {shown(value)} at {shown(key)} in place of a number")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not isinstance(key, str) or not number:
+            raise JsonError(f"{where} has {shown(value)} at {shown(key)}, which is not a number")
 
 
 def check_fit(state: State, model: nn.Module, optimizer: Optimizer) -> None:
     """Refuse tensors of other names, shapes or types than this run's.
 
-    Args:
-        model: its `state_dict` may hold DTensors, whose shapes are those of the whole.
-
     Raises:
         ValueError: with the name of the tensor and both shapes.
     """
-    own, saved = model.state_dict(), _part(state, "model")
+    own, saved = model.state_dict(), _part(state, "model")  # DTensors have the whole's shape
     odd = sorted(map(str, own.keys() ^ saved.keys()))
     if odd:
-        raise JsonError(f"its model has too much or too little: {', '.join(odd[:5])[:200]}")
+        raise JsonError(f"its model has missing or unexpected keys: {', '.join(odd[:5])[:200]}")
     parts = {"model": saved}
     if "averaged" in state:
         parts["averaged"] = _part(state, "averaged")
@@ -135,19 +104,17 @@ def check_fit(state: State, model: nn.Module, optimizer: Optimizer) -> None:
             raise JsonError("its averaged weights are those of another model")
     for part, tensors in parts.items():
         for key, tensor in own.items():
-            if isinstance(tensor, Tensor) and not is_lazy(tensor):  # which gets its shape by that
+            if isinstance(tensor, Tensor) and not is_lazy(tensor):  # loading gives it its shape
                 _check_like(f"{part}/{key}", tensors[key], tensor)
     kept = _part(state, "optimizer")
-    groups, state_of = kept.get("param_groups"), _part(kept, "state")
-    _check_groups(groups, optimizer)
+    _check_groups(kept.get("param_groups"), optimizer)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    state_of: dict[Any, Any] = _part(kept, "state")
     for number, values in state_of.items():
-        if isinstance(number, bool) or not isinstance(number, int) or not (
-            0 <= number < len(weights)
-        ):  # fmt: skip
+        if type(number) is not int or not 0 <= number < len(weights):
             raise JsonError(f"optimizer/state has {shown(number)}, and there are {len(weights)} "
                             "weights")  # fmt: skip
-        for key in mapping(values).keys() & set(_LIKE_WEIGHTS):
+        for key in mapping(values).keys() & _LIKE_WEIGHTS:
             if values[key] is not None:
                 where = f"optimizer/state/{number}/{key}"
                 _check_like(where, values[key], weights[number], of_type=False)
@@ -156,7 +123,7 @@ def check_fit(state: State, model: nn.Module, optimizer: Optimizer) -> None:
 def _check_groups(groups: Any, optimizer: Optimizer) -> None:
     own = optimizer.param_groups
     if not isinstance(groups, list) or len(groups) != len(own):
-        raise JsonError(f"optimizer/param_groups is no list of {len(own)} groups")
+        raise JsonError(f"optimizer/param_groups is not a list of {len(own)} groups")
     for saved, group in zip(groups, own, strict=True):
         params = mapping(saved).get("params")
         if not isinstance(params, list) or len(params) != len(group["params"]):
@@ -177,7 +144,7 @@ def _kind(value: Any) -> str:
 
 def _check_like(where: str, value: Any, own: Tensor, of_type: bool = True) -> None:
     if not isinstance(value, Tensor):
-        raise JsonError(f"{where} is {name(value)}, and has to be a tensor")
+        raise JsonError(f"{where} is {name(value)}, and must be a tensor")
     same_kind = value.dtype.is_floating_point == own.dtype.is_floating_point
     if value.shape != own.shape or (of_type and not same_kind):
         raise JsonError(f"{where} is {value.dtype}{list(value.shape)}, and this run's is "

@@ -4,14 +4,8 @@
     state.json            format, the state as JSON (state_tree.py), shape and type of
                           every tensor, the SHA-256 of every shard, and that of all this
 
-The parts are written and read by torch.distributed.checkpoint in its safetensors form: that of its
-own default is a pickle. They say where they belong, so any number of ranks can read what any other
-number has written; `load` makes whole tensors of them.
-
-1. Rank 0 makes a hidden folder beside. 2. Every rank writes its shard, flushes it and hashes what
-lies there. 3. Rank 0 writes state.json, flushes, and renames the folder: it is complete or not
-there at all. Cost: as of one file, shared by the ranks; a load reads all of it, and the shards
-twice, first for their hashes.
+torch.distributed.checkpoint writes the parts, in its safetensors format, since its default is a
+pickle. Cost: that of one file, shared by the ranks; a load reads the shards twice.
 """
 
 from __future__ import annotations
@@ -31,20 +25,10 @@ from torch import Tensor
 
 from pipeline.distributed.group import Group
 from pipeline.errors import PenstockError
-from pipeline.files import plain_json
-from pipeline.files.disk import (  # fmt: skip
-    HELD,
-    Hold,
-    beside,
-    discard,
-    prepare,
-    refuse,
-    sync_folder,
-    write_atomically,
-)
+from pipeline.files import disk, plain_json
 from pipeline.files.plain_json import integer, mapping, shown
 from pipeline.files.regular_file import open_regular
-from pipeline.runs.checkpoint_file import DAMAGED, DTYPES, FORMAT, check_size, check_version, on_cpu
+from pipeline.runs.checkpoint_file import DTYPES, FORMAT, check_size, check_version, damaged, on_cpu
 from pipeline.runs.state_tree import CheckpointError, NoCheckpointError, State, decode
 
 STATE = "state.json"
@@ -55,11 +39,7 @@ T = TypeVar("T")
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of this rank's parts of tensors on the CPU.
-
-    Raises:
-        TypeError: one cannot be saved; the message has its name.
-    """
+    """Copies of this rank's parts of tensors on the CPU; raises TypeError for partial sums."""
     for name, tensor in tensors.items():
         if any(one.is_partial() for one in getattr(tensor, "placements", ())):
             raise TypeError(f"{name} is a tensor whose parts have yet to be added up")
@@ -69,97 +49,91 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def write_folder(
     path: Path, text: str, tensors: dict[str, Tensor], group: Group, parts: Any
 ) -> None:
-    """Write a state that was taken apart to the new folder `path`; every rank calls it alike.
+    """Write an encoded state to the new folder `path`; every rank makes this call.
 
     Args:
         text: rank 0's is written.
         tensors: copies.
         group: one that nobody else uses meanwhile.
-        parts: the process group that `group` talks on.
+        parts: the process group of `group`.
 
     Raises:
-        CheckpointError: on all ranks, if it cannot be written on any.
+        CheckpointError: on all ranks, if any of them cannot write.
     """
-    with _Folder(path, group) as folder:
-        hidden = folder.hidden
-        files = _together(group, path, lambda: _write_shard(hidden, tensors, group, parts))
-        entries = {name: digest for shard in files for name, digest in shard.items()}
-        _together(group, path, lambda: folder.complete(text, tensors, entries))
+    hold: disk.Hold | None = None
+    shapes = {name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+              for name, tensor in tensors.items()}  # fmt: skip
 
-
-class _Folder:
-    """A hidden folder, made by rank 0, that takes its place when it is complete."""
-
-    def __init__(self, path: Path, group: Group) -> None:
-        self.path, self.group = path, group
-        self._hold: Hold | None = None
-        made = _together(group, path, self._make)
-        self.hidden = Path(made[0])
-
-    def __enter__(self) -> _Folder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._hold is not None:
-            self._hold.release()
-        if self.group.is_first and self.hidden.exists():
-            discard(self.hidden)
-
-    def _make(self) -> str:
-        if not self.group.is_first:
+    def make() -> str:
+        nonlocal hold
+        if not group.is_first:
             return ""
-        prepare(self.path.parent, CheckpointError)
-        hidden = beside(self.path)
+        disk.prepare(path.parent, CheckpointError)
+        hidden = disk.beside(path)
         hidden.mkdir()
         try:
-            self._hold = Hold.take(hidden / HELD, os.O_RDWR | os.O_CREAT)
+            hold = disk.Hold.take(hidden / disk.HELD, os.O_RDWR | os.O_CREAT)
         except OSError:
-            discard(hidden)
+            disk.discard(hidden)
             raise
         return str(hidden)
 
-    def complete(self, text: str, tensors: dict[str, Tensor], files: dict[str, str]) -> None:
-        """On rank 0, describe the parts of all ranks and give the folder its name."""
-        if not self.group.is_first:
+    def complete() -> None:
+        if not group.is_first:
             return
-        if set(files) != {file.name for file in self.hidden.glob("*.safetensors")}:
-            raise CheckpointError(f"{self.hidden} has other shards than the ranks have written")
-        shapes = {name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-                  for name, tensor in tensors.items()}  # fmt: skip
+        if set(files) != {file.name for file in hidden.glob("*.safetensors")}:
+            raise CheckpointError(f"{hidden} has other shards than the ranks have written")
         content = {"format": FORMAT, "state": text, "tensors": shapes, "files": files}
         described = {**content, "sha256": _digest(content)}
-        write_atomically(self.hidden / STATE, json.dumps(described).encode())
-        (self.hidden / HELD).unlink()
-        sync_folder(self.hidden)
-        self.hidden.rename(self.path)
-        sync_folder(self.path.parent)
+        disk.write_atomically(hidden / STATE, json.dumps(described).encode())
+        (hidden / disk.HELD).unlink()
+        disk.sync_folder(hidden)
+        hidden.rename(path)
+        disk.sync_folder(path.parent)
+
+    hidden = Path(_together(group, path, make)[0])
+    try:
+        shards = _together(group, path, lambda: _write_shard(hidden, tensors, group, parts))
+        files = {name: digest for shard in shards for name, digest in shard.items()}
+        _together(group, path, complete)
+    finally:
+        if hold is not None:
+            hold.release()
+        if group.is_first and hidden.exists():
+            disk.discard(hidden)
 
 
 def load(path: Path) -> State:
-    """The state that was saved to the folder `path`, its tensors whole, on the CPU.
+    """The state saved to the folder `path`, with whole tensors on the CPU.
 
     Raises:
         CheckpointError: no checkpoint, a damaged one, or one of a newer version.
     """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
     content = _described(path)
     try:
         _check_files(path, content["files"])
         tensors = _empty(path, content["tensors"])
-        _read(path, tensors)
+        reader = HuggingFaceStorageReader(str(path))
+        with warnings.catch_warnings():  # about working without other ranks
+            warnings.simplefilter("ignore")
+            load(tensors, storage_reader=reader, no_dist=True)
         return decode(content["state"], tensors)
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        raise damaged(path, f"{type(error).__name__}: {error}") from error
 
 
 def _empty(path: Path, described: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors that the shards fill; together they are no larger than the shards."""
+    """Tensors for the shards to fill; together they are no larger than the shards."""
     known = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
     room = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     for name, (dtype, shape) in described.items():
         if dtype not in known or not all(type(one) is int and one >= 0 for one in shape):
-            raise ValueError(f"{shown(name)} is no tensor of numbers")
+            raise ValueError(f"{shown(name)} is not a tensor of numbers")
         room -= math.prod(shape) * known[dtype].itemsize
         if room < 0:
             raise ValueError(f"its tensors are larger than its shards, from {shown(name)} on")
@@ -170,7 +144,7 @@ def _empty(path: Path, described: dict[str, Any]) -> dict[str, Tensor]:
 def _write_shard(
     folder: Path, tensors: dict[str, Tensor], group: Group, parts: Any
 ) -> dict[str, str]:
-    """Write this rank's parts; returns the SHA-256 of the files that it wrote."""
+    """Write this rank's parts; returns the SHA-256 of its files by name."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -180,27 +154,12 @@ def _write_shard(
     return {file.name: _file_digest(file) for file in mine}
 
 
-def _read(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Fill `tensors` with what the shards hold, on this rank alone."""
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    reader = HuggingFaceStorageReader(str(path))
-    with warnings.catch_warnings():  # it tells that it works alone
-        warnings.simplefilter("ignore")
-        load(tensors, storage_reader=reader, no_dist=True)
-
-
 def _together(group: Group, path: Path, work: Callable[[], T]) -> list[T]:
-    """What `work` gave on each rank; if it failed on one, it has failed on all.
-
-    Raises:
-        CheckpointError: on all ranks, with the first failure that says most.
-    """
+    """The results of `work` on all ranks; if one fails, all raise its CheckpointError."""
     result, failure = None, None
     try:
         result = work()
-    except BaseException as error:  # what torch raises here is no Exception
+    except BaseException as error:  # torch's CheckpointException is not an Exception
         failure = _failure(path, error)
     outcomes = group.gather((result, failure))
     failures = [(rank, found) for rank, (_, found) in enumerate(outcomes) if found]
@@ -216,7 +175,7 @@ def _failure(path: Path, error: BaseException) -> str:
             error = cause
     try:
         if isinstance(error, OSError):
-            refuse(path, error, CheckpointError)
+            disk.refuse(path, error, CheckpointError)
     except CheckpointError as refused:
         return str(refused)
     if isinstance(error, PenstockError):
@@ -225,16 +184,16 @@ def _failure(path: Path, error: BaseException) -> str:
 
 
 def _described(path: Path) -> dict[str, Any]:
-    """What state.json holds, verified."""
+    """The verified contents of state.json."""
     try:
         content = mapping(plain_json.read(path / STATE, _LARGEST_STATE))
         check_version(path, integer(content, "format"))
         if content.pop("sha256") != _digest(content):
-            raise ValueError("state.json does not have the checksum that was saved with it")
+            raise ValueError("state.json does not match its checksum")
     except FileNotFoundError as error:
         raise NoCheckpointError(f"{path}: there is no checkpoint in this folder") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _damaged(path, str(error)) from error
+        raise damaged(path, error) from error
     return dict(content)
 
 
@@ -242,16 +201,12 @@ def _check_files(path: Path, files: dict[str, str]) -> None:
     found = {file.name for file in path.glob("*.safetensors")}
     if found != set(files):
         odd = ", ".join(sorted(found ^ set(files))[:5])[:200]
-        raise _damaged(path, f"{odd} is missing or too much")
+        raise damaged(path, f"{odd} is missing or unexpected")
     for name, digest in files.items():
         with open_regular(path / name) as file:
             check_size(path / name, os.fstat(file.fileno()))
         if _file_digest(path / name) != digest:
-            raise _damaged(path, f"{name} does not have the checksum that was saved with it")
-
-
-def _damaged(path: Path, reason: str) -> CheckpointError:
-    return CheckpointError(f"{path}: {DAMAGED}: {reason}. Use an earlier one")
+            raise damaged(path, f"{name} does not match its checksum")
 
 
 def _digest(content: dict[str, Any]) -> str:
@@ -264,6 +219,6 @@ def _file_digest(path: Path) -> str:
 
 
 def own_group(group: Group) -> tuple[Group, Any]:
-    """A group of the same ranks on which nobody else talks; every rank calls it alike."""
+    """A process group of the same ranks for one purpose; every rank makes this call."""
     parts: Any = None if group.alone else dist.new_group(backend="gloo")
     return Group(group.world, parts), parts

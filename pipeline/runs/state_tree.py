@@ -1,9 +1,8 @@
-"""A run's state as JSON text and named tensors, and back; nothing of it is called or unpickled.
+"""A run's state as JSON text and named tensors, and back, without pickle.
 
-Each tensor goes under its path in the state ("model/head.weight"), once, however often the state
-holds it. What plain JSON cannot say is a mapping with one key of these: {"$tensor": name},
-{"$tuple": [...]}, {"$float": "inf"}, {"$dict": [[key, value], ...]} (keys that are not text, or
-that start with "$").
+A tensor is named by its first path in the state ("model/head.weight"). What JSON lacks is a
+mapping with one key: {"$tensor": name}, {"$tuple": [...]}, {"$float": "inf"}, or {"$dict": [[key,
+value], ...]} for keys that are not text or start with "$".
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ _LONGEST_TEXT = 128 << 20  # bytes; safetensors takes a header of 100 MB
 
 
 class CheckpointError(DiskError):
-    """A checkpoint that cannot be used or written; the message names it and says what to do."""
+    """A checkpoint cannot be used or written; the message names it and says what to do."""
 
 
 class NoCheckpointError(CheckpointError):
-    """There is no checkpoint where a configuration names one."""
+    """There is no checkpoint where the configuration names one."""
 
     exit_code = ConfigError.exit_code
 
 
 def encode(state: State) -> tuple[str, dict[str, Tensor]]:
-    """The text of `state`, and its tensors by name: the state's own, detached, not copied.
+    """The text of `state` and its tensors by name, detached and not copied.
 
     Raises:
-        TypeError: the state holds something else; the message has its path.
+        TypeError: the state holds something that cannot be saved; the message has its path.
     """
     tensors: dict[str, Tensor] = {}
     tree = _encode(state, "", tensors, {})
@@ -48,11 +47,7 @@ def encode(state: State) -> tuple[str, dict[str, Tensor]]:
 
 
 def decode(text: str, tensors: Mapping[str, Tensor]) -> State:
-    """The state that `encode` was given.
-
-    Raises:
-        ValueError: the text is none that `encode` makes, or not with these tensors.
-    """
+    """The state that `encode` was given; raises ValueError for any other text or tensors."""
     try:
         state = _decode(plain_json.parse(text, _LONGEST_TEXT), tensors)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -61,19 +56,19 @@ def decode(text: str, tensors: Mapping[str, Tensor]) -> State:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this rank has a part of it only (a DTensor)."""
+    """Whether this rank holds only a part of it (a DTensor)."""
     return hasattr(tensor, "placements")
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor], seen: dict[Any, str]) -> Any:
-    """`value` as JSON; its tensors go to `tensors`, by path."""
+    """`value` as JSON; adds its tensors to `tensors`, by path."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, Tensor):
         return {"$tensor": _name_tensor(value, path, tensors, seen)}
     if isinstance(value, int):
         return int(value)
-    if isinstance(value, float):  # JSON text gives back a finite float exactly
+    if isinstance(value, float):  # JSON keeps a finite float exactly
         return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
     if isinstance(value, (list, tuple)):
         items = [_encode(item, f"{path}/{i}", tensors, seen) for i, item in enumerate(value)]
@@ -81,8 +76,8 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor], seen: dict[Any, s
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, (str, int)) or isinstance(key, bool):
-                raise TypeError(f"{path or 'the state'} has the key {key!r}; text or int can be "
-                                "saved")  # fmt: skip
+                raise TypeError(f"{path or 'the state'} has the key {key!r}, which is neither text "
+                                "nor int")  # fmt: skip
         pairs = [[k, _encode(v, f"{path}/{k}", tensors, seen)] for k, v in value.items()]
         plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
         return dict(pairs) if plain else {"$dict": pairs}
@@ -124,7 +119,7 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         case {"$float": "inf" | "-inf" | "nan" as text}:
             return float(text)
         case {"$float": text}:
-            raise ValueError(f"{shown(text)} is no number that JSON lacks")
+            raise ValueError(f"{shown(text)} is not a number that JSON lacks")
         case {"$tuple": items}:
             return tuple(_decode(item, tensors) for item in items)
         case {"$dict": pairs}:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Tracker(Protocol):
-    """What a run tells a tracker; `step` counts optimizer steps."""
+    """Receives metrics and pictures; `step` counts optimizer steps."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
 
@@ -36,10 +36,9 @@ class Nothing:
 class TensorBoard:
     """Event files for `tensorboard --logdir`.
 
-    tensorboard is imported (about 1 s), and the folder made, when the first thing is logged.
+    The first log imports tensorboard (about 1 s) and makes the folder.
 
     Args:
-        folder: for the event files.
         flush_seconds: how long events may wait in memory.
     """
 
@@ -53,7 +52,6 @@ class TensorBoard:
             self._open().add_scalar(name, value, step)
 
     def picture(self, name: str, path: Path, step: int) -> None:
-        """Show the picture file at `path`."""
         import numpy as np
         from PIL import Image
 

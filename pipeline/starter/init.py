@@ -1,7 +1,7 @@
 """Writes the files of a new project, which runs and whose tests pass as they are.
 
-The files lie in `template/`, with a package that is called my_project there. Names that end in .txt
-lose it, so that no tool takes them for code of ours.
+The files lie in `template/`, with a package that is called my_project there. Names end in .txt,
+which is removed, so that no tool takes the files for Penstock's own code.
 """
 
 from __future__ import annotations
@@ -42,9 +42,14 @@ def run(words: Sequence[str]) -> int:
         raise ConfigError(Problem("init", f"takes one folder, which is new or empty: {usage}"))
     folder = Path(words[0]).expanduser()
     name = package_name(folder.resolve().name)
-    again = _program()
+    # The command as it works in another folder.
+    first, *others = program.words()
+    again = shlex.join([first, *(str(Path(word).resolve()) for word in others)])
     try:
-        _refuse_what_is_there(folder)
+        if folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(Problem("init", f"{folder} is not empty; name a folder that is new"))
+        if not folder.is_dir() and (folder.exists() or folder.is_symlink()):
+            raise ConfigError(Problem("init", f"{folder} is not a folder; name one that is new"))
         for path, text in files(name, again):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             with open(folder / path, "x", encoding="utf-8", newline="\n") as file:
@@ -66,29 +71,14 @@ def package_name(text: str) -> str:
     """
     name = re.sub(r"\W+", "_", text.lower(), flags=re.ASCII).strip("_")
     for one in (name, f"my_{name}" if name else _NAME, _NAME):
-        if one.isidentifier() and not keyword.iskeyword(one) and not _is_taken(one):
+        if (
+            one.isidentifier() and not keyword.iskeyword(one) and one not in NEVER | _BESIDE
+            and not (CONF / "dataset" / f"{one}.yaml").exists()
+            and importlib.util.find_spec(one) is None
+        ):  # fmt: skip
             return one
     raise ConfigError(Problem("init", f"{text!r} and {_NAME!r} are taken as names of packages "
                               "here; give the folder another name"))  # fmt: skip
-
-
-def _is_taken(name: str) -> bool:
-    if name in NEVER | _BESIDE or (CONF / "dataset" / f"{name}.yaml").exists():
-        return True
-    return importlib.util.find_spec(name) is not None
-
-
-def _program() -> str:
-    """This program's command, as it works in another folder."""
-    words = program.words()
-    return shlex.join([*words[:1], *(str(Path(word).resolve()) for word in words[1:])])
-
-
-def _refuse_what_is_there(folder: Path) -> None:
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(Problem("init", f"{folder} is not empty; name a folder that is new"))
-    if not folder.is_dir() and (folder.exists() or folder.is_symlink()):
-        raise ConfigError(Problem("init", f"{folder} is no folder; name one that is new"))
 
 
 def files(name: str, command: str) -> Iterator[tuple[Path, str]]:

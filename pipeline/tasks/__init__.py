@@ -1,4 +1,4 @@
-"""What `task=<name>` runs: one module a task, each with `run(config) -> float | None`.
+"""The tasks of `task=<name>`: one module each, with `run(config) -> float | None`.
 
 A module is imported when its task runs, so that no task pays for another's imports.
 """

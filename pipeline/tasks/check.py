@@ -1,14 +1,8 @@
-"""`task=check`: read everything once, before a run is spent on it.
+"""`task=check`: read, transform and check every sample of a split.
 
-1. Every sample of the split is read and goes through the split's transforms, on the configured
-   loader's workers, with a bar on stderr.
-2. A dataset may have more to say of a sample that can be read: `dataset.check(index) -> str | None`
-   (datasets/reading/damage.py). Numbers that are not finite are found in any dataset.
-3. What is wrong is listed on stdout (split, index, path, cause), and written to a quarantine.csv
-   in a run folder, which a run can be given as bad_samples.quarantine.
-
-Exit code 3 if anything is wrong; 130 or 75 where it is interrupted, with what was found so far.
-Cost: about that of an epoch of loading; for JPEG and FLAC twice.
+Bad samples are listed on stdout and in a quarantine.csv in a run folder, for
+bad_samples.quarantine. Exit code 3 if there are any; 130 or 75 if interrupted, with those found so
+far. Cost: about an epoch of loading, twice that for JPEG and FLAC.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,12 +35,8 @@ from pipeline.order.samplers import Sequential
 from pipeline.order.streams import StreamOrder, StreamPlan
 from pipeline.runs.quarantine import NAME, Entry, QuarantineFile, entries
 from pipeline.runs.run_folder import RunFolder
-from pipeline.terminal import console, one_line, put, say
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-_REFRESH_SECONDS = 0.1
+from pipeline.tasks.tables import put_rows
+from pipeline.terminal import REFRESH_SECONDS, bar, left, one_line, put, say
 
 
 def run(config: Config) -> None:
@@ -61,12 +51,20 @@ def run(config: Config) -> None:
     count = 0
     for split in map(data.split, splits):
         wrong: list[LeftOut] = []
+        stopped: Stop | None = None
         try:
             count += check(split, wrong)
         except Stop as stop:
-            found += entries(wrong, split.name, split.fingerprint["dataset"])
-            raise _interrupted(stop, found) from None
+            stopped = stop
         found += entries(wrong, split.name, split.fingerprint["dataset"])
+        if stopped is not None:
+            if found:
+                print_table(found)
+            if stopped.name == "SIGINT":
+                raise stopped
+            raise Preempted(
+                f"{stopped.name}: the check was interrupted; the same command starts it again"
+            )
     if not found:
         put(f"{count} samples, nothing wrong with them")
         return
@@ -75,22 +73,13 @@ def run(config: Config) -> None:
     QuarantineFile(folder.path / NAME).add(found)
     folder.finish("done")
     raise DataError(
-        f"{len(found)} of {count} samples are bad. Repair them or take them out of the data; or "
-        f"leave them out of a run: bad_samples.quarantine={folder.path / NAME}"
+        f"{len(found)} of {count} samples are bad. Repair or remove them, or leave them out of a "
+        f"run: bad_samples.quarantine={folder.path / NAME}"
     )
 
 
-def _interrupted(stop: Stop, found: Sequence[Entry]) -> BaseException:
-    """Show what was found so far; the error to end with, which says that it is not all."""
-    if found:
-        print_table(found)
-    if stop.name == "SIGINT":
-        return stop
-    return Preempted(f"{stop.name}: the check was interrupted; the same command begins it again")
-
-
 def check(split: Split, wrong: list[LeftOut]) -> int:
-    """Read a split and add what is wrong with its samples to `wrong`; returns how many it has."""
+    """Read a split and add its bad samples to `wrong`; returns the number of samples."""
     count = 0
     with (
         make_loader(split) as loader,
@@ -105,7 +94,7 @@ def check(split: Split, wrong: list[LeftOut]) -> int:
 
 
 def make_loader(split: Split) -> Loader:
-    """Batches that hold nothing but what is wrong with the samples of a split, each once."""
+    """Batches that hold only the bad samples of a split, each once."""
     made, plan = split.loader(), split.plan
     made.close()
     own: Plan | StreamPlan
@@ -122,8 +111,8 @@ def make_loader(split: Split) -> Loader:
     return Loader(own, fetch, replace(made.options, persistent_workers=False), World())
 
 
-class _Checking(Fetch):
-    """Tells what is wrong with samples, in place of their batch."""
+class Check(Fetch):
+    """Makes batches without fields, whose `left_out` are the bad samples."""
 
     def work(self, request: Request, rows: Any, draws: Draws, stand_ins: Any = None) -> Batch:
         share = _Suspicious(
@@ -143,33 +132,24 @@ class _Checking(Fetch):
             draws.seed(key)
             try:
                 cause = not_finite(share.transformed(share.read(place), place))
-                cause = cause or self._suspicion(row)
+                if cause is None and hasattr(self.dataset, "check"):
+                    try:
+                        cause = self.dataset.check(row)
+                    except Exception as error:
+                        cause = in_one_line(error)
             except BadSampleError as error:
                 cause = error.cause
             if cause is not None:
                 path, position = path_of(self.dataset, row), int(request.positions[place])
                 yield LeftOut(row, position, *request.address, path, cause, "skip")
 
-    def _suspicion(self, row: int) -> str | None:
-        if not hasattr(self.dataset, "check"):
-            return None
-        try:
-            said: str | None = self.dataset.check(row)
-        except Exception as error:
-            return in_one_line(error)
-        return said
 
-
-class Check(_Checking):
-    """Checks rows."""
-
-
-class CheckStream(_Checking, StreamFetch):
-    """Checks records."""
+class CheckStream(Check, StreamFetch):
+    """The same for the records of a stream."""
 
 
 class _Suspicious(SampleReader):
-    """Whatever goes wrong with a sample is said of it, and ends nothing."""
+    """Makes a BadSampleError of every failure of a sample."""
 
     def _failed(
         self, error: Exception, stage: Stage, place: int, never_left_out: bool = False
@@ -181,7 +161,7 @@ class _Suspicious(SampleReader):
 
 
 def not_finite(sample: Any) -> str | None:
-    """Which field of a sample has a number that is NaN or infinite; None: none."""
+    """Which field of a sample has NaN or infinite numbers; None: none."""
     fields = sample.items() if isinstance(sample, dict) else ()
     for name, value in fields:
         tensor = torch.as_tensor(value) if isinstance(value, (np.ndarray, float)) else value
@@ -193,60 +173,41 @@ def not_finite(sample: Any) -> str | None:
 
 
 def print_table(found: Sequence[Entry]) -> None:
-    """Print to stdout what is wrong: a line a sample, whole also in a pipe."""
-    header = ("split", "index", "path", "cause")
-    lines = [
-        header,
-        *((one.split, str(one.index), one_line(one.path), one_line(one.cause)) for one in found),
-    ]
-    widths = [max(len(line[column]) for line in lines) for column in range(3)]
-    for line in lines:
-        cells = [cell.ljust(width) for cell, width in zip(line[:3], widths, strict=True)]
-        put("  ".join([*cells, line[3]]))
+    """Print bad samples to stdout, a line each."""
+    lines = [(one.split, str(one.index), one_line(one.path), one_line(one.cause)) for one in found]
+    put_rows([("split", "index", "path", "cause"), *lines])
 
 
 @contextmanager
 def _progress(split: Split, loader: Loader) -> Iterator[Any]:
-    """A function of samples read and samples wrong that shows them, on a terminal as a bar."""
+    """A function of samples read and bad samples that shows them, on a terminal as a bar."""
     kind, name = split.config.trainer.progress, split.name
     length = getattr(loader.fetch.dataset, "__len__", lambda: None)()
     began = time.perf_counter()
     numbers = [0, 0]
-    bar = _bar() if kind == "rich" or (kind == "auto" and sys.stderr.isatty()) else None
-    task = bar.add_task(f"checking {name}", total=length, wrong="") if bar else None
+    drawn = bar() if kind == "rich" or (kind == "auto" and sys.stderr.isatty()) else None
+    task = drawn.add_task(f"checking {name}", total=length, numbers="") if drawn else None
     shown = 0.0
 
     def show(count: int, wrong: int) -> None:
         nonlocal shown
         numbers[:] = count, wrong
         now = time.perf_counter()
-        if bar and task is not None and now - shown >= _REFRESH_SECONDS:
-            bar.update(task, completed=count, wrong=f"{wrong} wrong")
-            bar.refresh()
+        if drawn and task is not None and now - shown >= REFRESH_SECONDS:
+            rest = left(count, length, now - began)
+            drawn.update(task, completed=count, numbers=f"{wrong} wrong  {rest}")
+            drawn.refresh()
             shown = now
 
-    if bar:
-        bar.start()
+    if drawn:
+        drawn.start()
     said = f"checking {name} was interrupted: {{}}{f' of {length}' if length else ''} samples"
     try:
         yield show
         said = f"checked {name}: {{}} samples"
     finally:
-        if bar:
-            bar.stop()
+        if drawn:
+            drawn.stop()
         if kind != "none":
             seconds = time.perf_counter() - began
             say(f"{said.format(numbers[0])} in {seconds:.1f} s, {numbers[1]} wrong")
-
-
-def _bar() -> Progress:
-    # Drawn from this thread, as in a fit: workers are forked, and a lock that another thread holds
-    # would stay locked in them.
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
-
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining(),
-        TextColumn("{task.fields[wrong]}"),
-        console=console(sys.stderr), transient=True, auto_refresh=False,
-    )  # fmt: skip

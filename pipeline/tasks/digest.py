@@ -1,11 +1,7 @@
-"""`task=digest`: a hash a batch, which is what "the same batches" means.
+"""`task=digest`: `epoch step samples hash` of each batch, and `total hash`, to stdout.
 
-Prints `epoch step samples hash` for each step and `total hash` at the end, to stdout. A hash covers
-every sample of the global batch after its transforms (field names, types, shapes, bytes), in
-position order, so it does not depend on workers, on sharing out or on padding.
-
-With `distributed=ddp` or `fsdp` each rank makes its share, and rank 0 prints the hash of all of
-them together: the same lines as one process prints, if sharing out is right.
+A hash covers every sample of the global batch after its transforms (field names, types, shapes,
+bytes), in position order, so it does not depend on workers, sharding or padding.
 """
 
 from __future__ import annotations
@@ -24,10 +20,8 @@ from pipeline.terminal import put
 
 def run(config: Config) -> None:
     """Print the digest of `config.split` for `config.epoch`, up to `config.steps` batches."""
-    wanted = config.distributed
-    # Nothing is computed on the batches, so they need not leave the CPU.
-    here = world.from_environment("cpu")
-    with join(here, "gloo", wanted.timeout) as group:
+    here = world.from_environment("cpu")  # nothing is computed on the batches
+    with join(here, "gloo", config.distributed.timeout) as group:
         total = hashlib.blake2b(digest_size=16)
         for line in lines(config, group):
             if group.is_first:
@@ -38,11 +32,7 @@ def run(config: Config) -> None:
 
 
 def lines(config: Config, group: Group | None = None) -> Iterator[str]:
-    """`epoch step samples hash` of each batch, as the configured loader delivers it.
-
-    Args:
-        group: ranks that make a share of each batch; all of them get the same lines.
-    """
+    """`epoch step samples hash` of each batch, the same on all ranks of `group`."""
     group = group or Group()
     split = DataParts(config, group.world).split(config.split)
     with split.loader(hashed=True) as loader:

@@ -1,9 +1,9 @@
-"""`task=fit`: train, and say how well it went.
+"""`task=fit`: train and report.
 
 1. Build every part; only then claim the run's folder.
-2. Put one batch of validation through the loss and the metrics: what is wrong there is found now.
-3. Train; metrics, checkpoints and the order of samples are written down on the way.
-4. Measure the best constant prediction, which the model had to beat.
+2. Put one batch of validation through the loss and the metrics, to find errors there now.
+3. Train; write metrics, checkpoints and the order of samples.
+4. Measure the best constant prediction, which the model has to beat.
 5. With the best weights: a table to stdout, and pictures of the curves and of predictions.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields
 from functools import partial
@@ -25,7 +25,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pipeline import program
-from pipeline.build.data import DataParts
 from pipeline.build.training import TrainingParts
 from pipeline.config import disclosure, hydra_output, project
 from pipeline.config.allowances import OPTIONS
@@ -41,14 +40,15 @@ from pipeline.order.plan import Plan
 from pipeline.order.streams import StreamPlan
 from pipeline.runs import quarantine, run_state
 from pipeline.runs.identity.sources import code_of
+from pipeline.runs.pictures import learning_curves
 from pipeline.runs.resumption import fingerprint, spans
-from pipeline.runs.run_folder import RunFolder, Status
+from pipeline.runs.run_folder import Status
 from pipeline.runs.tracker import Nothing, Tracker
-from pipeline.tasks import outcome, progress, summary
+from pipeline.tasks import outcome, predictions, progress
 from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.recording import Confusions, Digests, Ledger, Metrics, Quarantine
 from pipeline.tasks.validate import baseline, load_weights, monitored, try_one_batch
-from pipeline.terminal import say
+from pipeline.terminal import put, say
 from pipeline.training.epoch_metrics import NonFiniteLossError
 from pipeline.training.objective import Objective
 from pipeline.training.observer import Observer, Record
@@ -56,8 +56,8 @@ from pipeline.training.runner import Result, fit
 from pipeline.training.schedules import renewed
 from pipeline.training.train_step import TrainOptions
 
-# Signals that come within these seconds of the first are its echo: a terminal sends Ctrl-C to all
-# processes, and the launcher hands it on to its ranks.
+# Seconds in which another signal is an echo of the first: a terminal sends Ctrl-C to all processes,
+# and the launcher forwards it to its ranks.
 _REPEATS_AFTER = 2.0
 
 
@@ -70,7 +70,7 @@ def run(config: Config) -> float | None:
 
 
 def _tried(config: Config, folder: str) -> Config:
-    """A configuration of one step and one batch of validation, whose files are thrown away."""
+    """The configuration for `fast_dev_run`: one step and one batch of validation in `folder`."""
     trainer = config.trainer.model_copy(
         update={"max_epochs": 1, "max_steps": None, "checkpoint": None, "pictures": False}
     )
@@ -95,20 +95,22 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
     with data.train.loader(hashed=config.trainer.digest) as train, data.val.loader() as val:
         objective = parts.objective()
         options = make_options(config, objective)
-        parallel = make_parallel(config)
+        wanted, mode = config.distributed, mode_of(config)
+        parallel = Parallel(wanted.strategy, wanted.find_unused_parameters, wanted.sync_batchnorm)
         model = prepare(parts.model(), parallel, group)
         moves = scheduler_moves(options, train.plan) if config.scheduler else 0
         scheduled = partial(_scheduled, parts, model)
         optimizer, scheduler = scheduled(moves)
+        told = {split.name: split.data_fingerprint(mode) for split in (data.train, data.val)}
         opened = open_run(
             config, group, fingerprint(config, train.fingerprint, moves), overrides(),
             data.train.data_fingerprint,
             lambda state: run_state.check_fit(state, model, optimizer), scheduled,
             seed=config.seed, device=train.world.device, monitor=options.monitor,
-            data=_told(config, data), code=code_of(config),
+            data={"fingerprint": mode, **told}, code=code_of(config),
         )  # fmt: skip
         if opened.folder and config.trainer.progress != "none":
-            say(summary.of_fit(config, data, model, train, group, opened.folder.path))
+            say(outcome.summary(config, data, model, train, group, opened.folder.path))
         state, last = opened.state, spans(opened.fingerprint)[-1:]
         if last and last != [moves]:
             optimizer, scheduler = scheduled(*last)
@@ -122,7 +124,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
                 if compared:
                     try_one_batch(data.val, objective, val)
             echo = 0.0 if group.alone else _REPEATS_AFTER
-            with Preemption(echo, _say(group), tell=group.tell) as preemption:
+            with Preemption(echo, say if group.is_first else None, tell=group.tell) as preemption:
                 result = fit(
                     model, objective, optimizer, train, val, options, scheduler=scheduler,
                     checkpoints=opened.checkpoints, observers=observers, seed=config.seed,
@@ -130,7 +132,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
                     fingerprint=opened.fingerprint,
                 )  # fmt: skip
             if opened.checkpoints:
-                opened.checkpoints.close()
+                opened.checkpoints.flush()
             with _placed("after the last step"):
                 shown = [one for one in observers if isinstance(one, progress.Display)]
                 constant = baseline(data, objective, val, group, shown) if compared else {}
@@ -141,24 +143,15 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
     return result.best[f"val/{options.monitor}"] if result.best else None
 
 
-def _scheduled(
-    parts: TrainingParts, model: nn.Module, steps: int
-) -> tuple[Optimizer, LRScheduler | None]:
+def _scheduled(parts: TrainingParts, model: nn.Module, steps: int) -> tuple[Optimizer, LRScheduler | None]:
     """A new optimizer, and its schedule for that many steps (or epochs)."""
     optimizer = parts.optimizer(model)
     return optimizer, parts.scheduler(optimizer, steps)
 
 
-def _told(config: Config, data: DataParts) -> dict[str, str]:
-    """The data, for the manifest: each split's fingerprint, and what it covers."""
-    mode = mode_of(config)
-    splits = {split.name: split.data_fingerprint(mode) for split in (data.train, data.val)}
-    return {"fingerprint": mode, **splits}
-
-
 @contextmanager
 def _placed(where: str) -> Iterator[None]:
-    """Say where a run was that is stopped here."""
+    """Name the place where a run is stopped."""
     try:
         yield
     except Stop as stop:
@@ -169,37 +162,40 @@ def report(
     config: Config, parts: TrainingParts, model: nn.Module, objective: Objective, result: Result,
     constant: Record, opened: Opened, tracker: Tracker, confusions: Confusions,
 ) -> None:  # fmt: skip
-    """Say how it went, with the best weights, and where to look."""
+    """Print the results and draw pictures, with the best weights; complete the manifest."""
     assert opened.folder is not None
     folder, last = opened.folder, result.history[-1]
     outcome.print_report(result, constant, folder.manifest["monitor"], objective.baseline_name)
     best = opened.checkpoints.best() if opened.checkpoints else None
     files = {"run": folder.path, "checkpoint": best}
     if config.trainer.pictures:
-        if best:  # into a model of its own, as the trained one may be spread over ranks
+        if best:  # into a new model, as the trained one may be sharded
             model = parts.model().to(parts.world.device)
             load_weights(model, best)
-        files |= outcome.draw_pictures(parts, model, objective, result, constant, folder.path)
+        files["curves"] = learning_curves(
+            result.history, folder.path / "curves.png", constant, objective.baseline_name
+        )
+        files["predictions"] = predictions.draw(
+            parts.data.val, model, objective, folder.path / "predictions.png"
+        )
         files["confusion"] = outcome.draw_confusion(objective, confusions, result, folder.path)
-    outcome.show_files(files, tracker, int(last["step"]))
+    for name, path in files.items():
+        if path is not None:
+            put(f"{name:<12} {path}")
+            if path.suffix == ".png":
+                tracker.picture(name, path, int(last["step"]))
     folder.manifest |= {"reason": result.reason, "best": result.best, "order": result.order,
                         "last": last, "baseline": constant,
                         "worker_deaths": sum(one["worker_deaths"] for one in result.history),
                         }  # fmt: skip
 
 
-def _say(group: Group) -> Callable[[str], None]:
-    """Tell a person, once for all ranks."""
-    return say if group.is_first else (lambda text: None)
-
-
 def spare_cores(world: World) -> None:
-    """On a CPU, keep torch to half of the cores; the others make batches.
+    """On a CPU, limit torch to half of the cores; the others make batches.
 
-    With all of them, its threads and the loader's workers take turns, and threads that wait for
-    each other spin: on 2 cores with 2 workers, a step took 20 times as long whenever anything
-    else ran. The number does not go by the workers, because sums in another number of threads
-    round differently: it would make the weights depend on who loads the data.
+    Otherwise its threads, which spin while they wait for each other, compete with the workers: on 2
+    cores with 2 workers, a step took 20 times as long whenever anything else ran. The number does
+    not depend on the workers, because sums in another number of threads round differently.
     """
     if world.device == "cpu":
         share = usable_cpus() // (2 * world.local_size)
@@ -221,17 +217,11 @@ def make_options(config: Config, objective: Objective) -> TrainOptions:
     })  # fmt: skip
 
 
-def make_parallel(config: Config) -> Parallel:
-    """How the model is spread over the ranks."""
-    wanted = config.distributed
-    return Parallel(wanted.strategy, wanted.find_unused_parameters, wanted.sync_batchnorm)
-
-
 def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
     """How often a fit will move its scheduler: optimizer steps, or epochs.
 
     Raises:
-        ConfigError: only reading would tell.
+        ConfigError: the length of a stream is unknown.
     """
     limit = options.max_steps or math.inf
     steps = epochs = 0
@@ -240,9 +230,9 @@ def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
         if size is None:
             if options.schedule == "step" and options.max_steps:
                 return options.max_steps
-            raise ConfigError(Problem("scheduler", "needs to know how long the run will be, and "
-                                      "the stream does not say; set sampler.steps, "
-                                      "trainer.max_steps or scheduler=none"))  # fmt: skip
+            raise ConfigError(Problem("scheduler", "needs the length of the run, and the stream's "
+                                      "is unknown; set sampler.steps, trainer.max_steps or "
+                                      "scheduler=none"))  # fmt: skip
         steps += math.ceil(size / options.accumulate)
         epochs += 1
     return int(min(steps, limit)) if options.schedule == "step" else epochs
@@ -252,13 +242,11 @@ def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
 def watched(
     config: Config, parts: TrainingParts, group: Group, opened: Opened, train: Loader
 ) -> Iterator[tuple[Tracker, list[Observer]]]:
-    """The tracker and the observers of a fit, and a manifest that says how it ended.
-
-    Ranks other than the first write and show nothing.
+    """The tracker and the observers of a fit, and the end of its manifest; on the first rank only.
 
     Raises:
-        PenstockError: in the place of NonFiniteLossError, with the command that shows the batch.
-        Preempted: with the command that goes on.
+        PenstockError: instead of NonFiniteLossError, with the command that shows the batch.
+        Preempted: with the command that resumes.
     """
     folder = opened.folder
     if folder is None:
@@ -267,8 +255,14 @@ def watched(
     tracker: Tracker = parts.tracker(folder.path / "tracker")
     trainer = config.trainer
     display = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
-    observers: list[Observer] = [Metrics(folder, tracker), display]
-    observers += recorders(config, parts.data, folder)
+    data = parts.data
+    datasets = {split.name: split.fingerprint["dataset"] for split in (data.train, data.val)}
+    left_out = Quarantine(folder.path / quarantine.NAME, datasets, data.train.budget)
+    observers: list[Observer] = [Metrics(folder, tracker), display, left_out]
+    if trainer.ledger:
+        observers.append(Ledger(folder.path / "ledger.jsonl"))
+    if trainer.digest:
+        observers.append(Digests(folder.path / "digests.jsonl"))
     status: Status = "failed"
     try:
         with closing(tracker), closing(display):
@@ -282,42 +276,29 @@ def watched(
         if opened.checkpoints is None:
             raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error
         if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise Preempted(str(error)) from error  # the sweep says how it goes on
+            raise Preempted(str(error)) from error  # the sweep says how to resume
         again = disclosure.command([*started_words(), f"resume={folder.path}"])
-        raise Preempted(f"{error}. To go on:\n  {again}") from error
+        raise Preempted(f"{error}. To resume:\n  {again}") from error
     except KeyboardInterrupt:
         status = "interrupted"
-        say(f"stopped; what there is of the run is in {folder.path}")
+        say(f"stopped; the run is in {folder.path}")
         raise
     finally:
-        if status != "done" and folder.was_done and not opened.came_further():
+        unchanged = status != "done" and folder.was_done and not opened.came_further()
+        if unchanged:
             opened.put_back()
-            folder.finish_unchanged(status)
-        else:
-            folder.finish(status)
-
-
-def recorders(config: Config, data: DataParts, folder: RunFolder) -> list[Observer]:
-    """What writes down which batches were trained on, and what was left out of them."""
-    datasets = {split.name: split.fingerprint["dataset"] for split in (data.train, data.val)}
-    budget = data.train.budget
-    found: list[Observer] = [Quarantine(folder.path / quarantine.NAME, datasets, budget)]
-    if config.trainer.ledger:
-        found.append(Ledger(folder.path / "ledger.jsonl"))
-    if config.trainer.digest:
-        found.append(Digests(folder.path / "digests.jsonl"))
-    return found
+        folder.finish(status, unchanged)
 
 
 def command_line(*given: str) -> str:
-    """This job's command with its task's overrides replaced by `given`; to be pasted."""
+    """This job's command with its task's overrides replaced by `given`."""
     mine = ("task", "run_dir", "resume", "resume_despite", *TASK_KEYS)
     own = [word for word in overrides() if word.split("=")[0] not in mine]
     return disclosure.command([*started_words(), *own, *given])
 
 
 def started_words() -> list[str]:
-    """The program, with what this job was allowed and where it looks for groups."""
+    """The program, with this job's options for allowances and configuration folders."""
     words, said = program.words(), project.current()
     for option, variable in OPTIONS.items():
         allowed = os.environ.get(variable)
@@ -332,5 +313,5 @@ def started_words() -> list[str]:
 
 
 def overrides() -> list[str]:
-    """The overrides of this job as they may be written down, also where a launcher started it."""
+    """The overrides of this job without secrets, also if a launcher started it."""
     return disclosure.words(hydra_output.overrides())

@@ -1,11 +1,8 @@
-"""`task=lr_find`: how large the learning rate may be, by trying all of them in one short run.
+"""`task=lr_find`: a learning rate range test (Smith, "Cyclical learning rates", arXiv:1506.01186).
 
-The learning rate rises exponentially from `lr_find.lowest` to `lr_find.highest` over `steps`
-optimizer steps of a new model (Smith, "Cyclical learning rates", arXiv:1506.01186). The loss falls
-fastest somewhere below the rate at which it explodes; that rate is suggested, for
-`optimizer.lr`. Nothing is kept but lr.png and lr.csv: a run begins with weights of its own.
-
-Batches are those of a run of the same configuration, at the same addresses, epoch after epoch.
+The learning rate of a new model rises exponentially from `lr_find.lowest` to `lr_find.highest` over
+`steps` optimizer steps, with the batches of a run. The rate at which the loss falls fastest is
+suggested for `optimizer.lr`. Only lr.png and lr.csv are kept.
 """
 
 from __future__ import annotations
@@ -13,13 +10,12 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
 from pipeline.build.training import TrainingParts
@@ -28,25 +24,25 @@ from pipeline.distributed.group import Group
 from pipeline.distributed.world import World, from_environment
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.disk import write_atomically
-from pipeline.loading.batch import Batch
 from pipeline.loading.loader import Loader
 from pipeline.runs.pictures import rate_curve
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.fit import make_options, spare_cores
+from pipeline.tasks.measuring import all_batches
 from pipeline.terminal import put
 from pipeline.training.train_step import TrainStep
 
 _STEPS = 100
-_MEMORY = 0.9  # what the smoothed loss keeps of itself from one step to the next
-_EXPLODED = 4.0  # times the lowest smoothed loss: nothing is learned at larger rates
-_FEWEST = 5  # losses that a slope is looked for in
+_MEMORY = 0.9  # decay of the smoothed loss
+_EXPLODED = 4.0  # times the lowest smoothed loss: larger rates are useless
+_FEWEST = 5  # losses for a slope
 
 
 def run(config: Config) -> None:
-    """Go through the learning rates.
+    """Try the learning rates.
 
     Raises:
-        DataError: the loss was not finite from the beginning, or there were too few batches.
+        DataError: the loss exploded within the first steps.
     """
     given, steps = config.lr_find, config.steps or _STEPS
     if given.highest <= given.lowest:
@@ -55,7 +51,11 @@ def run(config: Config) -> None:
     parts = TrainingParts(config, World(device=from_environment(config.trainer.device).device))
     spare_cores(parts.world)
     with parts.data.train.loader() as train:
-        train_step = _learner(config, parts)
+        objective, model = parts.objective(), parts.model()
+        options = replace(make_options(config, objective), max_steps=None, ema=None)
+        train_step = TrainStep(
+            model, objective, parts.optimizer(model), None, options, Group(parts.world), config.seed
+        )
         found = list(rates_and_losses(train_step, train, given.lowest, given.highest, steps))
     if len(found) < _FEWEST:
         raise DataError(f"the loss exploded after {len(found)} steps; lower lr_find.lowest, take "
@@ -64,7 +64,10 @@ def run(config: Config) -> None:
     smooth = smoothed(losses)
     best = suggestion(rates, smooth)
     folder = RunFolder.claim(Path(config.run_dir), config.written())
-    _write(folder.path / "lr.csv", rates, losses, smooth)
+    text = io.StringIO(newline="")
+    rows = zip(rates, losses, smooth, strict=True)
+    csv.writer(text).writerows([("lr", "loss", "smoothed"), *rows])
+    write_atomically(folder.path / "lr.csv", text.getvalue().encode())
     picture = rate_curve(rates, losses, smooth, best, folder.path / "lr.png")
     folder.finish("done", suggestion=best)
     end = "where the loss exploded" if len(found) < steps else "to the end"
@@ -73,59 +76,31 @@ def run(config: Config) -> None:
     put(f"the loss falls fastest at optimizer.lr={best:.2g}")
 
 
-def _learner(config: Config, parts: TrainingParts) -> TrainStep:
-    objective = parts.objective()
-    model = parts.model()
-    optimizer = parts.optimizer(model)
-    options = replace(make_options(config, objective), max_steps=None, ema=None)
-    group = Group(parts.world)
-    return TrainStep(model, objective, optimizer, None, options, group, config.seed)
-
-
 def rates_and_losses(
     train_step: TrainStep, train: Loader, lowest: float, highest: float, steps: int
 ) -> Iterator[tuple[float, float]]:
-    """The learning rate and the mean loss of each optimizer step, until the loss explodes.
-
-    The loss is that before the step is taken. It ends with the data where epochs have no batch.
-    """
-    scheduler = _rising(train_step.optimizer, lowest, highest, steps)
+    """The learning rate and the mean loss before each optimizer step, until the loss explodes."""
+    for group in train_step.optimizer.param_groups:
+        group["lr"] = lowest
+        group.pop("initial_lr", None)
+    factor = (highest / lowest) ** (1 / max(steps - 1, 1))
+    scheduler = ExponentialLR(train_step.optimizer, factor)
     train_step.model.train()
-    lowest_loss, mean = math.inf, 0.0
-    with closing(_batches(train)) as batches:
-        for step in range(steps):
+    found: list[float] = []
+    with closing(all_batches(train)) as batches:
+        for _ in range(steps):
             some = list(islice(batches, train_step.options.accumulate))
             losses = [loss for batch in some for loss in train_step.learn(batch).tolist()]
             if not losses:
                 return
             value, rate = math.fsum(losses) / len(losses), train_step.lr
-            mean = _MEMORY * mean + (1 - _MEMORY) * value
-            now = mean / (1 - _MEMORY ** (step + 1))
-            lowest_loss = min(lowest_loss, now)
-            if not math.isfinite(value) or now > _EXPLODED * lowest_loss:
+            found.append(value)
+            smooth = smoothed(found)
+            if not math.isfinite(value) or smooth[-1] > _EXPLODED * min(smooth):
                 return
             yield rate, value
             train_step.update()
             scheduler.step()
-
-
-def _rising(optimizer: Optimizer, lowest: float, highest: float, steps: int) -> ExponentialLR:
-    for group in optimizer.param_groups:
-        group["lr"] = lowest
-        group.pop("initial_lr", None)
-    return ExponentialLR(optimizer, (highest / lowest) ** (1 / max(steps - 1, 1)))
-
-
-def _batches(train: Loader) -> Generator[Batch, None, None]:
-    """All batches of epoch 0, then of epoch 1, and so on; ends at an epoch without any."""
-    for epoch in count():
-        empty = True
-        with closing(train.epoch(epoch)) as batches:
-            for batch in batches:
-                empty = False
-                yield batch
-        if empty:
-            return
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
@@ -145,13 +120,3 @@ def suggestion(rates: Sequence[float], smooth: Sequence[float]) -> float:
         at: (smooth[at + 1] - smooth[at - 1]) / (logs[at + 1] - logs[at - 1]) for at in places
     }
     return rates[min(slopes, key=lambda at: slopes[at])]
-
-
-def _write(
-    path: Path, rates: Sequence[float], losses: Sequence[float], smooth: Sequence[float]
-) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(["lr", "loss", "smoothed"])
-    writer.writerows(zip(rates, losses, smooth, strict=True))
-    write_atomically(path, text.getvalue().encode())

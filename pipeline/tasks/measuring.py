@@ -1,4 +1,4 @@
-"""Real training steps to measure loaders with; shared by `task=profile` and `task=tune`."""
+"""Real training steps to measure loaders with, for `task=profile` and `task=tune`."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from pipeline.config.schema import Config
 from pipeline.distributed.group import Group
 from pipeline.distributed.parallel import Parallel, prepare
 from pipeline.distributed.world import World, resolve_device
-from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.errors import ConfigError, Problem
 from pipeline.loading.batch import Batch
 from pipeline.loading.loader import Loader
 from pipeline.loading.stage_timer import delayed
 from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.order.plan import Request
 from pipeline.order.randomness import scope
+from pipeline.order.seeding import SharedGeneratorError, ThreadRandomness, probe
 from pipeline.order.streams import End
-from pipeline.order.thread_generators import SharedGeneratorError, ThreadRandomness, probe
 from pipeline.tasks.fit import make_options, spare_cores
 from pipeline.training.train_step import TrainStep
-from pipeline.tuning.timeline import Step
+from pipeline.tuning.timeline import StepTiming
 
-WARM_UP = 3  # steps until allocations, compilation and autotuning are behind
+WARM_UP = 3  # steps until allocations, compilation and autotuning are done
 
 
 class Course:
-    """A model that is trained on whatever comes, and a batch that is there already.
+    """A model in training whose weights are thrown away, and a cached batch.
 
-    What it learns is thrown away. With `distributed` this is one rank by itself, which gets its
-    share of a global batch in no other way than a run of one rank would: all of it.
+    With `distributed` this is one rank by itself, which gets whole batches.
     """
 
     def __init__(self, config: Config) -> None:
@@ -51,7 +50,8 @@ class Course:
         self.train_step = TrainStep(model, objective, optimizer, None, options, group, config.seed)
         self.train_step.model.train()
         self.options = self.parts.data.train.loader().options
-        self.cached = self._first()
+        with closing(self.batches(self.loader(LoaderOptions()))) as batches:
+            self.cached = next(batches)  # whole, and on the device
         for _ in range(WARM_UP):
             self.train(self.cached)
 
@@ -72,14 +72,8 @@ class Course:
             times.append(time.perf_counter() - began)
         return sorted(times)[len(times) // 2]
 
-    def _first(self) -> Batch:
-        """The first batch, whole and on the device."""
-        for batch in self.batches(self.loader(LoaderOptions())):
-            return batch
-        raise PenstockError("the training split has no batch")
-
     def loader(self, options: LoaderOptions | None = None, traced: bool = False) -> Loader:
-        """Batches of the training split; as configured when `options` is None."""
+        """Batches of the training split; as configured if `options` is None."""
         loader = self.parts.data.train.loader()
         if options is not None:
             loader.close()
@@ -93,15 +87,7 @@ class Course:
     def batches(self, loader: Loader) -> Generator[Batch]:
         """Batches of one epoch after the other; closes the loader."""
         with loader:
-            for epoch in count():
-                some = False
-                with closing(loader.epoch(epoch)) as batches:
-                    for batch in batches:
-                        some = True
-                        yield batch
-                if not some:
-                    raise ConfigError(Problem("batch", "an epoch of the training split has no "
-                                              "batch; set batch.tail=keep"))  # fmt: skip
+            yield from all_batches(loader)
 
     def threads_refused(self) -> str | None:
         """Why threads cannot load this data; None if they can."""
@@ -122,9 +108,21 @@ class Course:
         return None
 
 
-def steps_of(course: Course, batches: Generator[Batch | End], steps: int) -> list[Step]:
-    """Train on `steps` batches; when each was asked for, came, and had been trained on."""
-    found: list[Step] = []
+def all_batches(loader: Loader) -> Generator[Batch]:
+    """Batches of the training split, one epoch after the other."""
+    for epoch in count():
+        batch = None
+        with closing(loader.epoch(epoch)) as batches:
+            for batch in batches:
+                yield batch
+        if batch is None:
+            raise ConfigError(Problem("batch", "an epoch of the training split has no batch; set "
+                                      "batch.tail=keep"))  # fmt: skip
+
+
+def steps_of(course: Course, batches: Generator[Batch | End], steps: int) -> list[StepTiming]:
+    """Train on `steps` batches; the times of each."""
+    found: list[StepTiming] = []
     with closing(batches):
         asked, late = time.perf_counter(), delayed()
         for batch in batches:
@@ -134,8 +132,8 @@ def steps_of(course: Course, batches: Generator[Batch | End], steps: int) -> lis
             course.train(batch)
             done, starved = time.perf_counter(), delayed() - so_far
             found.append(
-                Step(*batch.request.address, len(batch.indices), asked, came, done,
-                     dict(batch.timing), batch.trace, late, starved)
+                StepTiming(*batch.request.address, len(batch.indices), asked, came, done,
+                           dict(batch.timing), batch.trace, late, starved)
             )  # fmt: skip
             if len(found) == steps:
                 break
@@ -144,5 +142,5 @@ def steps_of(course: Course, batches: Generator[Batch | End], steps: int) -> lis
 
 
 def fixed(options: LoaderOptions, **changes: Any) -> LoaderOptions:
-    """Options with changes, and nothing that is tuned while the loader runs."""
+    """Options with changes, and without tuning while the loader runs."""
     return replace(options, auto=None, **changes)

@@ -1,12 +1,13 @@
-"""Where a fit writes and what it goes on from: a new folder, or that of the run it resumes.
+"""The folder that a fit writes to, new or of the run it resumes, and the state it resumes from.
 
-Only the first rank writes. All ranks read the checkpoint, so on several machines the folder has to
-be one that all of them see.
+Only the first rank writes. All ranks read the checkpoint, so the folder must be on a disk that all
+machines share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,9 @@ from pipeline.order.address import Address
 from pipeline.runs import checkpoint, resumption, run_state
 from pipeline.runs.checkpoint import Checkpoints, Newest, State, steps_of
 from pipeline.runs.identity.fingerprints import first_difference, in_mode_of, mode_in
-from pipeline.runs.identity.sources import Code, changes
+from pipeline.runs.identity.sources import changes
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.resumption import (
-    LENGTH,
-    Source,
-    differences,
-    run_of,
-    same_but_for_length,
-    source,
-    spans,
-)
+from pipeline.runs.resumption import Source, same_but_for_length
 from pipeline.runs.run_folder import RunFolder, last_code
 from pipeline.terminal import say
 
@@ -38,65 +31,58 @@ _NAMED = 30  # differences from a checkpoint that are listed
 
 @dataclass
 class Opened:
-    """A run that can begin.
+    """A run that can begin."""
 
-    Attributes:
-        folder: None on all ranks but the first.
-        checkpoints: where to save; None if the run is to have none.
-        state: what to go on from; None begins anew.
-        fingerprint: of the run, with all schedules that it had and has.
-        renewed: the steps of a new schedule, if one begins now.
-    """
-
-    folder: RunFolder | None
-    checkpoints: Checkpoints | None
-    state: State | None
-    fingerprint: dict[str, str]
-    renewed: int | None = None
+    folder: RunFolder | None  # on the first rank
+    checkpoints: Checkpoints | None  # where to save, if anywhere
+    state: State | None  # to resume from
+    fingerprint: dict[str, str]  # with all schedules, past and present
+    renewed: int | None = None  # the steps of a new schedule, if one begins now
 
     def put_back(self) -> None:
-        """Forget what was written in the folder since this began."""
+        """Remove what this session wrote to the folder's logs."""
         if self.folder is not None and self.state is not None:
             self.folder.rewind(*_address(self.state), int(self.state["updates"]))
 
     def came_further(self) -> bool:
-        """Whether a checkpoint was saved after a later step than this began with."""
-        steps = [steps_of(path) or 0 for path in self.checkpoints.saved()
-                 ] if self.checkpoints else []  # fmt: skip
-        return max(steps, default=0) > (int(self.state["updates"]) if self.state else 0)
+        """Whether this session saved a checkpoint of a later step than the one it began with."""
+        saved = self.checkpoints.saved() if self.checkpoints else []
+        latest = max((steps_of(path) or 0 for path in saved), default=0)
+        return latest > (int(self.state["updates"]) if self.state else 0)
 
 
 def open_run(
     config: Config, group: Group, fingerprint: Mapping[str, str], overrides: Sequence[str],
-    told: Callable[[str], str], fits: Callable[[State], None] | None = None,
+    data_in: Callable[[str], str], fits: Callable[[State], None] | None = None,
     scheduled: Callable[[int], object] = lambda steps: None, **facts: Any,
 ) -> Opened:  # fmt: skip
-    """Claim a folder, or go on in an old one; all ranks together.
+    """Claim a folder, or resume in an old one; all ranks together.
 
     Args:
-        fingerprint: of this run; that of the checkpoint has to be the same.
+        fingerprint: of this run; the checkpoint's must be the same.
         overrides: of this command, for the manifest.
-        told: mode -> the fingerprint of the training data by names, sizes or content.
-        fits: raises ValueError for a checkpoint whose tensors are not this run's, although its
-            fingerprint is.
+        data_in: mode -> fingerprint of the training data.
+        fits: raises ValueError for a checkpoint with this run's fingerprint and other tensors.
         scheduled: raises ConfigError if there is no schedule for a number of steps.
         facts: for the manifest of a new run.
 
     Raises:
-        ConfigError: there is nothing to go on with, or it is another run's.
-        CheckpointError: a checkpoint that was named cannot be used, or no good one is left.
+        ConfigError: there is nothing to resume, or it is of another run.
+        CheckpointError: the named checkpoint, or all of them, cannot be used.
     """
     folder, newest, where = None, None, ("", "")
     if group.is_first:
         folder, newest = _open(
-            config, group, fingerprint, list(overrides), told, facts, fits, scheduled
+            config, group, fingerprint, list(overrides), data_in, facts, fits, scheduled
         )
         where = str(folder.path), str(newest.path) if newest else ""
     path, taken = group.from_first(where)
     state = newest.state if newest else None
     if taken and newest is None:  # another rank has found it
         state = checkpoint.load(Path(taken))
-    made = _checkpoints(config, Path(path), group)
+    kept, made = config.trainer.checkpoint, None
+    if kept is not None:
+        made = Checkpoints(Path(path) / "checkpoints", kept.keep_last, kept.background, group)
     if made and newest:
         made.set_aside_after(int(newest.state["updates"]))
     if state is None:
@@ -108,31 +94,20 @@ def _going_on(
     state: State, fingerprint: Mapping[str, str], config: Config
 ) -> tuple[dict[str, str], int | None]:
     """See `resumption.with_schedules`."""
-    return resumption.with_schedules(
-        state["fingerprint"], fingerprint, _moves(state, config), config.scheduler
-    )
-
-
-def _moves(state: State, config: Config) -> int:
-    """How often the scheduler of a checkpoint had moved."""
     by_epochs = (config.scheduler or {}).get("interval") == "epoch"
-    return len(state["progress"]["result"]["history"]) if by_epochs else int(state["updates"])
-
-
-def _checkpoints(config: Config, folder: Path, group: Group) -> Checkpoints | None:
-    """The run's checkpoints, unless it is to have none."""
-    kept = config.trainer.checkpoint
-    if kept is None:
-        return None
-    return Checkpoints(folder / "checkpoints", kept.keep_last, kept.background, group)
+    history = state["progress"]["result"]["history"]
+    moves = len(history) if by_epochs else int(state["updates"])
+    return resumption.with_schedules(state["fingerprint"], fingerprint, moves, config.scheduler)
 
 
 def _open(
     config: Config, group: Group, fingerprint: Mapping[str, str], overrides: list[str],
-    told: Callable[[str], str], facts: dict[str, Any], fits: Callable[[State], None] | None,
+    data_in: Callable[[str], str], facts: dict[str, Any], fits: Callable[[State], None] | None,
     scheduled: Callable[[int], object],
 ) -> tuple[RunFolder, Newest | None]:  # fmt: skip
-    wanted = _source(config)
+    wanted = resumption.source(config)
+    if config.resume is None and world.restarts():  # the launcher restarted all ranks
+        wanted = Source(Path(config.run_dir), required=False)
 
     def check(state: State) -> None:
         run_state.check(state)
@@ -142,8 +117,11 @@ def _open(
 
     newest, renewed = _newest(wanted, check) if wanted else None, None
     if newest is not None:
-        _check_same(newest.state["fingerprint"], fingerprint, config, told)
-        _warn_of_code(newest.path, facts["code"])
+        _check_same(newest.state["fingerprint"], fingerprint, config, data_in)
+        run = resumption.run_of(newest.path)
+        for part, module, before, now in changes(run and last_code(run), facts["code"]):
+            say(f"{part}: the code of {module} has changed since the run was last started "
+                f"({before} then, {now} now); samples may differ")  # fmt: skip
         _, renewed = _going_on(newest.state, fingerprint, config)
         if renewed is not None:
             scheduled(renewed)
@@ -156,86 +134,55 @@ def _open(
         )  # fmt: skip
     else:
         at = _address(newest.state) if newest else (0, 0)
-        come = f"{newest.path}" if newest else None
-        longer = [word for word in overrides if word.partition("=")[0] in LENGTH]
+        longer = [word for word in overrides if word.partition("=")[0] in resumption.LENGTH]
         folder = RunFolder.reopen(
-            old, world=size, longer=longer, overrides=overrides, resumed=come, at=list(at),
-            code=facts["code"],
+            old, world=size, longer=longer, overrides=overrides, at=list(at), code=facts["code"],
+            resumed=str(newest.path) if newest else None,
         )  # fmt: skip
         folder.rewind(*at, int(newest.state["updates"]) if newest else 0)
     if newest is not None:
         _say(folder, newest)
-        if renewed is not None:
-            _say_schedule(newest.state, renewed, config)
+    if newest is not None and renewed is not None and config.scheduler is not None:
+        planned = sum(resumption.spans(newest.state["fingerprint"]))
+        unit = "epochs" if config.scheduler.get("interval") == "epoch" else "steps"
+        kind = config.scheduler["_target_"].rpartition(".")[2]
+        end = f"; the run's was made for {planned}" if planned else ""
+        say(f"schedule: a new {kind}, over the {renewed} {unit} from here on{end}")
     return folder, newest
 
 
-def _say_schedule(state: State, steps: int, config: Config) -> None:
-    assert config.scheduler is not None
-    before = spans(state["fingerprint"])
-    unit = "epochs" if config.scheduler.get("interval") == "epoch" else "steps"
-    kind = config.scheduler["_target_"].rpartition(".")[2]
-    said = f"; the run's was made for {sum(before)}" if before else ""
-    say(f"schedule: a new {kind}, over the {steps} {unit} from here on{said}")
-
-
 def _check_same(
-    saved: Mapping[str, str], own: Mapping[str, str], config: Config, told: Callable[[str], str]
+    saved: Mapping[str, str], own: Mapping[str, str], config: Config, data_in: Callable[[str], str]
 ) -> None:
-    """Raise ConfigError unless a checkpoint is this run's; its data is told as it was then."""
+    """Raise ConfigError unless a checkpoint is this run's, comparing the data in its mode."""
     then, now = mode_in(saved), mode_in(own)
-    same_way = in_mode_of(saved, own, told)
+    same_way = in_mode_of(saved, own, data_in)
     saved = same_but_for_length(saved, own)
-    problems = differences(saved, same_way, config.resume_despite)
+    problems = resumption.differences(saved, same_way, config.resume_despite)
     for place, one in enumerate(problems):
         file = first_difference(config.cache_dir, saved.get("dataset", ""), same_way["dataset"])
         if one.key == "dataset" and file:
             problems[place] = Problem(one.key, f"{file}; its fingerprint {one.message}")
+    if len(problems) > _NAMED:
+        problems[_NAMED:] = [Problem("", f"{len(problems) - _NAMED} more keys differ")]
     if problems:
-        raise ConfigError(_first(problems))
+        raise ConfigError(problems)
     if then != now and mode_in(same_way) == then:
-        say(f"the data is that of the run by {then}, which is all that was noted of it; from now "
-            f"on it is told by {now}")  # fmt: skip
-
-
-def _warn_of_code(checkpoint: Path, own: Code) -> None:
-    """Say which code that makes samples is not what it was when the run was last started."""
-    folder = run_of(checkpoint)
-    for part, module, before, now in changes(folder and last_code(folder), own):
-        say(f"{part}: the code of {module} has changed since the run was last started ({before} "
-            f"then, {now} now); samples may be others")  # fmt: skip
-
-
-def _source(config: Config) -> Source | None:
-    if config.resume is None and world.restarts():  # all ranks were started again
-        return Source(Path(config.run_dir), required=False)
-    return source(config)
-
-
-def _first(problems: Sequence[Problem]) -> list[Problem]:
-    """As many as a person reads."""
-    more = len(problems) - _NAMED
-    rest = [Problem("", f"{more} more keys differ")] if more > 0 else []
-    return [*problems[:_NAMED], *rest]
+        say(f"the data is that of the run by {then}, its fingerprint so far; from now on it is "
+            f"fingerprinted by {now}")  # fmt: skip
 
 
 def _newest(wanted: Source, check: Callable[[State], None]) -> Newest | None:
     if wanted.checkpoint is not None:
         return Newest(wanted.checkpoint, checkpoint.load_checked(wanted.checkpoint, check), [])
     assert wanted.folder is not None
-    if not checkpoint.has_checkpoint(wanted.folder) and (
-        not wanted.required or _was_stopped_early(wanted.folder)
-    ):
-        return None
+    if not checkpoint.has_checkpoint(wanted.folder):
+        if not wanted.required:
+            return None
+        with suppress(ConfigError):  # reported when the folder is opened
+            if read_manifest(wanted.folder).get("status") == "preempted":
+                return None  # a run that was stopped before its first checkpoint starts again
     return checkpoint.find_newest(wanted.folder, check)
-
-
-def _was_stopped_early(folder: Path) -> bool:
-    """Whether a run was asked to stop before there was anything to save; it begins again."""
-    try:
-        return bool(read_manifest(folder).get("status") == "preempted")
-    except ConfigError:  # told of where the folder is opened
-        return False
 
 
 def _address(state: State) -> Address:
@@ -243,14 +190,13 @@ def _address(state: State) -> Address:
 
 
 def _say(folder: RunFolder, newest: Newest) -> None:
-    """Say from where the run goes on, and what a damaged checkpoint has cost."""
+    """Say where the run resumes, and the cost of damaged checkpoints."""
     for path, reason in newest.skipped:
         say(f"cannot use {path}: {reason}")
     if newest.skipped:
         updates = int(newest.state["updates"])
         steps = max((checkpoint.steps_of(path) or 0) for path, _ in newest.skipped) - updates
         lost = f"the {steps} steps" if steps > 0 else "the steps"
-        say(f"going on from an older one, after {updates} steps; {lost} since then are trained "
-            "again")  # fmt: skip
+        say(f"resuming from an older one, after {updates} steps; {lost} since then are repeated")
     epoch, step = _address(newest.state)
-    say(f"going on with {folder.path} at epoch {epoch}, step {step} ({newest.path.name})")
+    say(f"resuming {folder.path} at epoch {epoch}, step {step} ({newest.path.name})")

@@ -1,23 +1,77 @@
-"""What a fit says and draws at its end: a table to stdout, pictures in the run's folder."""
+"""Summary of a fit before its first step, and its report at the end.
+
+data      SyntheticFaces: 800 samples to train on, 200 to validate; 25 batches of 32 an epoch
+model     LandmarkNet: 1,171,336 parameters, fp32, on cpu
+loader    2 worker processes
+folder    outputs/2026-11-22/07-31-11
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 
 from torch import nn
 
-from pipeline.build.training import TrainingParts
-from pipeline.runs.pictures import confusion_matrix, learning_curves
-from pipeline.runs.tracker import Tracker
-from pipeline.tasks import predictions
+from pipeline.build.data import DataParts
+from pipeline.config.schema import Config
+from pipeline.distributed.group import Group
+from pipeline.loading.loader import Loader
+from pipeline.order.streams import length_of
+from pipeline.runs.pictures import confusion_matrix
 from pipeline.tasks.recording import Confusions
 from pipeline.tasks.validate import print_table
 from pipeline.terminal import put
 from pipeline.training.objective import Classification, Objective
 from pipeline.training.observer import Record
 from pipeline.training.runner import Result
+
+
+def summary(
+    config: Config, data: DataParts, model: nn.Module, train: Loader, group: Group, folder: Path
+) -> str:
+    """The lines of the summary, without a newline at their end."""
+    rows = {"data": _data(data, train), "model": _model(config, model, train.world.device, group),
+            "loader": _loader(train, group), "folder": folder}  # fmt: skip
+    return "\n".join(f"{name:<9} {text}" for name, text in rows.items())
+
+
+def _data(data: DataParts, loader: Loader) -> str:
+    train, val = (length_of(split.dataset) for split in (data.train, data.val))
+    trained = "a stream of samples" if train is None else _count(train, "sample")
+    validated = "a stream" if val is None else f"{val:,}"
+    steps, size = loader.plan.steps(0), loader.plan.batch_size
+    batches = f"batches of {size}"
+    if steps is not None:
+        batches = f"{_count(steps, 'batch')} of {size} an epoch"
+    name = type(data.train.dataset).__name__
+    return f"{name}: {trained} to train on, {validated} to validate; {batches}"
+
+
+def _model(config: Config, model: nn.Module, device: str, group: Group) -> str:
+    sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
+    every, trained = sum(size for size, _ in sizes), sum(size for size, own in sizes if own)
+    part = "" if every == trained else f", {trained:,} of them trained"
+    compiled = ", compiled" if config.trainer.compile else ""
+    ranks = "" if group.alone else f", {config.distributed.strategy} over {group.world.size} ranks"
+    return (f"{type(model).__name__}: {_count(every, 'parameter')}{part}, "
+            f"{config.trainer.precision}{compiled}, on {device}{ranks}")  # fmt: skip
+
+
+def _loader(train: Loader, group: Group) -> str:
+    options = train.options
+    if options.backend == "main" or not options.num_workers:
+        return "in this process, between the steps (loader.num_workers=0)"
+    workers = _count(
+        options.num_workers, {"process": "worker process"}.get(options.backend, "thread")
+    )
+    auto = "" if options.auto is None else ", to begin with"
+    return f"{workers}{'' if group.alone else ' a rank'}{auto}"
+
+
+def _count(number: int, noun: str) -> str:
+    plural = "" if number == 1 else "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{number:,} {noun}{plural}"
 
 
 def print_report(result: Result, constant: Record, monitor: str, baseline_name: str) -> None:
@@ -44,7 +98,7 @@ def print_report(result: Result, constant: Record, monitor: str, baseline_name: 
 
 
 def _measured(record: Record) -> Record:
-    """What validation gave; and the training loss for comparison."""
+    """The validation metrics, and the training loss for comparison."""
     values = {name[4:]: value for name, value in record.items() if name.startswith("val/")}
     return {**values, "training loss": record["train/loss"]}
 
@@ -55,25 +109,10 @@ def _over_time(result: Result, name: str) -> float:
     return sum(record[name] * record["seconds"] for record in result.history) / seconds
 
 
-def draw_pictures(
-    parts: TrainingParts, model: nn.Module, objective: Objective, result: Result, constant: Record,
-    folder: Path,
-) -> dict[str, Path | None]:  # fmt: skip
-    """Draw the learning curves, and predictions of validation samples."""
-    return {
-        "curves": learning_curves(
-            result.history, folder / "curves.png", constant, objective.baseline_name
-        ),
-        "predictions": predictions.draw(
-            parts.data.val, model, objective, folder / "predictions.png"
-        ),
-    }
-
-
 def draw_confusion(
     objective: Objective, confusions: Confusions, result: Result, folder: Path
 ) -> Path | None:
-    """Draw which classes are taken for which, in the epoch of the best weights."""
+    """Draw the confusion of classes in the epoch of the best weights."""
     found = confusions.best(int(result.best["epoch"]) if result.best else None)
     if found is None or not isinstance(objective, Classification):
         return None
@@ -81,12 +120,3 @@ def draw_confusion(
     return confusion_matrix(
         counts, objective.names, folder / "confusion.png", f"validation, epoch {epoch}"
     )
-
-
-def show_files(files: Mapping[str, Path | None], tracker: Tracker, step: int) -> None:
-    """Say on stdout where to look; pictures go to the tracker, too."""
-    for name, path in files.items():
-        if path is not None:
-            put(f"{name:<12} {path}")
-            if path.suffix == ".png":
-                tracker.picture(name, path, step)

@@ -1,10 +1,9 @@
-"""`task=pack`: samples decoded once into files that are read from where they lie.
+"""`task=pack`: samples decoded once into memory-mapped files.
 
     python run.py task=pack dataset=image_folder dataset.root=FOLDER pack.size=256
 
-Packs the splits (`split=train | val | both`) with the loader's workers, as `pack` says, into
-`cache_dir`, where `dataset.packed=auto` finds them, or into `pack.out`. Prints a line a split:
-split, samples, bytes, folder. What is there already is not made again.
+Packs into `cache_dir`, where `dataset.packed=auto` finds it, or into `pack.out`, unless it exists.
+Prints a line a split: split, samples, bytes, folder.
 """
 
 from __future__ import annotations
@@ -20,15 +19,12 @@ from pipeline.terminal import put
 def run(config: Config) -> None:
     """Pack `config.split`."""
     data = DataParts(config, World())
-    for split in _splits(config):
+    splits = [str(config.split)]
+    if config.split == "both":
+        keys = [key for key, _ in datasets(config.dataset)]
+        splits = [name for name in ("train", "val") if {"dataset", f"dataset.{name}"} & set(keys)]
+    for split in splits:
         folder = data.split(split).pack()
         pack = Pack(folder)
         size = sum(pack.record["files"].values())
         put(f"{split} {pack.count} samples {size} bytes {folder}", flush=True)
-
-
-def _splits(config: Config) -> list[str]:
-    if config.split != "both":
-        return [config.split]
-    keys = [key for key, _ in datasets(config.dataset)]
-    return [split for split in ("train", "val") if {"dataset", f"dataset.{split}"} & set(keys)]

@@ -1,10 +1,10 @@
-"""What a model predicts for a few samples of a split, to be looked at.
+"""Predictions for a few samples of a split, to look at.
 
     pictures                 a sheet of them: landmarks drawn, classes below
-    sound, sequences         a sheet of curves, or of heat maps where there are many channels
+    sound, sequences         a sheet of curves, or of heat maps for many channels
     text, tables, all else   predictions.md, a line a sample
 
-Pictures are shown as large as the dataset has them, where that shows what the model saw.
+Pictures have the dataset's size if that shows what the model saw.
 """
 
 from __future__ import annotations
@@ -38,19 +38,23 @@ def draw(
 ) -> Path | None:
     """Show predictions for samples spread evenly over the split.
 
-    Landmarks are drawn onto the image, with each one's error below; of classes, the predicted one
-    stands below, and the true one where it is another.
+    Landmarks are drawn onto the image, with the error below; below others stands the prediction,
+    and the true class if it differs.
 
     Args:
-        path: a .png; what is no picture goes beside it, as .md.
+        path: a .png; a table goes beside it, as .md.
 
     Returns:
-        What was written; None for streams, in which samples cannot be picked.
+        The written file; None for streams, in which samples cannot be chosen.
     """
     if isinstance(split.plan, StreamPlan):
         return None
     device = next(model.parameters()).device
-    batch = _spread(split, count).to(device)
+    rows = len(split.dataset)
+    indices = np.unique(np.linspace(0, rows - 1, min(count, rows)).round().astype(np.int64))
+    with scope():  # at the positions of validation, which reads rows in order
+        made: Batch = split.fetch()(Request(0, 0, indices, indices, len(indices)))
+    batch = made.to(device)
     with torch.no_grad():
         _, outputs = objective.to(device)(model.eval(), batch)
     shown = batch.get(objective.inputs[0])
@@ -64,7 +68,9 @@ def draw(
     return _listed(batch, objective, found, path.with_suffix(".md"))
 
 
-def _sheet(split: Split, objective: Objective, outputs: Tensor, batch: Batch, path: Path) -> Path:
+def _sheet(
+    split: Split, objective: Objective, outputs: Tensor, batch: Batch, path: Path
+) -> Path:
     images = batch[objective.inputs[0]]
     shown: Any = denormalized(images, split.transform, split.batch_transform)
     large = _large(split, objective.inputs[0], batch)
@@ -80,17 +86,14 @@ def _sheet(split: Split, objective: Objective, outputs: Tensor, batch: Batch, pa
 
 
 def _scaled(points: Tensor, seen: Tensor, shown: Sequence[Tensor]) -> list[Tensor]:
-    """Points in the pixels that the model saw, in those of what is shown: [L, 2] each."""
+    """Points in pixels of the images `seen`, converted to those of `shown`: [L, 2] each."""
     height, width = seen.shape[-2:]
     sizes = [points.new_tensor([one.shape[-1] / width, one.shape[-2] / height]) for one in shown]
     return [one * size for one, size in zip(points, sizes, strict=True)]
 
 
 def _large(split: Split, field: str, batch: Batch) -> list[Tensor] | None:
-    """The batch's pictures as they were before they were resized; None where that differs.
-
-    That is known by resizing them, and no more: it has to give what the model saw.
-    """
+    """The batch's pictures before their resize; None if resizing them gives something else."""
     steps = split.transform.steps
     resize = next((name for name, step in steps.items() if type(step).__name__ == "Resize"), None)
     if resize is None or split.batch_transform:
@@ -107,23 +110,19 @@ def _large(split: Split, field: str, batch: Batch) -> list[Tensor] | None:
             seen = batch[field][row].cpu()
             if again is None or again.shape != seen.shape or not torch.equal(plain(again), seen):
                 return None
-            found.append(_at_most(plain(sample[field])))
+            image = plain(sample[field])
+            factor = MOST_PIXELS / max(image.shape[-2:])
+            if factor < 1:
+                from torchvision.transforms.v2.functional import resize as resized
+
+                size = [max(1, round(side * factor)) for side in image.shape[-2:]]
+                image = resized(image, size, antialias=True)
+            found.append(image)
     return found
 
 
-def _at_most(image: Tensor) -> Tensor:
-    """A picture [C, H, W] of at most `MOST_PIXELS` on its longer side."""
-    factor = MOST_PIXELS / max(image.shape[-2:])
-    if factor >= 1:
-        return image
-    from torchvision.transforms.v2.functional import resize
-
-    size = [max(1, round(side * factor)) for side in image.shape[-2:]]
-    return resize(image, size, antialias=True)
-
-
 def _outcomes(objective: Objective, outputs: Tensor, batch: Batch) -> list[tuple[str, str]]:
-    """What was true and what was predicted of each sample, in words."""
+    """The truth and the prediction of each sample, in words."""
     if isinstance(objective, Classification):
         names = objective.names
         shares, chosen = outputs.softmax(-1).max(-1)
@@ -143,7 +142,7 @@ def _numbers(value: Tensor) -> str:
 
 
 def _caption(true: str, guess: str, between: str = ", ") -> str:
-    """A prediction, and what was true where that is another."""
+    """A prediction, and the truth if it differs."""
     if not true:
         return guess
     name, _, share = guess.rpartition(" ")
@@ -164,7 +163,7 @@ def _unpadded(values: Tensor, lengths: Any) -> list[Tensor]:
 def _listed(
     batch: Batch, objective: Objective, found: Sequence[tuple[str, str]], path: Path
 ) -> Path:
-    """Write a table in Markdown: row, what the sample is, what was true, what was predicted."""
+    """Write a table in Markdown: row, sample, truth, prediction."""
     lines = ["| row | sample | true | predicted |", "|---|---|---|---|"]
     for place, (true, guess) in enumerate(found):
         row = [str(int(batch.indices[place])), _words_of(batch, objective, place), true, guess]
@@ -174,7 +173,7 @@ def _listed(
 
 
 def _words_of(batch: Batch, objective: Objective, place: int) -> str:
-    """A sample in words: its texts, or else the beginning of what the model was given."""
+    """A sample in words: its texts, or else the beginning of the model's input."""
     lists = [value for value in batch.values() if isinstance(value, list) and len(value) > place]
     texts = [value[place] for value in lists if isinstance(value[place], str)]
     if texts:
@@ -184,7 +183,7 @@ def _words_of(batch: Batch, objective: Objective, place: int) -> str:
 
 
 def denormalized(images: Tensor, *transforms: Compose | BatchCompose) -> Tensor:
-    """Images as they were before `Normalize`, to be looked at."""
+    """Images before `Normalize`, to look at."""
     for transform in transforms:
         for step in transform.steps.values():
             if isinstance(step, Normalize):
@@ -192,16 +191,8 @@ def denormalized(images: Tensor, *transforms: Compose | BatchCompose) -> Tensor:
     return images
 
 
-def _spread(split: Split, count: int) -> Batch:
-    rows = len(split.dataset)
-    indices = np.unique(np.linspace(0, rows - 1, min(count, rows)).round().astype(np.int64))
-    with scope():
-        # Positions that validation, which reads rows in order, has them at too.
-        return split.fetch()(Request(0, 0, indices, indices, len(indices)))
-
-
 def _errors(objective: Objective, outputs: Tensor, batch: Batch) -> list[str]:
-    """The objective's first metric of each sample by itself."""
+    """The objective's first metric of each sample."""
     name, metric = next(iter(objective.metrics.items()), ("", None))
     if metric is None:
         return [""] * len(outputs)

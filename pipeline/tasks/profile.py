@@ -1,17 +1,12 @@
-"""`task=profile`: what bounds this run, seen on real training steps.
+"""`task=profile`: the bottleneck of this run, measured on real training steps.
 
-1. The training step alone, on a batch that is there already: the ceiling.
-2. `steps` steps with batches made in the training loop (num_workers=0), then with the configured
-   loader; each batch says who worked on which stage of it, and when.
-3. A table and a verdict to stdout; timeline.png and trace.json into the run folder.
-
-What the model learns is thrown away. Cost: that of three times `steps` steps, plus tracing: about
-2 us a sample and 50 us a batch.
+`steps` steps on a cached batch (the ceiling), then with num_workers=0, then with the configured
+loader. Prints a table and a verdict; draws timeline.png and trace.json. Tracing costs about 2 us a
+sample and 50 us a batch.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +17,8 @@ from pipeline.order.streams import StreamPlan
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.fit import command_line
 from pipeline.tasks.measuring import Course, fixed, steps_of
-from pipeline.terminal import console, put, say
+from pipeline.tasks.tables import new_table, put_table
+from pipeline.terminal import put, say
 from pipeline.tuning import timeline, verdict
 from pipeline.tuning.timeline import Timeline
 from pipeline.tuning.verdict import Measured, Verdict
@@ -59,7 +55,7 @@ ALONE = {"backend": "main", "num_workers": 0, "persistent_workers": False, "pref
 
 
 def record(course: Course, options: LoaderOptions | None, steps: int) -> Timeline:
-    """Train with a loader, as configured when `options` is None."""
+    """Train with a loader, as configured if `options` is None."""
     loader = course.loader(options, traced=True)
     given = loader.options
     kind = {"thread": "threads", "process": "processes", "main": ""}[given.backend]
@@ -74,7 +70,7 @@ def record(course: Course, options: LoaderOptions | None, steps: int) -> Timelin
 def measure(
     course: Course, ceiling: float, alone: Timeline, configured: Timeline, options: LoaderOptions
 ) -> Measured:
-    """What the verdict goes by."""
+    """The measurements for a verdict."""
     plan, config = course.parts.data.train.plan, course.config
     epoch = plan.steps(0) if not isinstance(plan, StreamPlan) else plan.limit(0)
     kept = options.persistent_workers or options.backend != "process"
@@ -93,11 +89,12 @@ def measure(
 
 
 def print_table(timelines: Sequence[Timeline], ceiling: float, samples: float) -> None:
-    """Print where the time goes, in milliseconds per sample, and how fast it is."""
-    from rich import box
-    from rich.table import Table
+    """Print milliseconds per sample and stage, and the speed."""
 
-    table = Table(box=box.HORIZONTALS, padding=(0, 1, 0, 0))
+    def each(seconds: float) -> str:
+        return f"{1000 * seconds / samples:.3f}"
+
+    table = new_table()
     table.add_column("ms per sample")
     for one in timelines:
         table.add_column(one.title, justify="right")
@@ -105,24 +102,18 @@ def print_table(timelines: Sequence[Timeline], ceiling: float, samples: float) -
     stages = [one.per_step() for one in timelines]
     for stage in [*STAGES, *(set().union(*stages) - set(STAGES))]:
         if any(stage in one for one in stages):
-            cells = [_each(one.get(stage, 0.0), samples) for one in stages]
-            table.add_row(stage, *cells, "")
-    cells = [_each(one.training, samples) for one in timelines]
-    table.add_row("training", *cells, _each(ceiling, samples), end_section=True)
+            table.add_row(stage, *(each(one.get(stage, 0.0)) for one in stages), "")
+    cells = [each(one.training) for one in timelines]
+    table.add_row("training", *cells, each(ceiling), end_section=True)
     table.add_row("time waited", *(f"{one.waited:.0%}" for one in timelines), "0%")
     table.add_row("samples/s", *(f"{one.samples_per_second:,.0f}" for one in timelines),
                   f"{samples / ceiling:,.0f}")  # fmt: skip
     table.add_row("first batch after", *(f"{one.first:.2f} s" for one in timelines), "")
-    wide = None if sys.stdout.isatty() else 160
-    console(sys.stdout, width=wide).print(table)
-
-
-def _each(seconds: float, samples: float) -> str:
-    return f"{1000 * seconds / samples:.3f}"
+    put_table(table)
 
 
 def print_verdict(found: Verdict, measured: Measured) -> None:
-    """Say what bounds the run, what the ceiling is, and what to change."""
+    """Print the bottleneck, the ceiling, and what to change."""
     now = measured.samples / measured.pace
     ceiling = measured.samples / measured.ceiling
     put(f"bound by     {found.bound}: {found.reason}")

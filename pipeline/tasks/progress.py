@@ -1,10 +1,10 @@
-"""What a fit shows while it runs, on stderr: a line an epoch, and on a terminal a bar below it.
+"""The display of a fit on stderr: a line an epoch, and on a terminal a bar below it.
 
     epoch  0 of 12  train/loss 0.0631  val/loss 0.0417  val/nme 0.1312  512 samples/s  7 % waiting
     epoch  1 of 12 ━━━━━━━━━━╸━━━━━━━━━ 13/25  loss 0.0389  498 samples/s  6 % waiting  3 s left
 
-"Waiting" is the share of the time in which training stood still for want of data. Where stderr is
-no terminal, an epoch that takes longer than a minute has a line a minute.
+"Waiting" is the share of the time in which training waits for data. If stderr is not a terminal, an
+epoch that takes longer than a minute has a line a minute.
 """
 
 from __future__ import annotations
@@ -31,11 +31,7 @@ def make(
     kind: Literal["auto", "rich", "plain", "none"], loader: Loader, max_epochs: int,
     compiles: bool = False,
 ) -> Display:  # fmt: skip
-    """The display of that kind; "auto" is a bar on a terminal and lines elsewhere.
-
-    Args:
-        compiles: whether the first batch waits for torch.compile, in training and in validation.
-    """
+    """The display of that kind; "auto" is a bar on a terminal and lines elsewhere."""
     if kind == "none":
         return Display()
     if kind == "rich" or (kind == "auto" and sys.stderr.isatty()):
@@ -55,8 +51,10 @@ class Lines(Display):
 
     Args:
         loader: of the training split.
-        compiles: say when the model is compiled, which takes minutes, and when that is done.
+        compiles: whether the first batches of training and of validation wait for torch.compile.
     """
+
+    _seconds = _LINE_SECONDS
 
     def __init__(self, loader: Loader, max_epochs: int, compiles: bool = False) -> None:
         self.loader = loader
@@ -65,7 +63,7 @@ class Lines(Display):
         self._compiling = ""
         self._what = ""
         self._steps: int | None = None
-        self._start, self._began = 0, 0.0  # of what is counted: batches done then, and when
+        self._start, self._began = 0, 0.0  # batches done when the count began, and that time
         self._shown = self._looked = 0.0
         self._losses: Tensor | None = None
         self._loss = ""
@@ -93,7 +91,7 @@ class Lines(Display):
     def on_validation(self, done: int, steps: int | None) -> None:
         if not done:
             self._begin(f"{self._what}, validation" if self._what else "measuring", steps, 0)
-            if self._what:  # what is measured before is not the model that was compiled
+            if self._what:  # before, it is another model
                 self._announce_compiling("validation")
             return
         self._announce_compiled()
@@ -101,21 +99,17 @@ class Lines(Display):
             self._show(done, "")
 
     def on_epoch_end(self, record: Record) -> None:
-        self._what = ""  # what is measured from here on is none of this epoch
+        self._what = ""
         self._print(f"{self._epoch(int(record['epoch']))}  {describe(record)}")
 
     def _epoch(self, epoch: int) -> str:
         return f"epoch {epoch:>{len(str(self.max_epochs))}} of {self.max_epochs}"
 
     def _begin(self, what: str, steps: int | None, done: int) -> None:
-        """Count from here."""
         self._counted, self._steps, self._start = what, steps, done
         self._began = self._shown = time.perf_counter()
 
-    _seconds = _LINE_SECONDS
-
     def _is_time(self) -> bool:
-        """Whether to show something again."""
         now = time.perf_counter()
         if now - self._shown < self._seconds:
             return False
@@ -163,7 +157,6 @@ class Bar(Lines):
         super().on_epoch_end(record)
 
     def close(self) -> None:
-        """Take the bar off the screen."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -1,4 +1,4 @@
-"""What a fit writes down while it runs: metrics, and which samples were trained on."""
+"""Observers that write files: metrics, and the samples trained on."""
 
 from __future__ import annotations
 
@@ -39,17 +39,13 @@ class Metrics(Observer):
     def _write(self, event: str, record: Record) -> None:
         self.folder.log({"event": event, **record})
         metrics = {name: value for name, value in record.items() if name != "step"}
-        if event == "epoch":  # so that its mean is no second curve's point at the same step
+        if event == "epoch":  # its mean is another curve than that of the logs
             metrics["epoch/train/loss"] = metrics.pop("train/loss")
         self.tracker.log(metrics, int(record["step"]))
 
 
 class Confusions(Observer):
-    """Keeps which classes were taken for which in each validation.
-
-    Attributes:
-        by_epoch: int64[C, C] as `Classification.confusion` has it; empty for other objectives.
-    """
+    """Keeps `Classification.confusion` of each validation, by epoch."""
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
@@ -61,7 +57,7 @@ class Confusions(Observer):
             self.by_epoch[int(record["epoch"])] = found
 
     def best(self, epoch: int | None) -> tuple[int, Tensor] | None:
-        """An epoch and its counts: the wanted one, or the last that this process validated."""
+        """An epoch and its counts: the given one, or the last one of this process."""
         if not self.by_epoch:
             return None
         epoch = epoch if epoch in self.by_epoch else max(self.by_epoch)
@@ -69,10 +65,7 @@ class Confusions(Observer):
 
 
 class Digests(Observer):
-    """A line of {epoch, step, hash} for every batch trained on, as `task=digest` hashes them.
-
-    The loader has to hash; `path` is a .jsonl.
-    """
+    """A line of {epoch, step, hash} for every batch, as in `task=digest`; the loader must hash."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,13 +76,11 @@ class Digests(Observer):
 
 
 class Quarantine(Observer):
-    """Writes what was left out to a quarantine.csv, and tells of it on stderr.
+    """Writes unreadable samples to a quarantine.csv, and warns on stderr.
 
     Args:
-        path: of the file, made when there is something to write.
         datasets: their fingerprints, by split.
-        budget: of training; here it is held against what all ranks left out, where each loader
-            knows of its own rank's.
+        budget: of training; checked here for all ranks together.
     """
 
     def __init__(self, path: Path, datasets: Mapping[str, str], budget: Budget) -> None:
@@ -128,11 +119,9 @@ class Quarantine(Observer):
 
 
 class Ledger(Observer):
-    """A line of {epoch, step, samples, order, loss} for every batch trained on.
+    """A line of {epoch, step, samples, order, loss} for every batch, for `task=verify`.
 
-    `order` is the hash over the rows that the ranks together have trained on, and over their places
-    in the epoch; `loss` is their mean loss, as an exact hexadecimal float. `task=verify` compares
-    two of them. `path` is a .jsonl.
+    `order` hashes rows and positions of all ranks; `loss` is their mean as a hexadecimal float.
     """
 
     def __init__(self, path: Path) -> None:

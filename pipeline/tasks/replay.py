@@ -1,7 +1,7 @@
-"""`task=replay`: one batch again, from its address.
+"""`task=replay`: make one batch again, from its address.
 
-Prints the batch's rows and its hash to stdout, and writes into the run folder the tensors as
-`batch.safetensors` and, for images, a contact sheet with the landmarks drawn.
+Prints its rows and its hash to stdout, and writes the tensors as `batch.safetensors` and, for
+images, a contact sheet with landmarks into the run folder.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from pipeline.build.data import DataParts, Split
 from pipeline.config.schema import Config
@@ -24,6 +25,7 @@ from pipeline.order.randomness import scope
 from pipeline.order.streams import End
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.predictions import denormalized
+from pipeline.tasks.tables import put_rows
 from pipeline.terminal import one_line, put
 
 _SHOWN = 64  # images on a contact sheet
@@ -34,44 +36,38 @@ def run(config: Config) -> None:
     data = DataParts(config, World())
     split = data.split(config.split)
     batch = recompute(split, config)
-    rows = describe_rows(split.dataset, batch, data.fields)
-    put("\n".join("  ".join(cells) for cells in _aligned(rows)))
+    put_rows(describe_rows(split.dataset, batch, data.fields))
     put(f"{config.epoch} {config.step} {batch.request.valid} {batch_hash([batch])}")
     folder = RunFolder.claim(Path(config.run_dir), config.written())
-    put(_write_tensors(batch, folder.path / "batch.safetensors"))
-    shown = shown_images(batch, split)
-    sheet = None if shown is None else draw(batch, shown, folder.path / "batch.png")
-    if sheet is not None:
-        put(sheet)
+    own = {"position": torch.from_numpy(batch.positions), "index": torch.from_numpy(batch.indices)}
+    fields = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+    tensors = {name: plain(value).contiguous() for name, value in (own | fields).items()}
+    save_file(tensors, folder.path / "batch.safetensors")
+    put(folder.path / "batch.safetensors")
+    images = batch.get("image")
+    if isinstance(images, torch.Tensor) and images.ndim == 4 and images.shape[1] in (1, 3):
+        transforms = split.transform, split.batch_transform
+        put(draw(batch, denormalized(images, *transforms), folder.path / "batch.png"))
     folder.finish("done")
 
 
 def recompute(split: Split, config: Config) -> Batch:
     """The batch at the configured address, hashed."""
-    request = _request(split, config)
+    plan, where = split.plan, f"epoch {config.epoch} of the {config.split} split"
+    steps = plan.limit(config.epoch)
+    if steps is not None and config.step >= steps:
+        raise ConfigError(Problem("step", f"{where} has {steps} steps, 0 to {steps - 1}, and no "
+                                  f"step {config.step}"))  # fmt: skip
+    request: Any = plan.request(config.epoch, config.step)
     with scope():
         batch = split.fetch(hashed=True)(request)
     if isinstance(batch, End):
-        raise ConfigError(
-            Problem("step", f"epoch {config.epoch} of the {config.split} split ends before step "
-                    f"{config.step}")
-        )  # fmt: skip
+        raise ConfigError(Problem("step", f"{where} ends before step {config.step}"))
     return batch
 
 
-def _request(split: Split, config: Config) -> Any:
-    plan = split.plan
-    steps = plan.limit(config.epoch)
-    if steps is not None and config.step >= steps:
-        raise ConfigError(
-            Problem("step", f"epoch {config.epoch} of the {config.split} split has {steps} steps, "
-                    f"0 to {steps - 1}; {config.step} is none of them")
-        )  # fmt: skip
-    return plan.request(config.epoch, config.step)
-
-
 def describe_rows(dataset: Any, batch: Batch, fields: Fields | None = None) -> list[list[str]]:
-    """A header and a line a sample: position, index, and what the dataset's table says."""
+    """A header and a row a sample: position, index, and columns of the dataset's table."""
     table = table_of(dataset, fields)
     names = [] if table is None else [n for n in ("path", "class", "label") if n in table.columns]
     lines = [["position", "index", *names]]
@@ -79,28 +75,6 @@ def describe_rows(dataset: Any, batch: Batch, fields: Fields | None = None) -> l
         known = [] if table is None else [one_line(table[name].iloc[index]) for name in names]
         lines.append([str(position), str(index), *known])
     return lines
-
-
-def _aligned(lines: list[list[str]]) -> list[list[str]]:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
-
-
-def _write_tensors(batch: Batch, path: Path) -> Path:
-    from safetensors.torch import save_file
-
-    own = {"position": torch.from_numpy(batch.positions), "index": torch.from_numpy(batch.indices)}
-    fields = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-    save_file({name: plain(value).contiguous() for name, value in (own | fields).items()}, path)
-    return path
-
-
-def shown_images(batch: Batch, split: Split) -> torch.Tensor | None:
-    """The batch's images to be looked at, or None if it has none."""
-    images = batch.get("image")
-    if not isinstance(images, torch.Tensor) or images.ndim != 4 or images.shape[1] not in (1, 3):
-        return None
-    return denormalized(images, split.transform, split.batch_transform)
 
 
 def draw(batch: Batch, images: torch.Tensor, path: Path) -> Path:
@@ -112,10 +86,5 @@ def draw(batch: Batch, images: torch.Tensor, path: Path) -> Path:
     if isinstance(labels, torch.Tensor):
         captions = [f"{i}: {n}" for i, n in zip(captions, labels.tolist(), strict=True)]
     points = batch.get("landmarks")
-    return contact_sheet(
-        images[:_SHOWN],
-        path,
-        landmarks=None if points is None else points[:_SHOWN],
-        captions=captions[:_SHOWN],
-        columns=8,
-    )
+    points = None if points is None else points[:_SHOWN]
+    return contact_sheet(images[:_SHOWN], path, points, captions=captions[:_SHOWN], columns=8)

@@ -1,10 +1,9 @@
-"""Sweeps: every job leaves a result.json in its folder; a table over all of them comes at the end.
+"""Sweeps: every job writes a result.json into its folder; a table of all of them ends the sweep.
 
-Results travel in files, so that they arrive alike from this process, from joblib's and from other
-machines. A job that fails is recorded and the others go on; the sweep's exit code is that of the
-first job that failed. A job that is asked to stop ends the sweep, unless `sweep.on_preempted` is
-continue; a table then says how far it came. The same command with resume=auto and the same
-hydra.sweep.dir goes on with it: jobs that are done are passed over.
+Results are files, so they also arrive from joblib's processes and other machines. If a job fails,
+the others still run; the sweep's exit code is that of the first job that failed. A job that is
+asked to stop ends the sweep with a table, unless `sweep.on_preempted` is continue. The same command
+with resume=auto and the same hydra.sweep.dir resumes it, and skips jobs that are done.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import json
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,115 +25,151 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline import program
 from pipeline.config import disclosure, environment, preflight
+from pipeline.config.hydra_internals import BASIC_SWEEPER
 from pipeline.config.nodes import direction
 from pipeline.config.schema import Config
 from pipeline.distributed import preemption
-from pipeline.errors import PREEMPTED, ConfigError
+from pipeline.errors import PREEMPTED, ConfigError, Problem
+from pipeline.files import plain_json
 from pipeline.files.disk import write_atomically
-from pipeline.runs.manifest import read_manifest
-from pipeline.tasks.result import FILE, Result
-from pipeline.terminal import console, one_line, put, say
+from pipeline.files.plain_json import JsonError, mapping
+from pipeline.runs.manifest import check_overrides, read_manifest
+from pipeline.tasks.tables import new_table, put_table
+from pipeline.terminal import one_line, put, say
 
-_MOST_PLANNED = 1000  # jobs that are listed before they begin
+FILE = "result.json"
+
+_LARGEST = 4 << 20  # bytes of a result
+_MOST_PLANNED = 1000  # jobs that are listed before they start
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """The result of one job of a sweep."""
+
+    overrides: list[str]  # as on a command line
+    status: str  # "done", "failed", "preempted" or "interrupted"; in a table also "not started"
+    metric: str | None  # the name of `value`
+    mode: str | None  # "min" or "max" of the metric
+    value: float | None  # of the task; None if it failed or measures nothing
+    seconds: float  # of wall time
+    error: str | None  # its first line
+    exit_code: int  # that the job would have as a run of its own
+    started: float  # seconds since 1970
+    others: dict[str, float] = field(default_factory=dict)  # metrics of the same validation
+
+    def write(self, folder: Path) -> None:
+        """Write the result into the job's folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    @classmethod
+    def read(cls, path: Path) -> JobResult:
+        """The result in a file that `write` made; raises ConfigError if it is damaged."""
+        try:
+            return cls(**_checked(mapping(plain_json.read(path, _LARGEST))))
+        except (OSError, JsonError) as error:
+            reason = f"{path} is damaged: {error}. Delete it to run its job again"
+            raise ConfigError(Problem("hydra.sweep.dir", reason)) from error
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a result, with the right types; raises JsonError."""
+    known = {one.name for one in fields(JobResult)}
+    odd = sorted(map(str, known ^ (values.keys() | {"others"})))
+    if odd:
+        raise JsonError(f"it has missing or unexpected keys: {', '.join(odd[:5])[:200]}")
+    check_overrides(values["overrides"])
+    texts = [values[key] for key in ("metric", "mode", "error")]
+    if not isinstance(values["status"], str) or not all(isinstance(v, str | None) for v in texts):
+        raise JsonError("its status, metric, mode or error is not a text")
+    measured = [values["value"], *mapping(values.get("others", {})).values()]
+    numbers = [values["seconds"], values["started"], values["exit_code"],
+               *(one for one in measured if one is not None)]  # fmt: skip
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers):
+        raise JsonError("its value, seconds, started or exit_code is not a number")
+    return values
 
 
 def run_job(
-    folder: Path,
-    overrides: Sequence[str],
-    accept: Callable[[], Config],
-    run: Callable[[Config], float | None],
-    report: Callable[[BaseException], int],
-) -> float | None:
-    """Run one job of a sweep and record how it ended.
+    folder: Path, overrides: Sequence[str], accept: Callable[[], Config],
+    run: Callable[[Config], float | None], report: Callable[[BaseException], int],
+) -> float | None:  # fmt: skip
+    """Run one job of a sweep and write its result.
 
     Args:
-        folder: of the job.
-        overrides: of the job.
-        accept: gives the checked configuration, or raises.
+        folder, overrides: of the job.
+        accept: returns the checked configuration, or raises.
         run: the task.
-        report: tells a person what went wrong and gives the exit code.
+        report: prints an error and returns the exit code.
 
     Returns:
-        What the task returned; NaN for a job that failed, which sweepers take as a failed trial.
+        The value of the task; NaN for a job that failed, which sweepers take as a failed trial.
     """
     overrides = disclosure.words(overrides)
     before = _done_before(folder, overrides)
     if before is not None:
         replace(before, overrides=list(overrides), started=time.time()).write(folder)
-        say(f"job {folder.name}: done before{_valued(before)}")
+        shown = "" if before.value is None else f", {before.metric or 'value'} {before.value:.6g}"
+        say(f"job {folder.name}: done before{shown}")
         return before.value
     say(f"job {folder.name}: {' '.join(overrides) or '(defaults)'}")
     started, began = time.time(), time.perf_counter()
     config: Config | None = None
     value: float | None = None
     failure: BaseException | None = None
-    code = 0
+    status, code = "done", 0
     try:
         config = accept()
         value = run(config)
     except BaseException as error:
         failure, code = error, report(error)
-    interrupted = isinstance(failure, KeyboardInterrupt)
-    Result(
+        status = "preempted" if code == PREEMPTED else "failed"
+        if isinstance(error, KeyboardInterrupt):
+            status = "interrupted"
+    metric, mode = _metric(config)
+    JobResult(
         overrides=list(overrides),
-        status=_status(failure, code),
-        metric=_metric(config),
-        mode=_mode(config),
+        status=status,
+        metric=metric,
+        mode=mode,
         value=value if value is not None and math.isfinite(value) else None,
         seconds=round(time.perf_counter() - began, 3),
         error=_first_line(failure),
         exit_code=code,
         started=started,
-        others=_others(folder, started, _metric(config)),
+        others=_others(folder, started, metric),
     ).write(folder)
-    if interrupted:
+    if isinstance(failure, KeyboardInterrupt):
         raise KeyboardInterrupt
     if code == PREEMPTED and config is not None and config.sweep.on_preempted == "stop":
         raise SystemExit(PREEMPTED)
-    preemption.forget()  # it was this job's alone
+    preemption.forget()  # the request was for this job only
     return math.nan if failure else value
 
 
-def _done_before(folder: Path, overrides: Sequence[str]) -> Result | None:
-    """The result of a job that a sweep with resume=auto need not do again."""
+def _done_before(folder: Path, overrides: Sequence[str]) -> JobResult | None:
+    """The result of a job that a sweep with resume=auto can skip."""
     if "resume=auto" not in overrides or not (folder / FILE).exists():
         return None
-    before = Result.read(folder / FILE)
-    same = _asked(before.overrides) == _asked(overrides)
-    return before if same and before.status == "done" else None
+    before = JobResult.read(folder / FILE)
+    then, now = (sorted(line for line in words if not line.startswith("resume="))
+                 for words in (before.overrides, overrides))  # fmt: skip
+    return before if then == now and before.status == "done" else None
 
 
-def _asked(overrides: Sequence[str]) -> list[str]:
-    return sorted(line for line in overrides if not line.startswith("resume="))
-
-
-def _valued(result: Result) -> str:
-    return "" if result.value is None else f", {result.metric or 'value'} {result.value:.6g}"
-
-
-def _status(failure: BaseException | None, code: int) -> str:
-    if failure is None:
-        return "done"
-    if isinstance(failure, KeyboardInterrupt):
-        return "interrupted"
-    return "preempted" if code == PREEMPTED else "failed"
-
-
-def _metric(config: Config | None) -> str | None:
+def _metric(config: Config | None) -> tuple[str | None, str | None]:
+    """The name and the mode of a job's value."""
     if config is None or config.task not in ("fit", "validate"):
-        return None
-    return config.trainer.monitor or next(iter(config.objective.get("metrics", {})), None)
-
-
-def _mode(config: Config | None) -> str | None:
-    metric = _metric(config)
-    if config is None or metric is None:
-        return None
-    return direction(config, metric.removeprefix("val/")) or config.trainer.mode
+        return None, None
+    name = config.trainer.monitor or next(iter(config.objective.get("metrics", {})), None)
+    if name is None:
+        return None, None
+    return name, direction(config, name.removeprefix("val/")) or config.trainer.mode
 
 
 def _others(folder: Path, started: float, metric: str | None) -> dict[str, float]:
-    """What a run of this job measured besides the metric, from the manifest that it left."""
+    """The other metrics of this job's run, from its manifest."""
     path = folder / "manifest.json"
     if metric is None or not path.exists() or path.stat().st_mtime < started:
         return {}
@@ -151,7 +186,7 @@ def _first_line(error: BaseException | None) -> str | None:
 
 
 class SweepTable(Callback):
-    """A table of all jobs on stdout, and the same as sweep.csv, when a sweep is over."""
+    """Prints a table of all jobs at the end of a sweep, and writes it as sweep.csv."""
 
     def __init__(self) -> None:
         self._began = time.time()
@@ -182,52 +217,44 @@ class SweepTable(Callback):
 
 @dataclass(frozen=True)
 class Running:
-    """A sweep that has begun and not ended.
-
-    Attributes:
-        began: seconds since 1970.
-        planned: the overrides of its jobs; empty where only the sweeper will know.
-    """
+    """A sweep in progress."""
 
     folder: Path
-    began: float
-    planned: list[list[str]]
+    began: float  # seconds since 1970
+    planned: list[list[str]]  # the overrides of its jobs; empty if only the sweeper knows them
 
-    def jobs(self) -> list[tuple[str, Result]]:
-        """Name and state of each job: what it has left, or that it is not begun."""
+    def jobs(self) -> list[tuple[str, JobResult]]:
+        """Name and result of each job, or its state if it has none yet."""
         known = dict(read_results(self.folder, self.began))
         for number, overrides in enumerate(self.planned):
-            if str(number) not in known:
-                known[str(number)] = self._without_result(str(number), overrides)
+            if str(number) in known:
+                continue
+            folder = self.folder / str(number)
+            result = _done_before(folder, [*overrides, "resume=auto"])
+            if result is None:  # not even in the sweep that this one resumes
+                started = (folder / "manifest.json").exists()
+                status = "interrupted" if started else "not started"
+                result = JobResult(overrides, status, None, None, None, 0.0, None, 0, self.began)
+            known[str(number)] = result
         return sorted(known.items(), key=_in_order)
-
-    def _without_result(self, name: str, overrides: list[str]) -> Result:
-        path = self.folder / name / FILE
-        if path.exists():  # of the sweep that this one goes on with
-            before = _done_before(path.parent, [*overrides, "resume=auto"])
-            if before is not None:
-                return before
-        begun = (self.folder / name / "manifest.json").exists()
-        status = "interrupted" if begun else "not begun"
-        return Result(overrides, status, None, None, None, 0.0, None, 0, self.began)
 
 
 _running: list[Running] = []  # in this process; one at most
 
 
 def _planned(config: DictConfig) -> list[list[str]]:
-    """What the basic sweeper makes of the command line: a job for each combination of values."""
+    """The jobs of the basic sweeper: one for each combination of values of the command line."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     hydra = OmegaConf.to_container(config.hydra, resolve=False)
     assert isinstance(hydra, dict)
-    if hydra["sweeper"].get("_target_") != preflight.BASIC_SWEEPER:
+    if hydra["sweeper"].get("_target_") != BASIC_SWEEPER:
         return []
     params = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
     try:
         words = OverridesParser.create().parse_overrides([*params, *hydra["overrides"]["task"]])
         axes = {one.get_key_element(): preflight.values(one) for one in words}
-    except HydraException:  # glob() asks for the options of a group
+    except HydraException:  # glob() needs the options of a group
         return []
     jobs = itertools.islice(itertools.product(*axes.values()), _MOST_PLANNED + 1)
     found = [disclosure.words(job) for job in jobs]
@@ -235,7 +262,7 @@ def _planned(config: DictConfig) -> list[list[str]]:
 
 
 def say_how_far(words: Sequence[str]) -> None:
-    """Print how far a sweep has come that is being left, and the command that goes on with it.
+    """Print the progress of an interrupted sweep, and the command that resumes it.
 
     Args:
         words: of this command line, after the program's own.
@@ -250,18 +277,18 @@ def say_how_far(words: Sequence[str]) -> None:
     _print(table(jobs), f"{done} of {len(jobs)} jobs in {running.folder} are done", best_of(jobs))
     own = [word for word in words if not word.startswith(("resume=", "hydra.sweep.dir="))]
     again = [*own, f"hydra.sweep.dir={running.folder}", "resume=auto"]
-    say(f"to go on with the sweep:\n  {disclosure.command([*program.words(), *again])}")
+    say(f"to resume the sweep:\n  {disclosure.command([*program.words(), *again])}")
 
 
-def read_results(folder: Path, since: float = 0.0) -> list[tuple[str, Result]]:
+def read_results(folder: Path, since: float = 0.0) -> list[tuple[str, JobResult]]:
     """Name and result of each job under `folder` that started after `since`, in their order.
 
-    A file that is damaged, or none of ours, is named on stderr and passed over: the others count.
+    A damaged file is reported on stderr and skipped.
     """
     jobs = []
     for path in folder.rglob(FILE):
         try:
-            result = Result.read(path)
+            result = JobResult.read(path)
         except ConfigError as error:
             say(error)
             continue
@@ -270,12 +297,12 @@ def read_results(folder: Path, since: float = 0.0) -> list[tuple[str, Result]]:
     return sorted(jobs, key=_in_order)
 
 
-def _in_order(job: tuple[str, Result]) -> tuple[int, str]:
+def _in_order(job: tuple[str, JobResult]) -> tuple[int, str]:
     name = job[0]
     return (int(name), "") if name.isdigit() else (-1, name)
 
 
-def best_of(jobs: Sequence[tuple[str, Result]]) -> str | None:
+def best_of(jobs: Sequence[tuple[str, JobResult]]) -> str | None:
     """Name of the job with the best value, if any has one."""
     valued = [(result.value, name) for name, result in jobs if result.value is not None]
     if not valued:
@@ -284,15 +311,16 @@ def best_of(jobs: Sequence[tuple[str, Result]]) -> str | None:
     return (max if largest else min)(valued)[1]
 
 
-def table(jobs: Sequence[tuple[str, Result]]) -> list[dict[str, str]]:
-    """A row per job: what was overridden, how it ended, the metrics and the time."""
-    keys = list(dict.fromkeys(_split(line)[0] for _, result in jobs for line in result.overrides))
+def table(jobs: Sequence[tuple[str, JobResult]]) -> list[dict[str, str]]:
+    """A row per job: overrides, status, metrics, time and error."""
+    given = {name: {key: value for key, _, value in (line.partition("=") for line in one.overrides)}
+             for name, one in jobs}  # fmt: skip
+    keys = dict.fromkeys(key for overrides in given.values() for key in overrides)
     metric = next((result.metric for _, result in jobs if result.metric), "value")
     others = dict.fromkeys(name for _, result in jobs for name in result.others)
     rows = []
     for name, result in jobs:
-        given = dict(_split(line) for line in result.overrides)
-        row = {"job": name} | {key: given.get(key, "") for key in keys}
+        row = {"job": name} | {key: given[name].get(key, "") for key in keys}
         row["status"] = result.status
         row[metric] = _number(result.value)
         row |= {key: _number(result.others.get(key), digits=4) for key in others}
@@ -306,11 +334,6 @@ def _number(value: float | None, digits: int = 6) -> str:
     return "" if value is None else f"{value:.{digits}g}"
 
 
-def _split(line: str) -> tuple[str, str]:
-    key, _, value = line.partition("=")
-    return key, value
-
-
 def _write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))
@@ -320,23 +343,18 @@ def _write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
 
 
 def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None:
-    from rich import box
-    from rich.table import Table
-
     rows = [{one_line(name): one_line(text) for name, text in row.items()} for row in rows]
     names = list(rows[0])
     alike = {name for name in names[1 : names.index("status") + 1]
              if len(rows) > 1 and len({row[name] for row in rows}) == 1}  # fmt: skip
     columns = [name for name in names if name not in alike and any(row[name] for row in rows)]
-    drawn = Table(title=title, title_justify="left", box=box.HORIZONTALS, padding=(0, 1, 0, 0))
+    drawn = new_table(title)
     for name in columns:
         width = max(len(row[name]) for row in rows)
         drawn.add_column(name.replace("/", "/\n"), overflow="fold", min_width=min(width, 12))
     for row in rows:
         style = "bold" if row["job"] == best else "red" if row["status"] != "done" else None
         drawn.add_row(*(row[name] for name in columns), style=style)
-    # A file or a pipe has no width; rich would take 80 columns and break the headings.
-    wide = None if sys.stdout.isatty() else 160
-    console(sys.stdout, width=wide).print(drawn)
+    put_table(drawn)
     if alike:
         put("all:", *(f"{name}={rows[0][name]}" for name in names if name in alike))

@@ -1,18 +1,12 @@
 """`task=tune`: the fastest loader for this dataset on this machine, within a time budget.
 
-1. The training step is measured on a batch that is there already; no loader can be faster.
-2. Settings are tried with real training steps (pipeline/tuning/search.py), within `tune.seconds`
-   and `loader.max_memory`. What cannot be is not tried: threads where data code draws from
-   generators that threads share, more workers than the memory has room for.
-3. The trials are printed to stdout, and the best is kept for `loader=tuned` in the cache folder, by
-   the dataset's fingerprint and the kind of machine.
-
-With several ranks each has its own loader: cores and memory are divided by those on this machine.
+Measures settings with real training steps (pipeline/tuning/search.py), and keeps the best for
+`loader=tuned` in the cache folder, by the dataset's fingerprint and the kind of machine. With
+several ranks, cores and memory are divided by those on this machine.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Generator
 from contextlib import closing
@@ -30,11 +24,12 @@ from pipeline.loading.memory import tree_pss
 from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.tasks.fit import command_line
 from pipeline.tasks.measuring import Course, fixed
-from pipeline.terminal import console, put, say
+from pipeline.tasks.tables import new_table, put_table
+from pipeline.terminal import put, say
 from pipeline.tuning.search import Backend, Search, Setting, Slice, Space, Trial
 
 _MIB = 2**20
-_STEPS = 40  # that the training step is measured with
+_STEPS = 40  # of the measurement of the training step
 
 
 def run(config: Config) -> None:
@@ -59,29 +54,23 @@ def run(config: Config) -> None:
 
 def search(course: Course, ceiling: float, end: float) -> Search:
     """Search until `end`, in seconds of `time.perf_counter`."""
-    config = course.config
-    ranks = _ranks(config)
+    config, wanted, ranks = course.config, course.config.distributed, 1
+    if wanted.strategy != "none":
+        ranks = world.default_processes() if wanted.nproc == "auto" else wanted.nproc
     most = config.tune.workers or max(2 * world.usable_cpus() // ranks, 16)
     space = Space(
         backends(course), most, course.train_step.device.type == "cuda",
         loader_options.budget(config.loader.max_memory, ranks), tree_pss(),
     )  # fmt: skip
     left = end - time.perf_counter()
-    epoch_metrics = Meter(course, end)
-    found = Search(space, epoch_metrics, left, max(left / 60, min(12 * ceiling, left / 20)))
+    each = max(left / 60, min(12 * ceiling, left / 20))
+    found = Search(space, Meter(course, end), left, each)
     found.run()
     return found
 
 
-def _ranks(config: Config) -> int:
-    wanted = config.distributed
-    if wanted.strategy == "none":
-        return 1
-    return world.default_processes() if wanted.nproc == "auto" else wanted.nproc
-
-
 def backends(course: Course) -> list[Backend]:
-    """Who may work besides the training loop; says why threads may not."""
+    """Backends to try besides main; says why threads cannot be used."""
     given = course.config.loader
     if given.worker_init_fn or given.multiprocessing_context:
         return ["process"]
@@ -93,13 +82,9 @@ def backends(course: Course) -> list[Backend]:
 
 
 class Meter:
-    """Measures settings with real training steps.
+    """Measures settings with real training steps, until `end` of `time.perf_counter`.
 
-    From the arrival of the first batch to that of one some whole rounds of the workers later: the
-    first batches of all workers come at once, and so do those of each round.
-
-    Args:
-        end: when to stop whatever has come, in seconds of `time.perf_counter`.
+    It measures whole rounds of the workers, as the batches of each round arrive at once.
     """
 
     def __init__(self, course: Course, end: float) -> None:
@@ -141,7 +126,7 @@ class Meter:
 
 
 def options_of(course: Course, setting: Setting) -> LoaderOptions:
-    """The configured options with those of a setting."""
+    """The configured options with a setting."""
     given: dict[str, Any] = {
         "backend": setting.backend, "num_workers": setting.workers, "pin_memory": setting.pin,
         "prefetch_factor": setting.prefetch or None, "persistent_workers": False,
@@ -155,19 +140,14 @@ def describe(setting: Setting) -> str:
     """A setting in words."""
     if not setting.workers:
         return "no workers"
-    kind = {"thread": "thread", "process": "process"}[setting.backend]
-    several = {"thread": "threads", "process": "processes"}[setting.backend]
+    many = "" if setting.workers == 1 else "es" if setting.backend == "process" else "s"
     pinned = ", pinned" if setting.pin else ""
-    return (f"{setting.workers} {kind if setting.workers == 1 else several}, {setting.prefetch} "
-            f"ahead each{pinned}")  # fmt: skip
+    return f"{setting.workers} {setting.backend}{many}, {setting.prefetch} ahead each{pinned}"
 
 
 def print_trials(found: Search, best: Trial, ceiling: float) -> None:
-    """Print what was tried, the fastest first."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.HORIZONTALS, padding=(0, 1, 0, 0))
+    """Print the trials, the fastest first."""
+    table = new_table()
     for name in ("backend", "workers", "prefetch", "pinned", "batches/s", "waiting", "memory MiB",
                  "measured", ""):  # fmt: skip
         table.add_column(name, justify="left" if name in ("backend", "") else "right")
@@ -180,14 +160,13 @@ def print_trials(found: Search, best: Trial, ceiling: float) -> None:
             f"{trial.memory / _MIB:,.0f}", f"{len(trial.slices)} x", note,
             style="bold" if trial is best else None,
         )  # fmt: skip
-    wide = None if sys.stdout.isatty() else 160
-    console(sys.stdout, width=wide).print(table)
+    put_table(table)
     put(f"best         {describe(best.setting)}: {best.rate:,.1f} batches/s, "
           f"{best.rate * ceiling:.0%} of the {1 / ceiling:,.1f} without loading")  # fmt: skip
 
 
 def keep(course: Course, best: Trial) -> None:
-    """Write down the best for `loader=tuned`."""
+    """Save the best setting for `loader=tuned`."""
     config, setting = course.config, best.setting
     path = tuned.place(config, course.parts.data.train.fingerprint)
     tuned.save(path, Tuned(

@@ -1,8 +1,7 @@
 """`task=validate checkpoint=<run folder or file>`: loss and metrics of saved weights on a split.
 
-Prints a table to stdout, with the best constant prediction beside it, and writes nothing. A run's
-folder means its best checkpoint. The configuration says what to validate on; for the run's own,
-give the overrides that it was started with.
+Prints a table to stdout, with the best constant prediction, and writes nothing. A run's folder
+stands for its best checkpoint. For the run's own configuration, give its overrides again.
 """
 
 from __future__ import annotations
@@ -66,9 +65,7 @@ def _run(config: Config, parts: TrainingParts, group: Group, path: Path) -> floa
         measured = validate(model, objective, loader, precision, group, observers=watching)
         columns = {str(config.split): measured}
         if config.trainer.baseline:
-            columns[objective.baseline_name] = baseline(
-                parts.data, objective, loader, group, watching
-            )
+            columns[objective.baseline_name] = baseline(parts.data, objective, loader, group, watching)
     if group.is_first:
         print_table(columns, name)
         put(f"checkpoint   {path}")
@@ -79,10 +76,10 @@ def _run(config: Config, parts: TrainingParts, group: Group, path: Path) -> floa
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Put a checkpoint's weights into `model`: their running mean, where the run had one.
+    """Load a checkpoint's weights, or their running mean if the run had one.
 
     Raises:
-        PenstockError: they are those of another model.
+        PenstockError: they are of another model.
     """
     try:
         state = checkpoint.load(path)
@@ -93,10 +90,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def monitored(config: Config, objective: Objective) -> tuple[str, Mode]:
-    """The metric that says what is best, and whether less or more of it is better.
-
-    Unless the configuration names it, it is the objective's first, in the direction it is meant.
-    """
+    """The metric to monitor and its mode: as configured, or the objective's first metric."""
     if config.trainer.monitor is not None:
         return config.trainer.monitor.removeprefix("val/"), config.trainer.mode
     name, metric = next(iter(objective.metrics.items()), ("loss", None))
@@ -109,12 +103,10 @@ def baseline(
     data: DataParts, objective: Objective, loader: Loader, group: Group | None = None,
     observers: Sequence[Observer] = (),
 ) -> Record:  # fmt: skip
-    """Loss and metrics, over `loader`, of the constant that is best on the training split.
+    """Loss and metrics over `loader` of the constant that is best on the training split.
 
-    All ranks of `group` find the same constant, and measure a share each.
-
-    It is taken from about 1000 training samples, with the transforms of validation: rows spread
-    over the split, or the first ones of a stream.
+    The constant is that of about 1000 training samples, with the transforms of validation: rows
+    spread over the split, or the first ones of a stream. All ranks find the same one.
     """
     dataset, plan, fetch = data.train.dataset, data.train.plan, data.train.fetch()
     fetch.transform = data.val.transform
@@ -136,9 +128,8 @@ def baseline(
 def try_one_batch(val: Split, objective: Objective, loader: Loader) -> None:
     """Put the first batch of validation through loss and metrics, with a constant for a model.
 
-    Every rank does so with its share. The batch is made by a worker of its own where `loader` has
-    workers: what a dataset opens when it is first read must not be open in the process that
-    workers are forked from.
+    A worker makes the batch if `loader` has workers: what a dataset opens at its first read must
+    not be open in the process that forks them.
     """
     plan = copy(val.plan)
     plan.most = 1
@@ -162,10 +153,8 @@ def print_table(columns: Mapping[str, Mapping[str, float]], monitor: str) -> Non
     for title in columns:
         table.add_column(title, justify="right")
     for name in next(iter(columns.values())):
-        cells = [_shown(column[name]) if name in column else "" for column in columns.values()]
+        values = [column.get(name) for column in columns.values()]
+        cells = ["" if value is None else f"{value:.4f}" if abs(value) >= 0.001 else f"{value:.3g}"
+                 for value in values]  # fmt: skip
         table.add_row(name, *cells, style="bold" if name == monitor else None)
     console(sys.stdout, highlight=False).print(table)
-
-
-def _shown(value: float) -> str:
-    return f"{value:.4f}" if abs(value) >= 0.001 else f"{value:.3g}"

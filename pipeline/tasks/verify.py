@@ -1,21 +1,15 @@
 """`task=verify runs=[A,B]`: whether two runs are the same, and if not, from which step on.
 
-1. What they were started with: rows for what differs in configuration, versions, machine and data.
-2. Their ledgers and digests, address by address: where their samples first part, where their
-   losses do and by how much, and where what was made of the samples does.
-3. The weights (and optimizer states) of their last checkpoints, bit by bit.
-
-Everything goes to stdout; nothing is written. Exit code 0 if samples, losses and weights are the
-same, and 1 if not: differences of the first kind only explain. Cost: the ledgers are read line by
-line, three times, and both checkpoints as a whole.
+Compares configurations, ledgers and digests step by step, and the last checkpoints bit by bit. Exit
+code 1 if samples, losses or weights differ.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +27,12 @@ from pipeline.order.address import Address
 from pipeline.runs.checkpoint import find_newest, has_checkpoint
 from pipeline.runs.identity.fingerprints import mode_in
 from pipeline.runs.manifest import read_config, read_manifest
+from pipeline.runs.resumption import leaves
 from pipeline.runs.state_tree import encode
+from pipeline.tasks.tables import put_rows
 from pipeline.terminal import one_line, put
 
-# Who loads the data, on which machine and in how many processes, changes no batch; and what is
-# shown and saved changes nothing.
+# Keys that change no batch and no weight.
 HARMLESS = ("loader", "distributed", "run_dir", "cache_dir", "resume", "resume_despite", "sweep",
             "tracker", "task", "runs", "trainer.checkpoint", "trainer.log_every", "trainer.digest",
             "trainer.ledger", "trainer.progress", "trainer.pictures",
@@ -48,15 +43,18 @@ FACTS = ("status", "data", "fingerprint", "code", "device", "penstock", "git", "
 _LONGEST_FIELD = 100  # characters of a hash or a loss
 
 Rows = list[tuple[str, str, str, str]]
+Lines = Iterator[tuple[Address, Any]]
+# A difference in words, or None; and its size.
+Kinds = dict[str, tuple[Callable[[Any, Any], str | None], Callable[[Any, Any], float] | None]]
 
 
 class RunsDifferError(PenstockError):
-    """The runs are not the same; what differs has been printed."""
+    """The runs differ; the differences have been printed."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder and what it says of itself."""
+    """A run's folder, configuration and manifest."""
 
     path: Path
     config: Mapping[str, Any]
@@ -64,37 +62,32 @@ class Run:
 
     @classmethod
     def read(cls, path: Path) -> Run:
-        """Raises ConfigError if `path` is no run's folder."""
+        """Raises ConfigError if `path` is not a run's folder."""
         try:
             manifest = read_manifest(path, "runs")
             return cls(path, read_config(path / "config.yaml"), manifest)
         except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
-            reason = str(error)[:300]
-            raise ConfigError(
-                Problem("runs", f"{path} is no folder of a run: config.yaml: {reason}")
-            ) from error  # fmt: skip
+            reason = f"{path} is not a run's folder: config.yaml: {str(error)[:300]}"
+            raise ConfigError(Problem("runs", reason)) from error
 
-    @property
-    def starts(self) -> int:
-        return len(self.manifest.get("sessions", ())) or 1
-
-    @property
-    def world(self) -> str:
-        """Numbers of ranks that it ran with, one after the other."""
+    def facts(self) -> dict[str, Any]:
+        """Its number of starts, its numbers of ranks in turn, and the manifest's facts by key."""
         sizes = [str(one.get("world", 1)) for one in self.manifest.get("sessions", ())] or ["1"]
-        return sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes)
+        ranks = sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes)
+        known = {name: self.manifest.get(name) for name in FACTS}
+        return {"starts": len(sizes), "ranks": ranks, **dict(leaves(known))}
 
 
 def run(config: Config) -> None:
     """Compare the two runs of `config.runs`.
 
     Raises:
-        ConfigError: they are not two folders of runs.
-        RunsDifferError: they are not the same.
+        ConfigError: they are not the folders of two runs.
+        RunsDifferError: they differ.
     """
     if config.runs is None or len(config.runs) != 2:
         count = "none" if config.runs is None else len(config.runs)
-        raise ConfigError(Problem("runs", f"two folders of runs are needed, and there are {count}: "
+        raise ConfigError(Problem("runs", f"needs the folders of two runs, and has {count}: "
                                   "runs=[outputs/a,outputs/b]"))  # fmt: skip
     first, second = (Run.read(Path(path)) for path in config.runs)
     print_started(first, second)
@@ -102,82 +95,80 @@ def run(config: Config) -> None:
     parts.append(print_weights(first, second))
     known = [same for same in parts if same is not None]
     if not known:
-        raise PenstockError("there is nothing to compare: neither both ledgers nor both "
-                            "checkpoints are there; train with trainer.ledger=true")  # fmt: skip
+        raise PenstockError("nothing to compare: the runs have neither both ledgers nor both "
+                            "checkpoints; train with trainer.ledger=true")  # fmt: skip
     if not all(known):
         raise RunsDifferError("the two runs are not the same")
     put("the same")
 
 
 def print_started(first: Run, second: Run) -> None:
-    """Print what the runs were started with, as far as it differs."""
+    """Print differences of the runs' facts and settings."""
+    modes = [mode_in(dict(run.manifest.get("fingerprint") or {})) for run in (first, second)]
+    data = "other data" if modes[0] == modes[1] else f"fingerprinted by {modes[0]} and {modes[1]}"
+
+    def note(key: str) -> str:
+        if key in ("data.train", "data.val", "fingerprint.dataset"):
+            return data
+        return "other code" if key.startswith("code.") else ""
+
+    def matters(key: str) -> str:
+        harmless = any(key == name or key.startswith(name + ".") for name in HARMLESS)
+        return "" if harmless else "matters"
+
     rows: Rows = [("run", str(first.path), str(second.path), "")]
-    rows += _differing(
-        {"starts": first.starts, "ranks": first.world, **_facts(first)},
-        {"starts": second.starts, "ranks": second.world, **_facts(second)},
-        _note_of(first, second),
-    )
-    rows += _differing(
-        _settings(first), _settings(second),
-        lambda key: "" if _is_harmless(key) else "matters",
-    )  # fmt: skip
-    _print_table(rows)
+    rows += _differing(first.facts(), second.facts(), note)
+    rows += _differing(dict(leaves(first.config)), dict(leaves(second.config)), matters)
+    put_rows(rows)
 
 
 def print_ledgers(first: Run, second: Run) -> bool | None:
-    """Print where the runs' samples and losses part; whether nowhere, or None if unknown."""
+    """Print where samples and losses first differ; whether nowhere, or None if unknown."""
     name = "ledger.jsonl"
     missing = [str(run.path) for run in (first, second) if not (run.path / name).exists()]
     if missing:
         _say("ledger", f"{' and '.join(missing)} has none; train with trainer.ledger=true")
         return None
-    samples = _print_lines(first, second, "samples", name, _samples)
-    losses = _print_lines(first, second, "losses", name, _losses, _relative)
-    return _print_alone(first, second, name) and samples and losses
-
-
-def print_digests(first: Run, second: Run) -> bool | None:
-    """The same for the hashes of all that was in the batches, if both runs wrote them."""
-    name = "digests.jsonl"
-    if any(not (run.path / name).exists() for run in (first, second)):
-        return None
-    return _print_lines(first, second, "digests", name, _digests)
-
-
-def _print_lines(
-    first: Run, second: Run, what: str, name: str, difference: Callable[[Any, Any], str | None],
-    amount: Callable[[Any, Any], float] | None = None,
-) -> bool:  # fmt: skip
-    """Compare what both files have, by address; print the first difference, and how many."""
-    both = differing = 0
-    parted, most = "", 0.0
-    for (epoch, step), a, b in _pairs(_lines(first.path / name), _lines(second.path / name)):
-        if a is None or b is None:
-            continue
-        both += 1
-        how = difference(a, b)
-        if how is not None:
-            differing += 1
-            parted = parted or f"part at epoch {epoch}, step {step}: {how}"
-            most = max(most, amount(a, b)) if amount else most
-    if not differing:
-        _say(what, f"the same at {both} steps")
-        return True
-    by = f", by up to {most:.2g} of the value" if amount else ""
-    _say(what, f"{parted}; {differing} of {both} steps differ{by}")
-    return False
-
-
-def _print_alone(first: Run, second: Run, name: str) -> bool:
-    """Print how many steps only one run has; whether there are none."""
-    alone = [0, 0]
-    for _, a, b in _pairs(_lines(first.path / name), _lines(second.path / name)):
-        if a is None or b is None:
-            alone[a is None] += 1
+    kinds: Kinds = {"samples": (_samples, None), "losses": (_losses, _relative)}
+    same, alone = _print_lines(first, second, name, kinds)
     for run, count in zip((first, second), alone, strict=True):
         if count:
             _say("steps", f"{count} are in {run.path} only")
-    return not any(alone)
+    return same and not any(alone)
+
+
+def print_digests(first: Run, second: Run) -> bool | None:
+    """The same for the hashes of samples, if both runs wrote them."""
+    name = "digests.jsonl"
+    if any(not (run.path / name).exists() for run in (first, second)):
+        return None
+    return _print_lines(first, second, name, {"digests": (_digests, None)})[0]
+
+
+def _print_lines(first: Run, second: Run, name: str, kinds: Kinds) -> tuple[bool, list[int]]:
+    """Compare both files by address; print the first difference of each kind, and their number.
+
+    Returns:
+        Whether there is no difference, and the numbers of steps that only one file has.
+    """
+    both, alone = 0, [0, 0]
+    differing, parted, most = Counter[str](), dict[str, str](), dict[str, float]()
+    for (epoch, step), a, b in _pairs(_lines(first.path / name), _lines(second.path / name)):
+        if a is None or b is None:
+            alone[a is None] += 1
+            continue
+        both += 1
+        for what, (difference, amount) in kinds.items():
+            how = difference(a, b)
+            if how is not None:
+                differing[what] += 1
+                parted.setdefault(what, f"first differ at epoch {epoch}, step {step}: {how}")
+                most[what] = max(most.get(what, 0.0), amount(a, b) if amount else 0.0)
+    for what, (_, amount) in kinds.items():
+        by = f", by up to {most[what]:.2g} of the value" if amount and differing[what] else ""
+        _say(what, f"{parted[what]}; {differing[what]} of {both} steps differ{by}"
+             if differing[what] else f"the same at {both} steps")  # fmt: skip
+    return not differing.total(), alone
 
 
 def _samples(a: Any, b: Any) -> str | None:
@@ -189,36 +180,21 @@ def _samples(a: Any, b: Any) -> str | None:
 def _losses(a: Any, b: Any) -> str | None:
     if a["loss"] == b["loss"]:
         return None
-    return _apart(_number(a["loss"]), _number(b["loss"]))
+    one, other = float.fromhex(a["loss"]), float.fromhex(b["loss"])
+    if not (math.isfinite(one) and math.isfinite(other)):
+        return f"{one} and {other}"
+    unit = float(np.spacing(np.float32(max(abs(one), abs(other)))))
+    return f"{one!r} and {other!r}, {abs(one - other) / unit:.3g} ulps of float32 apart"
 
 
 def _relative(a: Any, b: Any) -> float:
-    one, other = _number(a["loss"]), _number(b["loss"])
+    one, other = float.fromhex(a["loss"]), float.fromhex(b["loss"])
     apart = abs(one - other) / (max(abs(one), abs(other)) or 1.0)
     return apart if math.isfinite(apart) else math.inf
 
 
 def _digests(a: Any, b: Any) -> str | None:
-    return None if a["hash"] == b["hash"] else "samples were made into something else"
-
-
-def _number(text: str) -> float:
-    return float.fromhex(text)
-
-
-def _apart(a: float, b: float) -> str:
-    """Two numbers, and how far they are from each other in units of float32's last place."""
-    if not (math.isfinite(a) and math.isfinite(b)):
-        return f"{a} and {b}"
-    unit = float(np.spacing(np.float32(max(abs(a), abs(b)))))
-    return f"{a!r} and {b!r}, {abs(a - b) / unit:.3g} ulps of float32 apart"
-
-
-def _opened(path: Path) -> BufferedReader:
-    try:
-        return open_regular(path)
-    except OSError as error:
-        raise PenstockError(f"{path} cannot be read: {error.strerror}") from error
+    return None if a["hash"] == b["hash"] else "the samples have other contents"
 
 
 def _check_ledger(record: Mapping[str, Any]) -> None:
@@ -237,14 +213,18 @@ def _check_digest(record: Mapping[str, Any]) -> None:
 _CHECKS = {"ledger.jsonl": _check_ledger, "digests.jsonl": _check_digest}
 
 
-def _lines(path: Path) -> Iterator[tuple[Address, Any]]:
-    """The records of a file by address; a last line that was written half is left out.
+def _lines(path: Path) -> Lines:
+    """The records of a file by address, without an incomplete last line.
 
     Raises:
-        PenstockError: another line is broken, or the addresses don't go up.
+        PenstockError: another line is broken, or the addresses don't increase.
     """
     before, check = (-1, -1), _CHECKS[path.name]
-    with _opened(path) as file:
+    try:
+        opened = open_regular(path)
+    except OSError as error:
+        raise PenstockError(f"{path} cannot be read: {error.strerror}") from error
+    with opened as file:
         for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
             if not line.endswith(b"\n"):
                 if len(line) < LONGEST_LINE:
@@ -263,10 +243,8 @@ def _lines(path: Path) -> Iterator[tuple[Address, Any]]:
             yield address, record
 
 
-def _pairs(
-    first: Iterator[tuple[Address, Any]], second: Iterator[tuple[Address, Any]]
-) -> Iterator[tuple[Address, Any, Any]]:
-    """Both records of each address; None for the one that is not there."""
+def _pairs(first: Lines, second: Lines) -> Iterator[tuple[Address, Any, Any]]:
+    """Both records of each address; None for a missing one."""
     a, b = next(first, None), next(second, None)
     while a or b:
         address = min(one[0] for one in (a, b) if one)
@@ -278,7 +256,7 @@ def _pairs(
 
 
 def print_weights(first: Run, second: Run) -> bool | None:
-    """Print how the last checkpoints differ; whether not at all, or None if there are not both."""
+    """Print how the last checkpoints differ; whether not at all, or None without both."""
     missing = [str(run.path) for run in (first, second) if not has_checkpoint(run.path)]
     if missing:
         _say("weights", f"{' and '.join(missing)} has no checkpoint")
@@ -287,12 +265,11 @@ def print_weights(first: Run, second: Run) -> bool | None:
     for run in (first, second):
         newest = find_newest(run.path)
         for path, reason in newest.skipped:
-            _say("weights", f"{path} is left out: {reason}")
+            _say("weights", f"cannot use {path}: {reason}")
         states.append(newest.state)
     steps = [state.get("updates") for state in states]
     if steps[0] != steps[1]:
-        _say("weights", f"the last are of optimizer steps {steps[0]} and {steps[1]}, and so not "
-             "compared")  # fmt: skip
+        _say("weights", f"not compared: the last are of optimizer steps {steps[0]} and {steps[1]}")
         return False
     same = [_print_part(name, *(state.get(name) for state in states))
             for name in ("model", "optimizer")]  # fmt: skip
@@ -304,7 +281,7 @@ def _print_part(name: str, first: Any, second: Any) -> bool:
     a, b = (encode({"": part})[1] for part in (first, second))
     odd = sorted(a.keys() ^ b.keys())
     if odd:
-        _say(title, f"not of the same model: {odd[0].strip('/')} is in one only")
+        _say(title, f"of different models: only one has {odd[0].strip('/')}")
         return False
     apart = {key: _distance(a[key], b[key]) for key in a if not _same_bits(a[key], b[key])}
     if apart:
@@ -324,60 +301,21 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest difference; infinite where there is none to speak of."""
+    """The largest difference; infinite for other shapes and NaN."""
     if a.shape != b.shape:
         return math.inf
     distance = float((a.double() - b.double()).abs().max())
     return math.inf if math.isnan(distance) else distance
 
 
-def _facts(run: Run) -> dict[str, Any]:
-    known = {name: run.manifest.get(name) for name in FACTS}
-    return dict(_leaves(known))
-
-
-def _note_of(first: Run, second: Run) -> Callable[[str], str]:
-    """What is said of facts that differ: which data or code is another one."""
-    modes = [mode_in(dict(run.manifest.get("fingerprint") or {})) for run in (first, second)]
-    data = "other data" if modes[0] == modes[1] else f"told by {modes[0]} and by {modes[1]}"
-    told = ("data.train", "data.val", "fingerprint.dataset")
-    return lambda key: (
-        data if key in told else "other code" if key.startswith("code.") else ""
-    )  # fmt: skip
-
-
-def _settings(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in _leaves(run.config) if key != "run_dir"}
-
-
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for name, item in value.items():
-            yield from _leaves(item, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, value
-
-
-def _is_harmless(key: str) -> bool:
-    return any(key == name or key.startswith(name + ".") for name in HARMLESS)
-
-
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any], note: Callable[[str], str]) -> Rows:
-    keys = [*a, *(key for key in b if key not in a)]
-    return [(key, _text(a, key), _text(b, key), note(key))
-            for key in keys if a.get(key) != b.get(key)]  # fmt: skip
+    keys = [key for key in {**a, **b} if key != "run_dir" and a.get(key) != b.get(key)]
 
+    def text(value: Any) -> str:
+        return "-" if value is None else one_line(value)
 
-def _text(values: Mapping[str, Any], key: str) -> str:
-    return one_line(values[key]) if values.get(key) is not None else "-"
+    return [(key, text(a.get(key)), text(b.get(key)), note(key)) for key in keys]
 
 
 def _say(what: str, finding: str) -> None:
     put(f"{what:<13}{finding}")
-
-
-def _print_table(rows: Rows) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)]
-        put("  ".join([*cells, row[3]]).rstrip())

@@ -1,8 +1,8 @@
-"""What a training epoch has come to: losses, samples, order, speed; over all ranks.
+"""Losses, samples, order and speed of a training epoch, over all ranks.
 
-Losses stay on the device until they are read, which is when ranks add up what they have: once
-every few steps, and before anything is saved. A reading costs one wait for the device, and with
-several ranks three collectives of a few bytes a batch.
+Losses stay on the device until they are read: once every few steps, and before a checkpoint is
+saved. A read waits for the device once; with several ranks it costs three collectives of a few
+bytes a batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.errors import PenstockError
 from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import hash_of_rows, row_hashes
 from pipeline.order.address import Address
-from pipeline.order.randomness import KeyArray, hash64_each, hash64_last
+from pipeline.order.randomness import hash64_each, hash64_last
 
 
 class NonFiniteLossError(PenstockError):
@@ -37,37 +37,27 @@ class NonFiniteLossError(PenstockError):
 
 @dataclass(frozen=True)
 class Step:
-    """What became of one global batch.
-
-    Attributes:
-        epoch, step: its address.
-        loss: the mean over its samples.
-        samples: how many counted.
-        order: 64-bit hash over its (position, index) pairs, however they were shared out.
-        digest: hash over its samples, if the loader hashes.
-        left_out: what was left out of it as unreadable.
-    """
+    """The results of one global batch."""
 
     epoch: int
     step: int
-    loss: float
+    loss: float  # mean over its samples
     samples: int
-    order: int
-    digest: str | None = None
-    left_out: tuple[Any, ...] = ()
+    order: int  # 64-bit hash over its (position, index) pairs, independent of sharding
+    digest: str | None = None  # hash over its samples, if the loader hashes
+    left_out: tuple[Any, ...] = ()  # its unreadable samples
 
 
 class EpochMetrics:
     """Losses and speed of one epoch.
 
     Args:
-        group: the ranks that train together.
-        state: of an epoch that goes on, from `state_dict`.
+        state: of a resumed epoch, from `state_dict`.
 
     Attributes:
         samples: how many have been read.
-        deaths: of workers, in runs before that shared the epoch; over all ranks.
-        window: mean loss since `window_begin`; NaN if nothing was read since.
+        deaths: of workers in earlier sessions of this epoch, over all ranks.
+        window: mean loss since `begin_window`; NaN if nothing was read since.
     """
 
     def __init__(self, group: Group, state: Mapping[str, float] | None = None) -> None:
@@ -88,70 +78,69 @@ class EpochMetrics:
         self._pending.append((_row_of(batch), losses.sum(), losses.shape[0]))
 
     def drop_from(self, address: Address) -> None:
-        """Forget batches of that address and later ones: they will be trained on again."""
+        """Forget batches from that address on: they will be trained on again."""
         self._pending = [one for one in self._pending if one[0].request.address < address]
 
     def read(self) -> list[Step]:
-        """What was added since the last reading, summed over the ranks; waits for the device.
+        """The batches added since the last read, summed over the ranks; waits for the device.
 
         Raises:
-            NonFiniteLossError: of the first batch that has such a loss, on all ranks.
+            NonFiniteLossError: on all ranks, for the first batch with such a loss.
         """
-        steps = self._steps() if self._pending else []
+        if not self._pending:
+            return []
+        batches, sums, counts = zip(*self._pending, strict=True)
+        self._pending.clear()
+        losses = self._group.sum(torch.stack(sums).double()).tolist()
+        rows = [None if batch.hashes is None else row_hashes(batch) for batch in batches]
+        left_out = [getattr(batch, "left_out", ()) for batch in batches]
+        own = [*zip(counts, _orders(batches), rows, left_out, strict=True)]
+        ranks = self._group.gather(own)
+        by_batch = zip(*ranks, strict=True)
+        steps = [_step(*one) for one in zip(batches, losses, by_batch, strict=True)]
         for step in steps:
             if not math.isfinite(step.loss):
                 raise NonFiniteLossError(step.loss, step.epoch, step.step)
-            # One by one, so that no rounding depends on when there is a reading.
+            # One by one, so that rounding does not depend on when losses are read.
             self._total += step.loss * step.samples
             self._window_total += step.loss * step.samples
             self.samples += step.samples
             self._window_samples += step.samples
         return steps
 
-    def _steps(self) -> list[Step]:
-        batches, sums, counts = zip(*self._pending, strict=True)
-        self._pending.clear()
-        losses = self._group.sum(torch.stack(sums).double()).tolist()
-        orders = _orders(batches)
-        known = [(count, order, _rows(batch), getattr(batch, "left_out", ()))
-                 for batch, count, order in zip(batches, counts, orders, strict=True)]  # fmt: skip
-        ranks = self._group.gather(known)
-        by_batch = zip(*ranks, strict=True)
-        return [_step(*one) for one in zip(batches, losses, by_batch, strict=True)]
-
     @property
     def window(self) -> float:
         return self._window_total / self._window_samples if self._window_samples else math.nan
 
     def begin_window(self) -> None:
-        """Let `window` begin here."""
+        """Start a new `window`."""
         self._window_total, self._window_samples = 0.0, 0
 
     @property
     def mean(self) -> float:
-        """The mean loss of all that was read."""
+        """Mean loss of all batches read."""
         return self._total / self.samples if self.samples else math.nan
 
     @property
     def seconds(self) -> float:
-        """Since the epoch began, without the time between two runs that shared it."""
+        """Since the epoch began, without the time between two sessions that shared it."""
         return self._before + time.perf_counter() - self._began
 
     def speed(self, waited: float) -> dict[str, float]:
-        """Samples a second over all ranks, and the share of the time in which this one waited.
+        """Samples a second over all ranks, and this rank's share of time spent waiting.
 
         Args:
-            waited: seconds that the loader says.
+            waited: seconds, from the loader's statistics.
         """
         seconds = max(self.seconds, 1e-9)
         return {"samples_per_second": self.samples / seconds,
                 "wait_share": min((self._waited_before + waited) / seconds, 1.0)}  # fmt: skip
 
     def state_dict(self, waited: float, deaths: int = 0) -> dict[str, float]:
-        """What an epoch that goes on in another process needs; everything has been read.
+        """State to resume the epoch from; call `read` first.
 
         Args:
-            waited: seconds that the loader says.
+            waited: seconds, from the loader's statistics.
             deaths: of workers in this epoch so far, over all ranks.
         """
         return {
@@ -162,7 +151,7 @@ class EpochMetrics:
 
 
 def order_hash(before: str, steps: Sequence[Step]) -> str:
-    """The hash over all steps of a run so far, given the one before `steps`."""
+    """The hash over all steps of a run: `before` extended by `steps`."""
     for step in steps:
         line = f"{before} {step.epoch} {step.step} {step.order:016x}"
         before = hashlib.blake2b(line.encode(), digest_size=16).hexdigest()
@@ -177,30 +166,22 @@ def _row_of(batch: Batch) -> Batch:
 
 
 def _orders(batches: Sequence[Batch]) -> list[int]:
-    """The `Step.order` of each batch; at once, as numpy's calls cost more than the rows."""
+    """The `Step.order` of each batch; all at once, since numpy's calls cost more than the rows."""
     valid = [slice(None) if one.valid is None else one.valid.numpy() for one in batches]
     rows = [one.positions[mask] for one, mask in zip(batches, valid, strict=True)]
     indices = [one.indices[mask] for one, mask in zip(batches, valid, strict=True)]
     lengths = [len(one) for one in rows]
-    keys = _keys([one.request.address for one in batches]).repeat(lengths)
-    inner = hash64_each(keys + np.uint64(1), np.concatenate(indices))
-    mixed = hash64_each(keys, np.concatenate(rows).astype(np.uint64) + inner)
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
-    ends = np.cumsum(lengths)
-    return (sums[ends] - sums[ends - lengths]).tolist()  # modulo 2^64, as all of it
-
-
-def _keys(addresses: Sequence[Address]) -> KeyArray:
-    """`hash64("order", epoch, step)` of each, uint64[n]; almost always they are of one epoch."""
+    addresses = [one.request.address for one in batches]  # almost always of one epoch
     parts = [
         hash64_last(("order", epoch), [step for _, step in group])
         for epoch, group in groupby(addresses, key=lambda address: address[0])
     ]
-    return np.concatenate(parts)
-
-
-def _rows(batch: Batch) -> list[tuple[int, bytes]] | None:
-    return None if batch.hashes is None else row_hashes(batch)
+    keys = np.concatenate(parts).repeat(lengths)  # hash64("order", epoch, step) of each row
+    inner = hash64_each(keys + np.uint64(1), np.concatenate(indices))
+    mixed = hash64_each(keys, np.concatenate(rows).astype(np.uint64) + inner)
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
+    ends = np.cumsum(lengths)
+    return (sums[ends] - sums[ends - lengths]).tolist()  # modulo 2^64
 
 
 def _step(batch: Batch, loss: float, ranks: tuple[Any, ...]) -> Step:

@@ -1,8 +1,4 @@
-"""Metrics of the field that torchmetrics does not have.
-
-Importing this imports torchmetrics (1 to 2 s); nothing but a configuration that names a metric
-from here should.
-"""
+"""Metrics that torchmetrics lacks. Importing this imports torchmetrics (1 to 2 s)."""
 
 from __future__ import annotations
 
@@ -18,17 +14,15 @@ EYE_CORNERS = (36, 45)  # outer ones, of the 68 iBUG landmarks
 class NormalizedMeanError(Metric):
     """Mean distance between predicted and true landmarks, as a share of the face's size.
 
-    The size is the distance of the outer eye corners ("inter-ocular", as 300-W has it) for 68
-    landmarks, and the diagonal of the true landmarks' box for any other number.
+    The size is the distance of the outer eye corners ("inter-ocular", as in 300-W) for 68
+    landmarks, and the diagonal of the true landmarks' box otherwise.
 
-    A true landmark that is NaN was not annotated and is left out. A face whose size is zero or
-    unknown has no error: it is left out too, and counted in `skipped`. A prediction of NaN is an
-    error: it makes the result NaN. Without any face the result is NaN.
-
-    Sums are float64, so the result does not depend on the batch size in any digit that is shown.
+    True landmarks that are NaN (not annotated) are left out, and so are faces whose size is zero
+    or unknown, which `skipped` counts. A NaN prediction makes the result NaN, and so does a split
+    without faces. Sums are float64, so no shown digit depends on the batch size.
 
     Args:
-        normalize: "eyes", "box", or "auto", which goes by the number of landmarks.
+        normalize: "eyes", "box", or "auto" (by the number of landmarks).
     """
 
     higher_is_better = False
@@ -47,7 +41,7 @@ class NormalizedMeanError(Metric):
         self.add_state("skipped", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, predicted: Tensor, target: Tensor) -> None:
-        """Count faces: two float[B, L, 2] of the same unit, e.g. pixels."""
+        """Add faces: two float[B, L, 2] of the same unit, e.g. pixels."""
         if predicted.shape != target.shape or target.ndim != 3 or target.shape[-1] != 2:
             raise ValueError(
                 f"expected two tensors [B, L, 2], got {list(predicted.shape)} and "
@@ -57,7 +51,14 @@ class NormalizedMeanError(Metric):
         annotated = ~target.isnan().any(-1)
         distance = (predicted.double() - target).norm(dim=-1)
         error = distance.where(annotated, 0.0).sum(-1) / annotated.sum(-1)
-        size = self._size(target)
+        if self.normalize == "eyes" or (self.normalize == "auto" and target.shape[1] == 68):
+            left, right = EYE_CORNERS
+            extent = target[:, left] - target[:, right]
+        else:
+            missing = target.isnan()
+            high = target.masked_fill(missing, -torch.inf).amax(1)
+            extent = high - target.masked_fill(missing, torch.inf).amin(1)
+        size = extent.norm(dim=-1)
         counts = (size > 0) & size.isfinite() & annotated.any(-1)
         self.total += (error / size).where(counts, 0.0).sum()
         self.faces += counts.sum()
@@ -66,14 +67,3 @@ class NormalizedMeanError(Metric):
     def compute(self) -> Tensor:
         """The mean over all faces, a float64 scalar."""
         return self.total / self.faces
-
-    def _size(self, target: Tensor) -> Tensor:
-        if self.normalize == "eyes" or (self.normalize == "auto" and target.shape[1] == 68):
-            left, right = EYE_CORNERS
-            extent = target[:, left] - target[:, right]
-        else:
-            missing = target.isnan()
-            high = target.masked_fill(missing, -torch.inf).amax(1)
-            extent = high - target.masked_fill(missing, torch.inf).amin(1)
-        size: Tensor = extent.norm(dim=-1)
-        return size

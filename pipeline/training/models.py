@@ -1,7 +1,6 @@
-"""Small networks that learn on a CPU in under a minute, and any torchvision classifier by name.
+"""Small networks that train on a CPU in under a minute, and any torchvision classifier by name.
 
-`num_landmarks`, `num_outputs` and `num_features` are facts of the dataset; build fills them in when
-a configuration leaves them out.
+`num_landmarks`, `num_outputs` and `num_features` are facts of the dataset; the build supplies them.
 """
 
 from __future__ import annotations
@@ -19,15 +18,13 @@ from pipeline.files.pretrained import read_weights_as_tensors
 
 
 class LandmarkNet(nn.Module):
-    """Landmarks as the centres of attention maps, put right by a linear model of the face's shape.
+    """Landmarks as the centres of attention maps, corrected by a linear model of the face's shape.
 
-    1. Strided convolutions take the image to a map of 1/8 of its size; a branch at 1/16 that is
-       added to it sees the whole face.
-    2. A map a landmark goes through a spatial softmax; the landmark is the mean position under it
-       (Finn et al. 2016, "Deep spatial autoencoders"). Unlike a fully connected head, this moves
-       with the face, so that a thousand images are enough.
-    3. A linear layer over all points, the identity at first, learns how they hang together and
-       places those that nothing marks in the image.
+    1. Strided convolutions make a map of 1/8 of the image's size; a branch at 1/16 that is added
+       to it sees the whole face.
+    2. A landmark is the mean position under the spatial softmax of its map (Finn et al. 2016,
+       "Deep spatial autoencoders"), which moves with the face, so a thousand images suffice.
+    3. A linear layer over all points, initially the identity, learns how they depend on each other.
 
     Forward: image float[B, 3, H, W] -> float32[B, 2 * num_landmarks], x and y of each landmark in
     turn, -1 to 1 from edge to edge of the image. H and W are 32 or more.
@@ -35,10 +32,9 @@ class LandmarkNet(nn.Module):
     one core.
 
     Args:
-        num_landmarks: points a face has.
         width: channels of the first convolution; the others have multiples of it.
-        sharpness: factor on the maps before the softmax. At 1 they stay flat for long, and every
-            landmark near the middle: on drawn faces that costs twice the epochs of 5.
+        sharpness: factor on the maps before the softmax; 1 takes twice the epochs of 5 on drawn
+            faces, as the maps stay flat for long.
     """
 
     def __init__(self, num_landmarks: int, width: int = 16, sharpness: float = 5.0) -> None:
@@ -74,10 +70,8 @@ class SmallConvNet(nn.Module):
     Forward: image float[B, channels, H, W], H and W from 16 on -> logits float[B, num_outputs].
 
     Args:
-        num_outputs: classes.
         width: channels of the first convolution; each following one doubles them.
-        dropout: share of the features that are dropped before the last layer in training.
-        channels: of the image.
+        dropout: before the last layer.
     """
 
     def __init__(
@@ -104,21 +98,14 @@ class SequenceNet(nn.Module):
     Args:
         num_features: numbers a time step has.
         num_outputs: classes, or numbers to predict.
-        hidden: size of the state, in each direction.
-        layers: GRUs on top of each other.
-        bidirectional: also read from the end to the start.
+        hidden: size of the GRU's state, in each direction.
         dropout: between layers and before the last one.
     """
 
     def __init__(
-        self,
-        num_features: int,
-        num_outputs: int,
-        hidden: int = 64,
-        layers: int = 1,
-        bidirectional: bool = True,
-        dropout: float = 0.0,
-    ) -> None:
+        self, num_features: int, num_outputs: int, hidden: int = 64, layers: int = 1,
+        bidirectional: bool = True, dropout: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.recurrent = nn.GRU(
             num_features, hidden, layers, batch_first=True, bidirectional=bidirectional,
@@ -128,7 +115,7 @@ class SequenceNet(nn.Module):
         self.head = nn.Linear(2 * hidden if bidirectional else hidden, num_outputs)
 
     def forward(self, sequence: Tensor, lengths: Tensor) -> Tensor:
-        # Packing wants the lengths on the CPU; sorting is left to torch, as batches need not be.
+        # Packing wants the lengths on the CPU; torch sorts.
         packed = pack_padded_sequence(
             sequence, lengths.cpu(), batch_first=True, enforce_sorted=False
         )
@@ -146,23 +133,16 @@ class TextNet(nn.Module):
     device) -> float[B, num_outputs].
 
     Args:
-        num_tokens: ids that the tokenizer gives, 0 for padding included.
-        num_outputs: classes, or numbers to predict.
+        num_tokens: size of the vocabulary, with 0 for padding.
         width: of an embedding.
-        hidden, layers, bidirectional: as in `SequenceNet`.
+        num_outputs, hidden, layers, bidirectional: as in `SequenceNet`.
         dropout: of the embeddings, between layers and before the last one.
     """
 
     def __init__(
-        self,
-        num_tokens: int,
-        num_outputs: int,
-        width: int = 64,
-        hidden: int = 64,
-        layers: int = 1,
-        bidirectional: bool = True,
-        dropout: float = 0.0,
-    ) -> None:
+        self, num_tokens: int, num_outputs: int, width: int = 64, hidden: int = 64,
+        layers: int = 1, bidirectional: bool = True, dropout: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.embedding = nn.Embedding(num_tokens, width, padding_idx=0)
         self.dropout = nn.Dropout(dropout)
@@ -174,13 +154,13 @@ class TextNet(nn.Module):
 
 
 class AudioNet(nn.Module):
-    """A classifier of features over time; padding changes nothing, in training neither.
+    """A classifier of features over time; padding changes nothing, not even in training.
 
-    1. Convolutions over time, with the bands as channels, at 1, 1/2 and 1/4 of the frames. They
-       are normalised frame by frame, as statistics of a batch would take in its padding, and what
-       lies beyond a recording's end is blanked out before each.
-    2. Mean and deviation of each channel over the frames that there are (Snyder et al. 2018,
-       "X-vectors"), and a linear layer.
+    1. Convolutions over time, with the bands as channels, at 1, 1/2 and 1/4 of the frames. Frames
+       are normalised one by one, since batch statistics would include padding, and set to zero
+       beyond a recording's end before each.
+    2. Mean and deviation of each channel over the frames (Snyder et al. 2018, "X-vectors"), and a
+       linear layer.
 
     Forward: features float[B, num_bands, T], lengths int64[B] (1 to T) -> logits
     float[B, num_outputs].
@@ -188,10 +168,8 @@ class AudioNet(nn.Module):
     on one core.
 
     Args:
-        num_bands: bands of the features.
-        num_outputs: classes.
         width: channels of the convolutions.
-        dropout: share of the statistics that are dropped before the last layer in training.
+        dropout: before the last layer.
     """
 
     def __init__(
@@ -240,9 +218,12 @@ def torchvision_model(name: str, num_outputs: int, weights: str | None = None) -
     read_weights_as_tensors()
     known = models.list_models(module=models)
     if name not in known:
-        raise ConfigError(Problem("model.name", f"{name!r} is no torchvision classifier"
-                                  + _nearest(name, known)))  # fmt: skip
-    # The inception family would otherwise return a tuple in training, with auxiliary outputs.
+        matches = difflib.get_close_matches(name, known, n=3)
+        hint = f"did you mean {', '.join(matches)}?" if matches else f"e.g. {known[0]}, resnet18"
+        raise ConfigError(
+            Problem("model.name", f"{name!r} is not a torchvision classifier; {hint}")
+        )
+    # Otherwise the inception family returns a tuple in training, with auxiliary outputs.
     options = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
     if weights is None:
         options |= {"init_weights": True} if options else {}
@@ -281,7 +262,7 @@ def _centres(maps: Tensor) -> Tensor:
 
 
 def _replace_head(model: nn.Module, num_outputs: int) -> None:
-    """Put a fresh layer in the place of the last one that makes the class scores."""
+    """Replace the layer that makes the class scores by a new one."""
     heads = (nn.Linear, nn.Conv2d)  # squeezenet's is a 1 x 1 convolution
     name, head = [(n, m) for n, m in model.named_modules() if isinstance(m, heads)][-1]
     fresh: nn.Module
@@ -290,8 +271,3 @@ def _replace_head(model: nn.Module, num_outputs: int) -> None:
     else:
         fresh = nn.Conv2d(head.in_channels, num_outputs, head.kernel_size)  # type: ignore[arg-type]
     model.set_submodule(name, fresh)
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    matches = difflib.get_close_matches(name, known, n=3)
-    return f"; did you mean {', '.join(matches)}?" if matches else f"; e.g. {known[0]}, resnet18"

@@ -1,15 +1,9 @@
-"""Model + loss + metrics: a batch becomes numbers.
-
-An objective knows which fields go into the model and which one is the target, brings both to a
-common scale, and leaves padding out: its losses have a row for each sample that counts, and its
-metrics see no other. Losses are a row a sample because only the caller knows what to average
-over: a batch, or several whose gradients are added up.
+"""Model, loss and metrics: from a batch to a loss a sample, without padding.
 
 A loss that gives one number for a batch (torch's default, reduction "mean") gets the rows of one
-share that are no padding, and its number stands for each of them. So a step, an epoch and a
-validation have the mean of those numbers weighted by samples. For a plain mean that is the mean
-over all samples, whatever the last batch, `trainer.accumulate` and the ranks; a number that is no
-plain mean (class weights, Dice) depends on which samples stood in one share.
+share, and its number stands for each of them. For a plain mean that is the mean over all samples,
+whatever the last batch, `trainer.accumulate` and the ranks; any other number (class weights, Dice)
+depends on which samples are in one share.
 """
 
 from __future__ import annotations
@@ -31,32 +25,28 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 
-MOST_CONFUSED = 40  # classes whose confusion is counted; more can't be read in a picture
+MOST_CONFUSED = 40  # classes whose confusion is counted; a picture of more is unreadable
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Objective(ABC):
-    """What a model is trained for.
+    """The goal of a training: a loss and metrics.
 
     Args:
         loss: (predictions, targets) -> [B] or [B, ...], a loss a sample, or the mean over the batch
             as one number; a module or any other callable.
-        metrics: by name; the first one decides what is best unless told otherwise.
+        metrics: by name; the first one is monitored by default.
         inputs: fields of a batch that the model takes, in order.
-        target: field of a batch that it should predict.
+        target: field of a batch to predict.
 
     Attributes:
-        baseline_name: what the best constant prediction is called.
+        baseline_name: name of the best constant prediction.
     """
 
     baseline_name: ClassVar[str]
 
     def __init__(
-        self,
-        loss: Loss,
-        metrics: Mapping[str, Metric],
-        inputs: Sequence[str],
-        target: str,
+        self, loss: Loss, metrics: Mapping[str, Metric], inputs: Sequence[str], target: str
     ) -> None:
         if getattr(loss, "reduction", "none") == "sum":
             raise ConfigError(Problem("objective.loss.reduction", "sum would weigh a step by the "
@@ -65,7 +55,7 @@ class Objective(ABC):
         for name, metric in metrics.items():
             if not callable(getattr(metric, "compute", None)):
                 raise ConfigError(Problem(f"objective.metrics.{name}", f"makes a "
-                                          f"{type(metric).__name__}, which is no torchmetrics."
+                                          f"{type(metric).__name__}, which is not a torchmetrics."
                                           "Metric; docs/own_parts.md has an example"))  # fmt: skip
         self.loss = loss
         self.metrics = dict(metrics)
@@ -76,11 +66,11 @@ class Objective(ABC):
         """Run the model.
 
         Returns:
-            losses: float32[n], of the n samples of the batch that are not padding.
-            outputs: float32[B, ...], what the model gave for all rows.
+            losses: float32[n], of the n samples that are not padding.
+            outputs: float32[B, ...], of all rows.
         """
         outputs = model(*[self._field(batch, name) for name in self.inputs]).float()
-        # Also under autocast: the loss is cheap, and a sum in 16 bits is not worth having.
+        # In float32 also under autocast: the loss is cheap, and a sum in 16 bits is inaccurate.
         device = outputs.device.type
         mixed = torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if mixed else nullcontext():
@@ -96,17 +86,26 @@ class Objective(ABC):
         return losses, outputs
 
     def _of_each(self, loss: Tensor, outputs: Tensor, batch: Batch) -> Tensor:
-        """The number that a loss gave for a whole batch, for each of its samples, float32[n]."""
+        """The loss of a whole batch, for each of its samples, float32[n]."""
         if batch.valid is None:
             return loss.float().expand(len(outputs))
         mask = batch.valid_mask(outputs.device)
         rows = outputs[mask]
         if not len(rows):  # a share that is all padding: no loss, but a graph for the other ranks
             return rows.flatten(1).sum(1)
-        return self._losses(rows, _without_padding(batch)).float().expand(len(rows))
+        kept = batch.valid.nonzero().squeeze(1)
+        fields = {
+            name: value[kept.to(value.device)]
+            if isinstance(value, Tensor) and value.ndim and len(value) == len(batch.valid)
+            else value  # which has no row a sample
+            for name, value in batch.items()
+        }
+        unpadded = Batch(fields, batch.request, batch.places)
+        unpadded.valid = None
+        return self._losses(rows, unpadded).float().expand(len(rows))
 
     def to(self, device: torch.device | str) -> Objective:
-        """This objective with its loss and its metrics on `device`."""
+        """This objective with its loss and metrics on `device`."""
         if isinstance(self.loss, nn.Module):
             self.loss.to(device)
         for metric in self.metrics.values():
@@ -114,18 +113,18 @@ class Objective(ABC):
         return self
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
-        """Count the samples of a batch in every metric; `outputs` as the call gave them."""
+        """Add a batch to every metric; `outputs` as the call returned them."""
         predicted = _valid(self.predictions(outputs, batch), batch)
         target = _valid(self.targets(batch), batch)
-        if len(predicted):  # a rank whose share is all padding has nothing to say
+        if len(predicted):  # not on a rank whose share is all padding
             for metric in self.metrics.values():
                 metric.update(predicted, target)
 
     def compute(self, group: Group | None = None) -> dict[str, float]:
-        """Every metric by name; one of several values as `name/<class>`. Waits for the device.
+        """Every metric by name; one with a value a class as `name/<class>`. Waits for the device.
 
         Args:
-            group: the ranks that have counted a share each; all of them have to call this.
+            group: the ranks that measured a share each; all of them have to make this call.
         """
         merge(self.metrics, group or Group())
         values: dict[str, float] = {}
@@ -143,9 +142,9 @@ class Objective(ABC):
             metric.reset()
 
     def constant(self, batches: Iterable[Batch]) -> Tensor:
-        """The best output that does not look at the input, float32[...] without a batch row.
+        """The best output independent of the input, float32[...] without a batch dimension.
 
-        A model has to beat it to have learned anything. Reads all of `batches`.
+        Reads all of `batches`.
         """
         total, count = torch.tensor(0.0, dtype=torch.float64), 0
         for batch in batches:
@@ -157,10 +156,10 @@ class Objective(ABC):
 
     @abstractmethod
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Outputs on the scale of `targets`, as metrics take them."""
+        """Outputs on the scale of `targets`, for metrics."""
 
     def targets(self, batch: Batch) -> Tensor:
-        """What the predictions should have been."""
+        """The target field, for metrics."""
         return self._field(batch, self.target)
 
     @abstractmethod
@@ -169,7 +168,7 @@ class Objective(ABC):
 
     @abstractmethod
     def _statistics(self, batch: Batch) -> Tensor:
-        """A row a sample, whose mean over the samples makes the best constant."""
+        """A row a sample; their mean over the samples gives the best constant."""
 
     @abstractmethod
     def _from_mean(self, mean: Tensor) -> Tensor:
@@ -181,7 +180,7 @@ class Objective(ABC):
 
     def _field(self, batch: Batch, name: str) -> Tensor:
         if name not in batch:
-            raise ConfigError(f"{type(self).__name__} asks for the field {name!r} (objective.inputs"
+            raise ConfigError(f"{type(self).__name__} needs the field {name!r} (objective.inputs"
                               f", objective.target); a batch has {', '.join(batch)}")  # fmt: skip
         value = batch[name]
         if not isinstance(value, Tensor):
@@ -191,7 +190,7 @@ class Objective(ABC):
 
 
 class Regression(Objective):
-    """Numbers: the model gives as many a sample as the target, float[B, ...], has."""
+    """Numbers: the model gives as many a sample as the target, float[B, ...]."""
 
     baseline_name = "mean target"
 
@@ -201,23 +200,19 @@ class Regression(Objective):
 
     def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         target = self.targets(batch)
-        if self._plain and outputs.ndim == 1 and outputs.shape == target.shape:
+        plain = type(self)._statistics is Regression._statistics
+        if plain and outputs.ndim == 1 and outputs.shape == target.shape:
             losses: Tensor = self.loss(outputs, target.float())  # views would cost more than it
             return losses
         target = self._statistics(batch)
         outputs = outputs.reshape(len(outputs), -1)
-        if outputs.shape != target.shape:  # which the loss would broadcast, with a warning at most
+        if outputs.shape != target.shape:  # the loss would broadcast, with a warning at most
             raise ConfigError(f"the model gives {outputs.shape[1]} numbers a sample, but "
                               f"{self.target!r} has {target.shape[1]}")  # fmt: skip
         losses = self.loss(outputs, target)
         if losses.ndim < 2:
             return losses
         return losses.squeeze(1) if losses.shape[1] == 1 else losses.mean(1)
-
-    @property
-    def _plain(self) -> bool:
-        """Whether the loss sees the targets as they are."""
-        return type(self)._statistics is Regression._statistics
 
     def _statistics(self, batch: Batch) -> Tensor:
         target = self.targets(batch)
@@ -256,30 +251,25 @@ class LandmarkRegression(Regression):
 class Classification(Objective):
     """One class of several: the model gives logits [B, C], targets are int64[B].
 
-    Where a batch has soft targets besides (`label_soft`, float32[B, C], for the target `label`), as
-    mixing makes them, the loss takes those; metrics keep to the classes.
+    If a batch also has soft targets (`label_soft`, float32[B, C], for the target `label`), as
+    mixing makes them, the loss takes those; metrics take the classes.
 
     Args:
         classes: their names, for metrics that have a value a class.
         num_classes: how many there are; a fact of the dataset.
 
     Attributes:
-        confusion: int64[C, C], what the last `compute` has counted: how often class i (a row) was
-            taken for class j; None for more than `MOST_CONFUSED` classes.
+        confusion: int64[C, C] of the last `compute`: how often class i (a row) was taken for
+            class j; None for more than `MOST_CONFUSED` classes.
     """
 
     baseline_name = "class frequencies"
     confusion: Tensor | None = None
 
     def __init__(
-        self,
-        loss: Loss,
-        metrics: Mapping[str, Metric],
-        inputs: Sequence[str],
-        target: str,
-        num_classes: int,
-        classes: Sequence[str] | None = None,
-    ) -> None:
+        self, loss: Loss, metrics: Mapping[str, Metric], inputs: Sequence[str], target: str,
+        num_classes: int, classes: Sequence[str] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(loss, metrics, inputs, target)
         self.num_classes = num_classes
         self.classes = list(classes) if classes else None
@@ -297,12 +287,11 @@ class Classification(Objective):
     def compute(self, group: Group | None = None) -> dict[str, float]:
         if self.num_classes <= MOST_CONFUSED:
             group = group or Group()
-            pairs = self._pairs  # nothing on a rank that had no sample
-            if pairs is None:
+            pairs = self._pairs
+            if pairs is None:  # on a rank that had no sample
                 device = torch.device(group.world.device)
                 pairs = torch.zeros(self.num_classes**2, dtype=torch.int64, device=device)
-            counted = group.sum(pairs.clone()).reshape(self.num_classes, self.num_classes)
-            self.confusion = counted.cpu()
+            self.confusion = group.sum(pairs.clone()).reshape(self.num_classes, -1).cpu()
         return super().compute(group)
 
     def reset(self) -> None:
@@ -315,7 +304,7 @@ class Classification(Objective):
         return self.classes or [str(number) for number in range(self.num_classes)]
 
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The logits; torchmetrics makes what it needs of them."""
+        """The logits; torchmetrics takes them as they are."""
         return outputs
 
     def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -331,7 +320,7 @@ class Classification(Objective):
         return nn.functional.one_hot(self.targets(batch), self.num_classes)
 
     def _from_mean(self, mean: Tensor) -> Tensor:
-        # A class that never occurs would have -inf, and a loss of inf when validation has it.
+        # Else a class that never occurs has -inf, and a loss of inf where validation has it.
         return mean.clamp_min(1e-6).log()
 
     def _labels(self, count: int) -> Sequence[object]:
@@ -339,11 +328,7 @@ class Classification(Objective):
 
 
 class Constant(nn.Module):
-    """The model that gives the same output whatever comes in.
-
-    Args:
-        output: float[...], without a batch row.
-    """
+    """A model whose output is always `output`, float[...] without a batch dimension."""
 
     output: Tensor
 
@@ -353,22 +338,6 @@ class Constant(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.output.expand(len(inputs[0]), *self.output.shape)
-
-
-def _without_padding(batch: Batch) -> Batch:
-    """A batch of the rows that are not padding; fields that have no row a sample stay whole."""
-    assert batch.valid is not None
-    count = len(batch.valid)
-    kept = batch.valid.nonzero().squeeze(1)
-    fields = {
-        name: value[kept.to(value.device)]
-        if isinstance(value, Tensor) and value.ndim and len(value) == count
-        else value
-        for name, value in batch.items()
-    }
-    rows = Batch(fields, batch.request, batch.places)
-    rows.valid = None
-    return rows
 
 
 def _valid(rows: Tensor, batch: Batch) -> Tensor:

@@ -5,13 +5,8 @@
         TrainStep   one batch, one optimizer step (pipeline/training/train_step.py)
       validate      loss and metrics over a whole split (pipeline/training/validation.py)
 
-Everything arrives as plain values and finished parts; what is shown and written while it runs is up
-to observers. A fit can be left at any optimizer step and gone on with from its checkpoint, by any
-number of ranks: what it needs beside weights and an address is in `Progress`.
-
-Cost beside the model's own: about 0.1 ms a batch. A GPU is waited for only when something is
-logged, every `log_every` optimizer steps, or saved; so that is also when a loss that is not finite
-is found, with the address of the batch that had it.
+Cost beside the model's own: about 0.1 ms a batch. It waits for a GPU only to log, every `log_every`
+optimizer steps, and to save; so that is also when it finds a loss that is not finite.
 """
 
 from __future__ import annotations
@@ -46,14 +41,14 @@ __all__ = ["NonFiniteLossError", "Observer", "Record", "Result", "fit", "train_e
 
 @dataclass
 class Result:
-    """How a fit went.
+    """The outcome of a fit.
 
     Attributes:
-        history: a record an epoch, those before a resumption included.
-        best: the record with the best monitored metric; None if there never was a finite one.
-        reason: why it ended: "max_epochs", "max_steps" or "patience".
+        history: a record an epoch, including those before a resume.
+        best: the record with the best monitored metric; None if none was finite.
+        reason: for its end: "max_epochs", "max_steps" or "patience".
         stale: validations since the best one.
-        order: hash over which samples were trained on at which addresses, by all ranks together.
+        order: hash over the samples trained on and their addresses, of all ranks together.
     """
 
     history: list[Record] = field(default_factory=list)
@@ -64,39 +59,29 @@ class Result:
 
 
 def fit(
-    model: nn.Module,
-    objective: Objective,
-    optimizer: Optimizer,
-    train: Loader,
-    val: Loader | None,
-    options: TrainOptions,
-    *,
-    scheduler: LRScheduler | None = None,
-    checkpoints: Checkpoints | None = None,
-    observers: Sequence[Observer] = (),
-    seed: int = 0,
-    group: Group | None = None,
-    parallel: Parallel | None = None,
-    preemption: Preemption | None = None,
-    resume: State | None = None,
-    fingerprint: Mapping[str, Any] | None = None,
-) -> Result:
+    model: nn.Module, objective: Objective, optimizer: Optimizer, train: Loader,
+    val: Loader | None, options: TrainOptions, *,
+    scheduler: LRScheduler | None = None, checkpoints: Checkpoints | None = None,
+    observers: Sequence[Observer] = (), seed: int = 0, group: Group | None = None,
+    parallel: Parallel | None = None, preemption: Preemption | None = None,
+    resume: State | None = None, fingerprint: Mapping[str, Any] | None = None,
+) -> Result:  # fmt: skip
     """Train `model` in place, on the device that `train` delivers to.
 
     Args:
-        model: its parameters are those that `optimizer` was made with.
-        val: validated on after epochs; without it nothing is ever the best.
+        model: holds the parameters of `optimizer`.
+        val: validated on after epochs; without it there is no best epoch.
         checkpoints: where to save; None saves nothing.
         observers: of this rank.
         seed: of the model's randomness in training.
-        group: the ranks that train together; all of them call this alike.
+        group: the ranks that train together; all of them make this call.
         parallel: how they share the model.
         preemption: asked before every batch whether to stop.
-        resume: what a checkpoint of such a fit held; goes on from there.
-        fingerprint: plain values to be saved, by which a later run knows that it is the same.
+        resume: state of a checkpoint to resume from.
+        fingerprint: plain values saved in checkpoints, to recognize the same run later.
 
     Raises:
-        NonFiniteLossError: at the next log after a batch had one.
+        NonFiniteLossError: at the next log after a batch had such a loss.
         Preempted: asked to stop; a checkpoint has been saved.
     """
     group = group or Group(train.world)
@@ -104,11 +89,13 @@ def fit(
     run = _Fit(train_step, train, val, checkpoints, observers, preemption, dict(fingerprint or {}))
     if resume is not None:
         run.restore(resume)
-    return run.go()
+    while not run.ended():
+        run.epoch(*run.address)
+    return run.result
 
 
 class _Fit(Observer):
-    """A fit under way: where it is, and everything that it saves."""
+    """A fit under way: its position, and everything that it saves."""
 
     def __init__(
         self, train_step: TrainStep, train: Loader, val: Loader | None,
@@ -119,17 +106,16 @@ class _Fit(Observer):
         self.checkpoints, self.observers = checkpoints, (self, *observers)
         self.preemption, self.fingerprint = preemption, fingerprint
         self.options, self.group = train_step.options, train_step.group
-        self.agreement = self.group.agreement()
         self.result = Result()
         self.epoch_metrics = EpochMetrics(self.group)
         self.address = Address(0, 0)  # of the next batch
-        self.begun = False  # whether the epoch at that address has begun, and has no record yet
+        self.begun = False  # whether the epoch at that address has begun and has no record yet
         self.metrics: Record = {}  # of the last validation
         self.deaths = 0  # of workers, up to the last record; of this rank
         self.saved_at = time.monotonic()
 
     def restore(self, state: State) -> None:
-        """Go on from what `_state` gave."""
+        """Resume from a result of `_state`."""
         self.train_step.load_state_dict(state)
         self.address = Address(int(state["loader"]["epoch"]), int(state["loader"]["step"]))
         progress = state["progress"]
@@ -142,13 +128,8 @@ class _Fit(Observer):
     def on_steps(self, steps: Sequence[Step]) -> None:
         self.result.order = order_hash(self.result.order, steps)
 
-    def go(self) -> Result:
-        """Train until there is a reason to stop."""
-        while not self._ended():
-            self._epoch(*self.address)
-        return self.result
-
-    def _ended(self) -> bool:
+    def ended(self) -> bool:
+        """Whether there is a reason to stop."""
         options, result = self.options, self.result
         if self.begun or not result.history:
             return False
@@ -161,7 +142,8 @@ class _Fit(Observer):
             return self.address.epoch >= options.max_epochs
         return True
 
-    def _epoch(self, epoch: int, start: int) -> None:
+    def epoch(self, epoch: int, start: int) -> None:
+        """Train on the rest of an epoch, validate and save."""
         options, result = self.options, self.result
         self.begun = True
         record = train_epoch(
@@ -171,7 +153,12 @@ class _Fit(Observer):
         last = epoch + 1 == options.max_epochs or self.train_step.finished
         improved = False
         if self.val is not None and (last or (epoch + 1) % options.val_every == 0):
-            self._validate(record)
+            same_buffers(self.train_step.measured, self.group)
+            self.metrics = validate(
+                self.train_step.measured, self.train_step.objective, self.val, options.precision,
+                self.group, self._val_turn, self.observers,
+            )  # fmt: skip
+            record |= {f"val/{name}": value for name, value in self.metrics.items()}
             improved = _is_best(record, result.best, options)
             result.stale = 0 if improved else result.stale + 1
         record["worker_deaths"] = lost = self._lost()
@@ -189,7 +176,7 @@ class _Fit(Observer):
         self.begun = False
         for observer in self.observers:
             observer.on_epoch_end(record)
-        if last or improved or self._ended() or (epoch + 1) % options.save_every == 0:
+        if last or improved or self.ended() or (epoch + 1) % options.save_every == 0:
             self._save(improved)
 
     def _lost(self) -> int:
@@ -199,16 +186,6 @@ class _Fit(Observer):
     def _own_deaths(self) -> int:
         return self.train.deaths + (self.val.deaths if self.val is not None else 0)
 
-    def _validate(self, record: Record) -> None:
-        assert self.val is not None
-        same_buffers(self.train_step.measured, self.group)
-        measured = validate(
-            self.train_step.measured, self.train_step.objective, self.val, self.options.precision,
-            self.group, self._val_turn, self.observers,
-        )  # fmt: skip
-        self.metrics = measured
-        record |= {f"val/{name}": value for name, value in measured.items()}
-
     def _after_step(self, batch: Batch) -> None:
         self.address = Address(batch.request.epoch, batch.request.step + 1)
         every = self.options.save_every_steps
@@ -216,22 +193,22 @@ class _Fit(Observer):
             self._save()
 
     def _turn(self, broken_off: bool) -> None:
-        """Before each batch and at their end: stop or save, if any rank wants to.
+        """Before each batch and at the end: stop or save, if any rank wants to.
 
-        A rank that still waits for its batch answers as well when it is asked to stop. The others
-        have theirs in hand and have not begun with it, so all of them stop at the same address.
+        A rank that waits for its batch answers, too. The others have received theirs and not
+        started on it, so all ranks stop at the same address.
         """
         minutes = self.options.save_every_minutes
         late = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
-        stop, due = self.agreement.ask(broken_off or self._asked(), late)
+        stop, due = self.group.agree(broken_off or self._asked(), late)
         if stop:
             self._stop()
         if due and not self.train_step.pending:
             self._save()
 
     def _val_turn(self, broken_off: bool) -> None:
-        if self.agreement.ask(broken_off or self._asked(), False)[0]:
-            self._stop()  # before this validation, which the next run has all of
+        if self.group.agree(broken_off or self._asked(), False)[0]:
+            self._stop()  # before this validation, which the next session repeats
 
     def _asked(self) -> bool:
         return self.preemption is not None and self.preemption.asked is not None
@@ -242,33 +219,26 @@ class _Fit(Observer):
         self.epoch_metrics.drop_from(self.address)
         self._save()
         if self.checkpoints:
-            self.checkpoints.close()
+            self.checkpoints.flush()
         raise Preempted(f"stopped before epoch {epoch}, step {step}")
 
     def _save(self, improved: bool = False) -> None:
         self.saved_at = time.monotonic()
         if self.checkpoints is None:
             return
-        self._read()
+        _tell(self.observers, self.epoch_metrics.read())
         same_buffers(self.train_step.model, self.group)
         same_buffers(self.train_step.measured, self.group)
         self.checkpoints.save(self._state(), self.train_step.updates, improved)
 
-    def _read(self) -> None:
-        _tell(self.observers, self.epoch_metrics.read())
-
     def _state(self) -> State:
-        """A checkpoint's contents: see TrainStep.state_dict; address, progress and metrics."""
         epoch, step = self.address
-        result = self.result
-        kept = {"history": result.history, "best": result.best, "reason": result.reason,
-                "stale": result.stale, "order": result.order}  # fmt: skip
         return {
             **self.train_step.state_dict(),
             "loader": {**self.train.state_dict(), "epoch": epoch, "step": step},
             "metrics": self.metrics,
             "progress": {
-                "result": kept, "begun": self.begun,
+                "result": dict(vars(self.result)), "begun": self.begun,
                 "meter": self.epoch_metrics.state_dict(self.train.stats.wait_seconds, self._lost()),
             },
             "fingerprint": self.fingerprint,
@@ -276,22 +246,18 @@ class _Fit(Observer):
 
 
 def train_epoch(
-    train_step: TrainStep,
-    loader: Loader,
-    epoch: int,
-    observers: Sequence[Observer] = (),
-    start: int = 0,
-    epoch_metrics: EpochMetrics | None = None,
+    train_step: TrainStep, loader: Loader, epoch: int, observers: Sequence[Observer] = (),
+    start: int = 0, epoch_metrics: EpochMetrics | None = None,
     after_step: Callable[[Batch], None] | None = None,
     turn: Callable[[bool], None] | None = None,
-) -> Record:
-    """Train on one epoch, or on what is left of it until `max_steps`; returns its record.
+) -> Record:  # fmt: skip
+    """Train on one epoch, or the part of it before `max_steps`; returns its record.
 
     Args:
-        start: the step to begin at.
-        epoch_metrics: what the steps before that came to.
+        start: the first step.
+        epoch_metrics: of the steps before that.
         after_step: called after each optimizer step with its last batch.
-        turn: called before each batch and at their end; see `preemption.in_turns`.
+        turn: called before each batch and at the end; see `preemption.in_turns`.
     """
     epoch_metrics = EpochMetrics(train_step.group) if epoch_metrics is None else epoch_metrics
     for observer in observers:
@@ -299,7 +265,7 @@ def train_epoch(
     train_step.model.train()
     batch = None
     with closing(loader.epoch(epoch, start)) as batches:
-        # Nothing is left to do where a run was stopped in the validation after its last step.
+        # A run that was stopped in the validation after its last step has no batch left.
         for batch in () if train_step.finished else in_turns(batches, turn):
             losses = train_step.learn(batch)
             epoch_metrics.add(batch, losses)
@@ -312,15 +278,15 @@ def train_epoch(
                     after_step(batch)
             if train_step.finished:
                 break
-    if train_step.pending:  # the epoch's last batches were less than `accumulate`
+    if train_step.pending:  # the epoch's last batches were fewer than `accumulate`
         train_step.update()
         if after_step is not None and batch is not None:
             after_step(batch)
     _tell(observers, epoch_metrics.read())
     if not epoch_metrics.samples and not start:
-        reason = f"epoch {epoch} of the training split has no sample to train on"
-        raise ConfigError(Problem("batch", f"{reason}; batch.tail=drop leaves out what is less "
-                                  "than one batch"))  # fmt: skip
+        raise ConfigError(Problem("batch", f"epoch {epoch} of the training split has no sample to "
+                                  "train on; batch.tail=drop leaves out what is less than one "
+                                  "batch"))  # fmt: skip
     return {
         "epoch": epoch, "step": train_step.updates, "train/loss": epoch_metrics.mean,
         "lr": train_step.lr, "seconds": epoch_metrics.seconds,
@@ -329,13 +295,10 @@ def train_epoch(
 
 
 def _step(
-    train_step: TrainStep,
-    loader: Loader,
-    epoch: int,
-    observers: Sequence[Observer],
+    train_step: TrainStep, loader: Loader, epoch: int, observers: Sequence[Observer],
     epoch_metrics: EpochMetrics,
-) -> None:
-    """Take an optimizer step, and log if it is time to."""
+) -> None:  # fmt: skip
+    """Take an optimizer step, and log every `log_every` of them."""
     train_step.update()
     if train_step.updates % train_step.options.log_every:
         return
@@ -354,7 +317,7 @@ def _tell(observers: Sequence[Observer], steps: Sequence[Step]) -> None:
 
 
 def _speed(train_step: TrainStep, loader: Loader, epoch_metrics: EpochMetrics) -> Record:
-    """Samples a second and lost workers over all ranks; waiting and milliseconds of this one."""
+    """Samples a second and dead workers of all ranks; waiting and milliseconds of this one."""
     stats = loader.stats
     return {
         **epoch_metrics.speed(stats.wait_seconds),
@@ -365,7 +328,7 @@ def _speed(train_step: TrainStep, loader: Loader, epoch_metrics: EpochMetrics) -
 
 
 def _is_best(record: Record, best: Record | None, options: TrainOptions) -> bool:
-    """Whether the monitored metric is progress. NaN never is."""
+    """Whether the monitored metric has improved. NaN never does."""
     name = f"val/{options.monitor}"
     if name not in record:
         known = ", ".join(key[4:] for key in record if key.startswith("val/"))

@@ -1,4 +1,4 @@
-"""Learning rate schedules: a linear warm-up before any of torch's, and new ones later."""
+"""Learning rate schedules: a linear warm-up before any of torch's, and renewal on resume."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR
 
 from pipeline.errors import ConfigError, Problem
 
-# The first step of a warm-up is not taken at zero, where it would change nothing.
-_START = 0.01
+_START = 0.01  # of the rate, at the first step of a warm-up: a step at zero would change nothing
 
 
 def warmup_steps(warmup: float, total_steps: int) -> int:
-    """Steps of warm-up: `warmup` is a share of all steps below 1, and a number of steps from 1.
+    """Steps of warm-up: `warmup` below 1 is a share of all steps, otherwise a number of steps.
 
     Raises:
-        ConfigError: nothing would be left after it, or there is no step at all.
+        ConfigError: no step remains after it, or there is no step at all.
     """
     if total_steps < 1:
         raise ConfigError(
@@ -46,18 +45,9 @@ def with_warmup(
 def renewed(
     state: Mapping[str, Any], optimizer: Optimizer, scheduler: LRScheduler
 ) -> dict[str, Any]:
-    """A checkpoint's state with a new schedule, and the learning rates that it begins with.
-
-    Args:
-        optimizer: new; its groups are those of the state.
-        scheduler: of `optimizer`.
-    """
-    groups = zip(
-        optimizer.state_dict()["param_groups"], state["optimizer"]["param_groups"], strict=True
-    )
-    now = [{**new, "params": old["params"]} for new, old in groups]
-    return {
-        **state,
-        "optimizer": {**state["optimizer"], "param_groups": now},
-        "scheduler": scheduler.state_dict(),
-    }
+    """A checkpoint's state with the state of a new `scheduler` and its `optimizer`'s rates."""
+    before, now = state["optimizer"], optimizer.state_dict()["param_groups"]
+    groups = [{**new, "params": old["params"]}
+              for new, old in zip(now, before["param_groups"], strict=True)]  # fmt: skip
+    return {**state, "optimizer": {**before, "param_groups": groups},
+            "scheduler": scheduler.state_dict()}  # fmt: skip

@@ -1,9 +1,8 @@
 """One batch and one optimizer step: forward, backward, accumulate, scale, clip, step, schedule.
 
 Model randomness (dropout ...) is seeded at every batch from (seed, batches so far, rank), so a
-checkpoint holds weights, optimizer and an address, and no generator states. Gradients are those of
-the mean loss over the samples of the global batch, however unequal the ranks' shares of it are.
-Nothing here waits for a GPU, except that fp16's loss scaling does at each step.
+checkpoint needs no generator states. Gradients are those of the mean loss over the samples of the
+global batch, however unequal the ranks' shares are. Only fp16's loss scaling waits for a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from pipeline.training.objective import Objective
 Precision = Literal["fp32", "bf16", "fp16"]
 Mode = Literal["min", "max"]
 
-# What comes of a state that is that of another model or optimizer.
+# Raised for the state of another model or optimizer.
 _UNFIT = (LookupError, TypeError, ValueError, RuntimeError, AttributeError)
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -79,11 +78,11 @@ class TrainOptions:
 
 
 class TrainStep:
-    """A model that is being trained, and how far it has come.
+    """A model in training, with its optimizer, scheduler and counts.
 
     Args:
-        model: on this rank's device; under FSDP what `parallel.prepare` gave.
-        group: the ranks that learn together.
+        model: under FSDP the result of `parallel.prepare`.
+        group: the ranks that train together.
         parallel: how they share the model.
 
     Attributes:
@@ -93,20 +92,13 @@ class TrainStep:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        optimizer: Optimizer,
-        scheduler: LRScheduler | None,
-        options: TrainOptions,
-        group: Group,
-        seed: int,
+        self, model: nn.Module, objective: Objective, optimizer: Optimizer,
+        scheduler: LRScheduler | None, options: TrainOptions, group: Group, seed: int,
         parallel: Parallel | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.group = group
         self.device = torch.device(group.world.device)
-        # In place, so that the optimizer keeps its hold on the weights.
-        self.model = model.to(self.device)
+        self.model = model.to(self.device)  # in place: the optimizer refers to the weights
         if options.channels_last:
             model.to(memory_format=torch.channels_last)
         if options.compile:
@@ -122,12 +114,12 @@ class TrainStep:
         self.batches = 0
         self.updates = 0
         self.averaged: AveragedModel | None = None
-        self._resumed = False  # whether no step was taken yet with a state of a checkpoint
-        self._begun = False  # whether there are gradients since the last update
+        self._resumed = False  # until the first step with a checkpoint's state
+        self.pending = False  # whether there are gradients since the last update
         self._samples = 0  # of this rank in them
-        self._divisor = 1  # what those gradients have been divided by
-        self._share, self._each = 0.0, torch.empty(0)  # kept by `_shares`
-        self._batches_before, self._buffers_before = 0, list[Tensor]()  # kept by `_keep`
+        self._divisor = 1  # of those gradients
+        self._share, self._each = 0.0, torch.empty(0)  # the last gradient of the losses
+        self._batches_before, self._buffers_before = 0, list[Tensor]()  # at the last update
 
     @property
     def finished(self) -> bool:
@@ -137,57 +129,51 @@ class TrainStep:
 
     @property
     def measured(self) -> nn.Module:
-        """The model that is validated: the running mean, or the model itself."""
+        """The model to validate: the running mean, or the model itself."""
         return self.model if self.averaged is None else self.averaged.module
 
     @property
-    def pending(self) -> bool:
-        """Whether there are gradients of batches since the last update."""
-        return self._begun
-
-    @property
     def lr(self) -> float:
-        """Learning rate of the first group of weights."""
+        """Learning rate of the first parameter group."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     def learn(self, batch: Batch) -> Tensor:
         """Add the gradients of a batch; returns its losses, float32[n], without waiting."""
-        if not self._begun:
-            self._keep()
-        self._seed_model()
+        if not self.pending:  # what `drop_pending` returns to
+            self._batches_before = self.batches
+            if self.options.accumulate > 1:
+                self._buffers_before = [buffer.clone() for buffer in self.model.buffers()]
+        # hash64(seed, "model", batches, rank)
+        key = hash64_on(self._model_key, self.batches, self.group.world.rank)
+        torch.default_generator.manual_seed(key)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed_all(key)
         if self._parallel.strategy == "fsdp":  # as DDP does by itself
             same_buffers(self.model, self.group)
         with autocast(self.device, self.options.precision):
             losses, _ = self.objective(self._forward, batch)
         # The mean is over the samples of all accumulated batches, whose number is known only at
-        # the end. Until then it is taken to be this one's, times the batches; update() corrects.
+        # the end. Until then it is estimated by an average share of this batch, which all ranks
+        # know alike, times the batches; update() corrects.
         count = losses.shape[0]
         if not self._samples:
-            self._divisor = self._expected(batch, count) * self.options.accumulate
+            ranks = 1 if self.group.alone else self.group.world.size
+            total = count if self.group.alone else batch.request.total or count
+            self._divisor = max(-(-total // ranks), 1) * self.options.accumulate
         self._samples += count
-        self._begun = True
+        self.pending = True
         self.batches += 1
-        self.scaler.scale(losses).backward(self._shares(losses))
-        return losses.detach()
-
-    def _shares(self, losses: Tensor) -> Tensor:
-        """What each loss counts for: the gradient of their sum divided, without doing either."""
+        # The gradient of the divided sum, without a division and a sum.
         share, last = 1 / self._divisor, self._each
         if self._share != share or last.shape != losses.shape or last.dtype != losses.dtype:
             self._share, self._each = share, torch.full_like(losses, share)
-        return self._each
-
-    def _expected(self, batch: Batch, samples: int) -> int:
-        """Samples of an average share of the batch, which all ranks know alike."""
-        if self.group.alone:
-            return max(samples, 1)
-        total = batch.request.total or samples
-        return -(-total // self.group.world.size)
+        self.scaler.scale(losses).backward(self._each)
+        return losses.detach()
 
     def update(self) -> None:
         """Take an optimizer step with the gradients of the batches since the last one.
 
-        It is counted, but changes no weight, where none of their samples could be read.
+        It counts, but changes no weight, if none of their samples could be read.
         """
         scaler = self.scaler if self.scaler.is_enabled() else None
         if scaler is not None:
@@ -197,68 +183,52 @@ class TrainStep:
         if stepped:
             if self.options.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self._weights(), self.options.clip_norm)
-            self._step_optimizer(scaler)
+            try:
+                if scaler is None:
+                    self.optimizer.step()
+                else:
+                    scaler.step(self.optimizer)
+            except _UNFIT as error:
+                if not self._resumed:
+                    raise
+                raise PenstockError(
+                    "the optimizer cannot continue from its state in the checkpoint: "
+                    f"{type(error).__name__}: {error}. Use an earlier one"
+                ) from error
+            self._resumed = False  # the first step shows whether the loaded state is valid
         if scaler is not None:
             scaler.update()
         self.optimizer.zero_grad()
-        self._samples, self._begun = 0, False
+        self._samples, self.pending = 0, False
         self.updates += 1
-        # A scale that shrank says that the step was left out; then the schedule waits, too.
-        left_out = scaler is not None and scaler.get_scale() < scale
-        if self.options.schedule == "step" and not left_out:
+        # A smaller scale means that the scaler skipped the step; then the schedule waits, too.
+        skipped = scaler is not None and scaler.get_scale() < scale
+        if self.options.schedule == "step" and not skipped:
             self._step_scheduler(None)
-        if stepped and not left_out and self.options.ema is not None:
-            self._mean().update_parameters(self.model)
+        if stepped and not skipped and self.options.ema is not None:
+            self._mean(self.options.ema).update_parameters(self.model)
 
-    def _mean(self) -> AveragedModel:
+    def _mean(self, decay: float) -> AveragedModel:
         """torch's running mean; made when lazy weights have their shapes. Buffers are copied."""
         if self.averaged is None:
-            assert self.options.ema is not None
-            rule = get_ema_multi_avg_fn(self.options.ema)
-            self.averaged = AveragedModel(self.model, multi_avg_fn=rule)
+            self.averaged = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(decay))
         return self.averaged
 
-    def _step_optimizer(self, scaler: torch.amp.GradScaler | None) -> None:
-        """Take a step; the first one after a resumption shows whether the state was one."""
-        try:
-            if scaler is None:
-                self.optimizer.step()
-            else:
-                scaler.step(self.optimizer)
-        except _UNFIT as error:
-            if not self._resumed:
-                raise
-            raise PenstockError(
-                "the optimizer cannot go on from the state that the checkpoint has for it: "
-                f"{type(error).__name__}: {error}. Use an earlier one"
-            ) from error
-        self._resumed = False
-
-    def _keep(self) -> None:
-        """Before the first batch of a step of several: what `drop_pending` goes back to."""
-        self._batches_before = self.batches
-        if self.options.accumulate > 1:
-            self._buffers_before = [buffer.clone() for buffer in self.model.buffers()]
-
     def drop_pending(self) -> None:
-        """Be as after the last update: forget the batches that were learned from since then."""
-        if not self._begun:
+        """Return to the state after the last update: forget the batches since then."""
+        if not self.pending:
             return
         with torch.no_grad():
             for buffer, before in zip(self.model.buffers(), self._buffers_before, strict=True):
                 buffer.copy_(before)
         self.optimizer.zero_grad()
-        self.batches, self._samples, self._begun = self._batches_before, 0, False
+        self.batches, self._samples, self.pending = self._batches_before, 0, False
 
     def _weights(self) -> list[Tensor]:
         return [weight for group in self.optimizer.param_groups for weight in group["params"]]
 
     def _average(self) -> bool:
-        """Make of what backward left the gradient of the mean over all samples of all ranks.
-
-        Returns:
-            Whether there was any sample.
-        """
+        """Scale gradients to the mean over all ranks' samples; returns whether there are any."""
         if self.group.alone and self._samples in (0, self._divisor):
             return self._samples > 0
         gradients = [local(weight.grad) for weight in self._weights() if weight.grad is not None]
@@ -273,13 +243,12 @@ class TrainStep:
         return True
 
     def end_epoch(self, monitored: float | None) -> None:
-        """Move a scheduler that goes by epochs; `monitored` is there if the epoch has one."""
-        follows = isinstance(self.scheduler, ReduceLROnPlateau)
-        if self.options.schedule == "epoch" or follows:
+        """Move a scheduler that counts epochs; `monitored` is the epoch's metric, if it has one."""
+        if self.options.schedule == "epoch" or isinstance(self.scheduler, ReduceLROnPlateau):
             self._step_scheduler(monitored)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that training goes on from but the loader's address."""
+        """All state of the training but the loader's address."""
         scheduler = self.scheduler.state_dict() if self.scheduler else None
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
                  "scheduler": scheduler, "scaler": self.scaler.state_dict(),
@@ -289,21 +258,27 @@ class TrainStep:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, saved by any number of ranks; its tensors are whole.
+        """Load a state saved by any number of ranks; its tensors are whole.
 
         Raises:
-            PenstockError: it is that of another model, optimizer or scheduler.
+            PenstockError: the state is of another model, optimizer or scheduler.
         """
         try:
             self.model.load_state_dict(like(state["model"], self.model.state_dict()))
-            self.optimizer.load_state_dict(self._optimizer_state(state["optimizer"]))
+            weights, parts = self._weights(), {}
+            for number, values in state["optimizer"]["state"].items():
+                weight = weights[int(number)]  # what has its shape is sharded like it
+                shaped = {name: weight for name, value in values.items()
+                          if isinstance(value, Tensor) and value.shape == weight.shape}  # fmt: skip
+                parts[number] = {**values, **like({k: values[k] for k in shaped}, shaped)}
+            self.optimizer.load_state_dict({**state["optimizer"], "state": parts})
             if self.scheduler is not None:
                 self.scheduler.load_state_dict(state["scheduler"])
             self.scaler.load_state_dict(state["scaler"])
             if self.options.ema is not None and "averaged" in state:
-                mean = self._mean()
+                mean = self._mean(self.options.ema)
                 mean.module.load_state_dict(state["averaged"])
-                mean.n_averaged.fill_(1)  # not the first: that would begin with the weights
+                mean.n_averaged.fill_(1)  # not 0: the first update copies the weights
         except _UNFIT as error:
             raise PenstockError(
                 "the checkpoint does not fit the model, the optimizer or the scheduler of this "
@@ -311,19 +286,8 @@ class TrainStep:
             ) from error
         self.batches, self.updates = int(state["batches"]), int(state["updates"])
         self._resumed = True
-        # Or the scheduler's next step warns that the optimizer has not taken one yet.
+        # Otherwise the scheduler's next step warns that the optimizer has not taken one yet.
         self.optimizer._opt_called = self.updates > 0  # type: ignore[attr-defined]
-
-    def _optimizer_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """An optimizer's state with what belongs to a sharded weight sharded like it."""
-        weights = self._weights()
-        parts = {}
-        for number, values in state["state"].items():
-            weight = weights[int(number)]
-            shaped = {name: weight for name, value in values.items()
-                      if isinstance(value, Tensor) and value.shape == weight.shape}  # fmt: skip
-            parts[number] = {**values, **like({k: values[k] for k in shaped}, shaped)}
-        return {**state, "state": parts}
 
     def _step_scheduler(self, monitored: float | None) -> None:
         if isinstance(self.scheduler, ReduceLROnPlateau):
@@ -331,13 +295,6 @@ class TrainStep:
                 self.scheduler.step(monitored)
         elif self.scheduler is not None:
             self.scheduler.step()
-
-    def _seed_model(self) -> None:
-        # hash64(seed, "model", batches, rank)
-        key = hash64_on(self._model_key, self.batches, self.group.world.rank)
-        torch.default_generator.manual_seed(key)
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed_all(key)
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:

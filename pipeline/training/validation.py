@@ -21,23 +21,18 @@ from pipeline.training.train_step import Precision, autocast
 
 @torch.no_grad()
 def validate(
-    model: nn.Module,
-    objective: Objective,
-    loader: Loader,
-    precision: Precision = "fp32",
-    group: Group | None = None,
-    turn: Callable[[bool], None] | None = None,
+    model: nn.Module, objective: Objective, loader: Loader, precision: Precision = "fp32",
+    group: Group | None = None, turn: Callable[[bool], None] | None = None,
     observers: Sequence[Observer] = (),
-) -> dict[str, float]:
-    """The mean "loss" and every metric of the objective over one pass of `loader`.
+) -> dict[str, float]:  # fmt: skip
+    """The mean "loss" and every metric of the objective over epoch 0 of `loader`.
 
-    The pass is always that of epoch 0, so that random transforms would draw the same each time.
     Each sample counts once, whatever the number of ranks.
 
     Args:
         group: the ranks that measure a share each; all get the same numbers.
-        turn: called before each batch and at their end; see `preemption.in_turns`.
-        observers: told how far this is, and what was left out as unreadable, by any rank.
+        turn: called before each batch and at the end; see `preemption.in_turns`.
+        observers: told of the progress, and of the unreadable samples of all ranks.
     """
     group = group or Group()
     was_training = model.training

@@ -1,13 +1,7 @@
-"""Transforms of libraries that work on arrays: Albumentations, scikit-image, imgaug and its like.
+"""Transforms of libraries that work on arrays [H, W, C]: Albumentations, scikit-image, imgaug.
 
-    Albumentations  its transforms, by name; masks, landmarks and boxes follow the picture
-    OnPicture       any function of a picture, such as those of `skimage.exposure`
-    Rescale         `skimage.transform.resize`, as in PyTorch's data loading tutorial
-
-These libraries take pictures as arrays [H, W, C], where ours are `tv_tensors.Image` [C, H, W]. What
-is no picture, mask, landmark or box is left alone. Albumentations holds generators of its own,
-which fetch seeds for each sample (order/private_generators.py); a function with an argument `rng`
-gets one with the sample's key. Cost: a copy of the picture to and fro, beside the library's own.
+Generators that Albumentations has are seeded for each sample (order/private_generators.py). Cost:
+two copies of the picture, beside the library's own.
 """
 
 from __future__ import annotations
@@ -38,13 +32,13 @@ _MOVED = (tv_tensors.Mask, tv_tensors.KeyPoints, tv_tensors.BoundingBoxes)
 class Albumentations:
     """Transforms of Albumentations (or of a fork that has its names), applied in order.
 
-    A point keeps its place among the others where it leaves the picture; a box that leaves it goes,
-    and with it the rows of `with_boxes`.
+    Masks, landmarks and boxes follow the picture. Points outside of the picture are kept; boxes
+    outside are removed, with their rows of `with_boxes`.
 
     Args:
         transforms: instances of its classes.
         with_boxes: fields with a row for each box, such as labels.
-        picture: the field that is the picture; None takes the only one.
+        picture: the field of the picture; None takes the only one.
     """
 
     thread_safe = False  # its generators are shared
@@ -63,7 +57,7 @@ class Albumentations:
         self.picture = picture
         self._made: dict[tuple[str, ...], Any] = {}
         self._generators = np.random.default_rng(), random.Random()  # of all that is made
-        self._compose(())  # so that wrong arguments show when they are given
+        self._compose(())  # wrong arguments are errors now
 
     def __call__(self, sample: Sample) -> Sample:
         name = _picture(sample, self.picture)
@@ -76,7 +70,10 @@ class Albumentations:
         if points:
             given["keypoints"] = sample[points].reshape(-1, 2).numpy()
         if boxes:
-            given["bboxes"] = _corners(sample[boxes]).numpy()
+            corners = F.convert_bounding_box_format(
+                sample[boxes], new_format=tv_tensors.BoundingBoxFormat.XYXY
+            )
+            given["bboxes"] = corners.as_subclass(torch.Tensor).to(torch.float32).numpy()
             given["rows"] = np.arange(len(given["bboxes"]))
         kinds = tuple(kind for kind in ("masks", "keypoints", "bboxes") if kind in given)
         made = self._compose(kinds)(**given)
@@ -107,7 +104,7 @@ class Albumentations:
         return found
 
     def _compose(self, kinds: tuple[str, ...]) -> Any:
-        """The transforms for samples that have these; for others it would warn of what is idle."""
+        """The transforms for samples with these; with others the library would warn."""
         if kinds not in self._made:
             library, extra = self._library, {}
             if "keypoints" in kinds:
@@ -124,17 +121,17 @@ class Albumentations:
 class OnPicture:
     """A function of a picture: `function(array)`, uint8 or float [H, W, C] in, the same out.
 
-    Where the function takes `channel_axis` or `rng` and is given none, it gets -1, and a generator
-    with the sample's key. Floats that come of bytes are taken as [0, 1], as scikit-image has it, or
-    as [0, 255] where the function is given `preserve_range=True`, and become bytes again.
+    Where the function takes `channel_axis` or `rng` and neither is given, it gets -1, and a
+    generator with the sample's key. If bytes become floats, these are in [0, 1], as in
+    scikit-image, or [0, 255] with `preserve_range=True`, and are converted back.
 
     Args:
-        function: as a node with `_partial_: true`, or an object that can be called.
-        keyword: call it as `function(keyword=array)`, as imgaug's are with "image".
-        picture: the field that is the picture; None takes the only one.
+        function: a node with `_partial_: true`, or a callable object.
+        keyword: call it as `function(keyword=array)`; imgaug's need "image".
+        picture: the field of the picture; None takes the only one.
     """
 
-    thread_safe = False  # nobody knows what it draws from
+    thread_safe = False  # it may draw from anything
 
     def __init__(
         self, function: Callable[..., Any], keyword: str | None = None, picture: str | None = None
@@ -147,7 +144,10 @@ class OnPicture:
         self.picture = picture
         given = function.keywords if isinstance(function, partial) else {}
         self._whole_range = bool(given.get("preserve_range", False))
-        free = _parameters(function) - set(given)
+        try:
+            free = set(inspect.signature(function).parameters) - set(given)
+        except (TypeError, ValueError):
+            free = set()
         self._extra: dict[str, Any] = {"channel_axis": -1} if "channel_axis" in free else {}
         self._draws = "rng" in free
         inner = function.func if isinstance(function, partial) else function
@@ -168,15 +168,20 @@ class OnPicture:
         made = np.asarray(made)
         if made.ndim not in (2, 3):
             raise DataError(f"{self.name} gives an array of shape {made.shape}, not a picture")
-        if self._moves or made.shape[:2] != picture.shape[:2]:
-            _refuse_what_stays(sample, self.name)
+        staying = [field for field, value in sample.items() if isinstance(value, _MOVED)]
+        if staying and (self._moves or made.shape[:2] != picture.shape[:2]):
+            raise DataError(
+                f"{self.name} moves the picture, but not {', '.join(staying)}. Use "
+                "pipeline.transforms.arrays.Rescale, torchvision's v2 (RandomCrop, RandomAffine) "
+                "or Albumentations, which move them, too"
+            )
         if picture.dtype == np.uint8:
             made = _bytes(made, self._whole_range)
         return sample | {name: tv_tensors.Image(_tensor(made))}
 
 
 class Rescale:
-    """Pictures at another size by `skimage.transform.resize`, antialiased; the rest follows.
+    """Pictures, with all that is in them, resized by `skimage.transform.resize`, antialiased.
 
     Args:
         size: [height, width], or the length of the shorter side.
@@ -213,27 +218,24 @@ class Rescale:
 
 
 def _picture(sample: Any, name: str | None) -> str:
-    """The field that is the picture."""
     if not isinstance(sample, dict):
-        raise DataError(
-            f"the sample is a {type(sample).__name__}, where a dict of fields is needed"
-        )
+        raise DataError(f"the sample is a {type(sample).__name__}, not a dict of fields")
     names = [field for field, value in sample.items() if isinstance(value, tv_tensors.Image)]
     if name is None and len(names) != 1:
         told = f"{len(names)} pictures ({', '.join(names)}); set picture" if names else "no picture"
         raise DataError(f"the sample has {told} (tv_tensors.Image)")
     if name is not None and name not in names:
-        raise DataError(f"picture: the field {name!r} of the sample is no picture "
+        raise DataError(f"picture: the field {name!r} of the sample is not a picture "
                         "(tv_tensors.Image)")  # fmt: skip
     return name or names[0]
 
 
 def _only(sample: Sample, kind: type[Any]) -> str:
-    """The field of a kind, or "" where there is none."""
+    """The field of a kind; "" if there is none."""
     names = [field for field, value in sample.items() if isinstance(value, kind)]
     if len(names) > 1:
         raise DataError(f"the sample has {len(names)} fields of {kind.__name__} "
-                        f"({', '.join(names)}), where one can follow the picture")  # fmt: skip
+                        f"({', '.join(names)}); only one can follow the picture")  # fmt: skip
     return names[0] if names else ""
 
 
@@ -241,11 +243,11 @@ def _array(value: torch.Tensor) -> Array:
     """[C, H, W] as [H, W, C]; [H, W] as it is."""
     plain = value.as_subclass(torch.Tensor)
     plain = plain.permute(1, 2, 0) if plain.ndim == 3 else plain
-    return np.array(plain.numpy())  # of its own: some functions write into what they get
+    return np.array(plain.numpy())  # a copy: some functions write into their argument
 
 
 def _tensor(picture: Any) -> torch.Tensor:
-    """[H, W, C] or [H, W] as [C, H, W]; a tensor, as some transforms give it, is that already."""
+    """[H, W, C] or [H, W] as [C, H, W]; a tensor, as some transforms give it, has that shape."""
     if isinstance(picture, torch.Tensor):
         return picture
     picture = picture[..., None] if picture.ndim == 2 else picture
@@ -257,32 +259,10 @@ def _like(value: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     return made[0] if value.ndim == 2 and made.ndim == 3 else made
 
 
-def _corners(boxes: Any) -> torch.Tensor:
-    found = F.convert_bounding_box_format(boxes, new_format=tv_tensors.BoundingBoxFormat.XYXY)
-    return found.as_subclass(torch.Tensor).to(torch.float32)
-
-
 def _bytes(made: Array, whole: bool) -> Array:
-    """Floats from [0, 1], or [0, 255] if `whole`, and truth values as bytes."""
+    """Booleans, and floats from [0, 1], or [0, 255] if `whole`, as bytes."""
     if made.dtype == np.uint8:
         return made
     if made.dtype == bool or (np.issubdtype(made.dtype, np.floating) and not whole):
         made = made * 255.0
     return np.clip(np.rint(made), 0, 255).astype(np.uint8)
-
-
-def _parameters(function: Any) -> set[str]:
-    try:
-        return set(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return set()
-
-
-def _refuse_what_stays(sample: Sample, name: str) -> None:
-    staying = [field for field, value in sample.items() if isinstance(value, _MOVED)]
-    if staying:
-        raise DataError(
-            f"{name} moves the picture, and {', '.join(staying)} would stay where it is. Use "
-            "pipeline.transforms.arrays.Rescale, torchvision's v2 (RandomCrop, RandomAffine) or "
-            "Albumentations, with which it follows"
-        )

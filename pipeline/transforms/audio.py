@@ -1,29 +1,15 @@
-"""Transforms of audio: sampling rate, length, loudness, noise, log-mel features.
+"""Transforms of audio: samples with `audio`, float32[C, T], and its `rate` in Hz.
 
-A sample holds `audio`, float32[C, T], and `rate`, its frames a second in Hz. Transforms that draw
-do so from torch's global generator, which fetch seeds from the sample's key. Those that keep
-several recordings in step (an input and its target) take the names of their `fields`.
-
-    Resample        to another rate
-    RandomCrop      a part at random of what is longer
-    PadOrCrop       exactly so long
-    Gain            louder or softer
-    Noise           white noise at a signal-to-noise ratio
-    LogMel          waveform -> features: log power in mel bands
-    Standardize     features to mean 0 and deviation 1, by sample
-    MaskFeatures    bands and times left out (SpecAugment)
-
-Cost for half a second at 8 kHz on one core: LogMel 0.07 ms, the others up to 0.05 ms each.
-
-Sums run in numpy's float64: torch splits long ones among its threads, and then the last bits of a
-sample would depend on who computed it.
+They draw from torch's global generator, which fetch seeds from the sample's key. Sums are numpy's
+in float64: torch splits long ones among its threads, which changes the last bits. Cost for half a
+second at 8 kHz on one core: LogMel 0.07 ms, the others up to 0.05 ms each.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,14 +17,31 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.transforms.mel import Scale, mel_filters
 from pipeline.transforms.resampling import resample
 
 Sample = dict[str, Any]
+Scale = Literal["htk", "slaney"]
+
+_Conversion = Callable[[Tensor], Tensor]
+_STEP = math.log(6.4) / 27  # of the logarithm of the frequency, a mel
+# Hz to mel, and back. htk: O'Shaughnessy 1987, the HTK book. slaney: linear to 1 kHz, 15 mel, then
+# by a factor of 6.4 every 27 mel (Slaney, "Auditory toolbox", 1998).
+_SCALES: dict[str, tuple[_Conversion, _Conversion]] = {
+    "htk": (
+        lambda hz: 2595 * torch.log10(1 + hz / 700),
+        lambda mel: 700 * (10 ** (mel / 2595) - 1),
+    ),
+    "slaney": (
+        lambda hz: torch.where(
+            hz < 1000, hz * 3 / 200, 15 + torch.log(hz.clamp_min(1) / 1000) / _STEP
+        ),
+        lambda mel: torch.where(mel < 15, mel * 200 / 3, 1000 * torch.exp((mel - 15) * _STEP)),
+    ),
+}
 
 
 class Resample:
-    """Bring audio to `rate` Hz, whatever the rate of its file (see `transforms/resampling.py`)."""
+    """Convert audio to `rate` Hz (see `transforms/resampling.py`)."""
 
     def __init__(self, rate: int, fields: Sequence[str] = ("audio",)) -> None:
         _check("rate", rate, rate > 0, "more than 0 Hz")
@@ -53,11 +56,11 @@ class Resample:
 
 
 class RandomCrop:
-    """A part of `seconds` at a random place; what is shorter is left as it is.
+    """A part of `seconds` at a random place; shorter audio stays as it is.
 
     Args:
         seconds: length of the part.
-        fields: cropped at the same place; they have to be of equal length.
+        fields: cropped at the same place; all of one length.
     """
 
     def __init__(self, seconds: float, fields: Sequence[str] = ("audio",)) -> None:
@@ -76,12 +79,12 @@ class RandomCrop:
 
 
 class PadOrCrop:
-    """Exactly `seconds`: the middle of what is longer, zeros behind what is shorter.
+    """Exactly `seconds`: the middle of longer audio, shorter audio with zeros at its end.
 
     Args:
         seconds: length afterwards.
-        random: crop at a random place, and pad in front and behind by random shares.
-        fields: treated alike; they have to be of equal length.
+        random: crop at a random place, and pad at random at both ends.
+        fields: treated alike; all of one length.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class Noise:
     Args:
         snr_db: lowest and highest ratio of the powers in decibels, e.g. [10, 40].
         p: probability.
-        field: the audio that it is added to; a target is left clean.
+        field: the audio that it is added to.
     """
 
     def __init__(
@@ -149,28 +152,57 @@ class Noise:
         return {**sample, self.field: audio + deviation * torch.randn(audio.shape)}
 
 
+def mel_filters(
+    rate: int, n_fft: int, n_mels: int, f_min: float, f_max: float, scale: Scale
+) -> Tensor:
+    """Weights float32[n_mels, n_fft // 2 + 1] that turn a power spectrum into mel bands.
+
+    Band i is a triangle over frequency that rises from edge i to edge i + 1 and falls to edge
+    i + 2; the n_mels + 2 edges are evenly spaced in mel, from `f_min` to `f_max` Hz.
+
+    Raises:
+        ConfigError: a band lies between two bins, so it would always be empty.
+    """
+    to_mel, to_hz = _SCALES[scale]
+    ends = to_mel(torch.tensor([f_min, f_max], dtype=torch.float64)).tolist()
+    edges = to_hz(torch.linspace(ends[0], ends[1], n_mels + 2, dtype=torch.float64))
+    bins = torch.arange(n_fft // 2 + 1, dtype=torch.float64) * (rate / n_fft)
+    low, centre, high = (edges[i : n_mels + i, None] for i in range(3))
+    rising, falling = (bins - low) / (centre - low), (high - bins) / (high - centre)
+    weights = torch.minimum(rising, falling).clamp_min(0)
+    empty = torch.nonzero(weights.sum(1) == 0).flatten().tolist()
+    if empty:
+        raise ConfigError(Problem("n_mels", (
+            f"{n_mels} bands are too many for n_fft={n_fft}: its bins are {rate / n_fft:.0f} Hz "
+            f"apart, and none lies in band {empty[0]} at {edges[empty[0] + 1]:.0f} Hz. "
+            "Lower n_mels or raise n_fft (or f_min)"
+        )))  # fmt: skip
+    if scale == "slaney":  # triangles of area 1, so that white noise is flat
+        weights = weights * (2 / (high - low))
+    return weights.float()
+
+
 class LogMel:
     """`audio` becomes `features`: float32[n_mels, frames], the log of the power in mel bands.
 
-    Frames are `hop` apart and centred at 0, hop, 2 hop ...: T // hop + 1 of them, for which the
-    audio is padded with zeros. Each is weighed by a Hann window, Fourier transformed and squared.
-    Channels are mixed down first.
+    The T // hop + 1 frames are centred at 0, hop, 2 hop ..., in audio padded with zeros. Each is
+    multiplied by a Hann window, Fourier transformed and squared. Channels are mixed down first.
 
     Args:
         rate: in Hz; audio at another one is refused.
         n_fft: length of the Fourier transform in frames of audio.
-        hop: frames of audio between two of the features.
-        n_mels: bands.
+        hop: frames of audio between two frames of the features.
+        n_mels: number of bands.
         window: length of the window in frames of audio, at most n_fft; None takes n_fft.
         f_min, f_max: ends of the lowest and the highest band in Hz; None takes half the rate.
-        scale: "slaney" (as librosa has it) or "htk"; see `pipeline.transforms.mel`.
-        floor: power below which everything is silence; keeps the logarithm finite. The power of a
-            sine of amplitude 1 adds up to n_fft * window / 16 or so over the bins around it.
-        field, output: the field that is read, and the one that takes its place.
-        keep: keep the audio beside the features.
+        scale: "slaney" (as in librosa; triangles of area 1) or "htk" (of height 1).
+        floor: lowest power; keeps the logarithm finite. The power of a sine of amplitude 1 adds up
+            to about n_fft * window / 16 over the bins around it.
+        field, output: the field that is read, and the one that replaces it.
+        keep: keep the audio, too.
 
     Raises:
-        ConfigError: the numbers do not go together.
+        ConfigError: the arguments contradict each other.
     """
 
     def __init__(
@@ -228,13 +260,13 @@ class LogMel:
 
 
 class Standardize:
-    """Features less their mean, divided by their standard deviation; of this sample.
+    """Features less their mean, divided by their standard deviation, by sample.
 
-    Takes out how loud a recording is and how it was made. Constant features become 0.
+    This removes the loudness of a recording. Constant features become 0.
 
     Args:
         fields: float32[bands, frames] each.
-        by_band: every band by itself over time, and not all of them together.
+        by_band: each band by itself over time instead of all together.
     """
 
     def __init__(self, fields: Sequence[str] = ("features",), by_band: bool = False) -> None:
@@ -242,23 +274,22 @@ class Standardize:
         self.by_band = by_band
 
     def __call__(self, sample: Sample) -> Sample:
-        features = _fields(sample, self.fields, self)
-        return {**sample, **{name: self._one(value) for name, value in features.items()}}
-
-    def _one(self, value: Tensor) -> Tensor:
-        array = value.numpy()
-        axis = -1 if self.by_band else None
-        mean = array.mean(axis, dtype=np.float64, keepdims=True)
-        deviation = array.std(axis, dtype=np.float64, keepdims=True)
-        return torch.from_numpy(((array - mean) / np.maximum(deviation, 1e-5)).astype(np.float32))
+        sample, axis = dict(sample), -1 if self.by_band else None
+        for name, value in _fields(sample, self.fields, self).items():
+            array = value.numpy()
+            mean = array.mean(axis, dtype=np.float64, keepdims=True)
+            deviation = array.std(axis, dtype=np.float64, keepdims=True)
+            scaled = (array - mean) / np.maximum(deviation, 1e-5)
+            sample[name] = torch.from_numpy(scaled.astype(np.float32))
+        return sample
 
 
 class MaskFeatures:
     """Random bands and times replaced by the mean (SpecAugment, Park et al. 2019, no warping).
 
     Args:
-        bands: a mask covers up to so many neighbouring bands.
-        share: a mask covers up to this share of the frames.
+        bands: most neighbouring bands under a mask.
+        share: largest share of the frames under a mask.
         count: masks of either kind.
         field: float32[bands, frames].
     """

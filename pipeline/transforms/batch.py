@@ -31,7 +31,7 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import SampleError, hash_sample
 from pipeline.order.generator_states import moved, take
 from pipeline.order.private_generators import generators_in
-from pipeline.order.sample_generators import KeyedRandom
+from pipeline.order.randomness import KeyedRandom
 from pipeline.transforms import warping
 
 Range = Sequence[float]

@@ -1,16 +1,11 @@
-"""Transforms of a batch's pixels that move nothing.
+"""Batch transforms that change pixels and move nothing.
 
-    Normalize       uint8 to floats
-    ColorJitter     brightness, contrast, saturation and hue, in an order of each sample's own
-    RandomErasing   a rectangle of one colour
-
-Colours are worked on in float32 from 0 to 255 and rounded once at the end, where torchvision cuts
-off after each step, so that a picture is on average half a grey level brighter than there.
+Colours are computed in float32 from 0 to 255 and rounded once at the end. torchvision truncates
+after each step, so a picture is on average half a grey level brighter than there.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -18,8 +13,8 @@ from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.loading.batch import Batch
-from pipeline.order.sample_generators import KeyedRandom
-from pipeline.transforms import warping
+from pipeline.order.randomness import KeyedRandom
+from pipeline.transforms import image, warping
 from pipeline.transforms.batch import (
     Range,
     around,
@@ -30,16 +25,14 @@ from pipeline.transforms.batch import (
     positive,
     probability,
 )
-from pipeline.transforms.image import Normalize as NormalizeSample
+from pipeline.transforms.batch_geometry import random_sides
 
 
-class Normalize(NormalizeSample):
-    """uint8 pictures become float32, scaled to [0, 1], less `mean`, divided by `std`.
-
-    After the transfer to an accelerator it lets a quarter of the bytes cross.
+class BatchNormalize(image.Normalize):
+    """`Normalize` for batches; on an accelerator, a quarter of the bytes have to be transferred.
 
     Args:
-        statistics: as in `pipeline.transforms.image.Normalize`.
+        statistics: as for `Normalize`.
         channels_last: the memory format of the result.
     """
 
@@ -54,24 +47,19 @@ class Normalize(NormalizeSample):
     def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:  # type: ignore[override]
         for name, images in images_of(batch, self).items():
             if images.is_floating_point():
-                raise DataError(f"Normalize: the pictures {name!r} are {images.dtype} already; "
-                                "normalise samples or batches, not both")  # fmt: skip
+                raise DataError(f"BatchNormalize: the pictures {name!r} are {images.dtype} already;"
+                                " normalise samples or batches, not both")  # fmt: skip
             self.check_channels(images.shape[1])
-            batch[name] = self._normalized(images)
+            mean = torch.tensor(self.mean, dtype=torch.float64).view(-1, 1, 1)
+            std = torch.tensor(self.std, dtype=torch.float64).view(-1, 1, 1)
+            factor = (1 / (255 * std)).to(images.device, torch.float32)
+            offset = (mean / std).to(images.device, torch.float32)
+            order = torch.channels_last if self.channels_last else torch.contiguous_format
+            out = torch.empty(images.shape, device=images.device, memory_format=order)
+            for rows in blocks(images):
+                out[rows].copy_(images[rows]).mul_(factor).sub_(offset)
+            batch[name] = out
         return batch
-
-    def _normalized(self, images: Tensor) -> Tensor:
-        mean, std = (
-            torch.tensor(numbers, dtype=torch.float64).view(-1, 1, 1)
-            for numbers in (self.mean, self.std)
-        )
-        factor = (1 / (255 * std)).to(images.device, torch.float32)
-        offset = (mean / std).to(images.device, torch.float32)
-        order = torch.channels_last if self.channels_last else torch.contiguous_format
-        out = torch.empty(images.shape, device=images.device, memory_format=order)
-        for rows in blocks(images):
-            out[rows].copy_(images[rows]).mul_(factor).sub_(offset)
-        return out
 
 
 class ColorJitter:
@@ -81,7 +69,7 @@ class ColorJitter:
         brightness, contrast, saturation: a factor is drawn from [1 - x, 1 + x], or from
             [least, largest].
         hue: turns of the colour circle, from [-x, x] or [least, largest]; at most half a turn.
-        p: probability of doing anything.
+        p: probability that a sample is changed.
     """
 
     def __init__(
@@ -113,31 +101,25 @@ class ColorJitter:
     def _changed(self, images: Tensor, factors: Tensor, order: Tensor, chosen: Tensor) -> Tensor:
         out = torch.empty_like(images)
         unit = 255.0 if images.is_floating_point() else 1.0
-        turns = self._turns(order, chosen, images.shape[1])
+        neutral = [(1.0, 1.0), (1.0, 1.0), (1.0, 1.0), (0.0, 0.0)]
+        active = {
+            number
+            for number, (bounds, none) in enumerate(zip(self.ranges, neutral, strict=True))
+            if bounds != none and (images.shape[1] == 3 or number < 2)
+        }
+        turns = order.masked_fill(~chosen[:, None], -1).tolist()
         for rows in blocks(images):
             pixels = images[rows].to(torch.float32, copy=True).mul_(unit)
-            for place in range(order.shape[1]):
-                _take_turns(pixels, factors[rows], [turn[place] for turn in turns[rows]])
+            for changes in zip(*turns[rows], strict=True):
+                _change(pixels, factors[rows], changes, active.intersection(changes))
             out[rows] = pixels.div_(unit) if images.is_floating_point() else pixels.round_()
         return out
 
-    def _turns(self, order: Tensor, chosen: Tensor, channels: int) -> list[list[int]]:
-        """For each row the changes in its order, by number; -1 for what changes nothing."""
-        neutral = [(1.0, 1.0), (1.0, 1.0), (1.0, 1.0), (0.0, 0.0)]
-        done = [
-            bounds != none and (channels == 3 or number < 2)
-            for number, (bounds, none) in enumerate(zip(self.ranges, neutral, strict=True))
-        ]
-        return [
-            [number if some and done[number] else -1 for number in numbers]
-            for numbers, some in zip(order.tolist(), chosen.tolist(), strict=True)
-        ]
 
-
-def _take_turns(pixels: Tensor, factors: Tensor, turns: list[int]) -> None:
-    """One change a row, in place: the one whose turn it is there."""
-    for number in set(turns) - {-1}:
-        rows = [row for row, turn in enumerate(turns) if turn == number]
+def _change(pixels: Tensor, factors: Tensor, changes: Sequence[int], active: set[int]) -> None:
+    """Change each row in place, by the number of its change, if that is active."""
+    for number in active:
+        rows = [row for row, one in enumerate(changes) if one == number]
         change, factor = _CHANGES[number], by_row(factors[rows, number], pixels)
         if len(rows) == len(pixels):
             change(pixels, factor)
@@ -185,8 +167,8 @@ def _turn_hue(pixels: Tensor, turns: Tensor) -> Tensor:
         torch.where(value == green, (blue - red) / divisor + 2, (red - green) / divisor + 4),
     )
     hue = hue + turns * 6
-    # Of the three channels (Smith: "Color gamut transform pairs", 1978): what each lacks of the
-    # value is a trapezoid over the hue, 0 within 60 degrees of its own and all of it beyond 120.
+    # Each channel's distance to the value is a trapezoid over the hue: 0 within 60 degrees of the
+    # channel's own hue, the chroma beyond 120 (Smith: "Color gamut transform pairs", 1978).
     offset = torch.tensor([5.0, 3.0, 1.0], device=pixels.device).view(1, 3, 1, 1)
     place = (hue + offset).remainder(6)
     lacking = torch.minimum(place, 4 - place).clamp_(0, 1)
@@ -204,10 +186,8 @@ class RandomErasing:
         scale: least and largest share of the area.
         ratio: least and largest height per width.
         value: the colour, in the pixels' units: one number, one a channel, or "random" for a
-            colour that is drawn for each sample.
+            colour drawn for each sample.
     """
-
-    TRIES = 10
 
     def __init__(
         self,
@@ -226,19 +206,7 @@ class RandomErasing:
     def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:
         images = images_of(batch, self)
         height, width = next(iter(images.values())).shape[-2:]
-        corners, sides = self._boxes(random, height, width)
-        for name, pixels in images.items():
-            colour = self._colour(random.child(name), pixels)
-            batch[name] = paste(pixels, colour.expand(*pixels.shape[:2], 1, 1), corners, sides)
-        return batch
-
-    def _boxes(self, random: KeyedRandom, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Corners and sides of what is covered, int64[B, 2] each; a side of 0 covers nothing."""
-        tries = (self.TRIES,)
-        area = random.uniform(*self.scale, tries) * (height * width)
-        low, high = (math.log(one) for one in self.ratio)
-        ratio = random.uniform(low, high, tries).exp()
-        sides = torch.stack([(area * ratio).sqrt(), (area / ratio).sqrt()], -1).round().long()
+        sides = random_sides(random, self.scale, self.ratio, height * width)
         room = torch.tensor([height, width]) - sides
         fits = (room > 0).all(-1)
         first = fits.int().argmax(1)[:, None, None]
@@ -246,7 +214,11 @@ class RandomErasing:
         room = torch.tensor([height, width]) - sides
         corner = (random.uniform(size=(2,)) * (room + 1)).long()
         covered = random.bernoulli(self.p) & fits.any(1)
-        return corner, torch.where(covered[:, None], sides, 0)
+        sides = torch.where(covered[:, None], sides, 0)
+        for name, pixels in images.items():
+            colour = self._colour(random.child(name), pixels)
+            batch[name] = paste(pixels, colour.expand(*pixels.shape[:2], 1, 1), corner, sides)
+        return batch
 
     def _colour(self, random: KeyedRandom, pixels: Tensor) -> Tensor:
         channels = pixels.shape[1]
@@ -265,11 +237,11 @@ class RandomErasing:
 def paste(
     images: Tensor, source: Tensor, corners: Tensor, sides: Tensor, rows: Tensor | None = None
 ) -> Tensor:
-    """Pictures with a rectangle of another in each.
+    """Pictures with a rectangle of another one in each.
 
     Args:
         images: [B, C, H, W].
-        source: what is pasted, as large as `images`, or [B, C, 1, 1] for a colour each.
+        source: as large as `images`, or [B, C, 1, 1] for a colour each.
         corners: int64[B, 2], top and left.
         sides: int64[B, 2], height and width; 0 pastes nothing.
         rows: int64[B], the row of `source` for each picture; None: its own.

@@ -1,27 +1,26 @@
-"""Transforms that move what a batch shows: pictures, masks, boxes and landmarks together.
+"""Batch transforms that move pictures, masks, boxes and landmarks together.
 
-    HorizontalFlip      mirrors; landmarks keep their meaning
-    RandomResizedCrop   a part of the picture at one size, antialiased
-    Affine              turns, shifts, scales and shears
-
-Coordinates move as torchvision v2 moves them: boxes count from edge to edge and are cut at the
-picture's border, landmarks are not cut. One parameter set a sample moves all of its fields.
+Coordinates move as in torchvision v2: boxes count from edge to edge and are cut at the picture's
+border, landmarks are not cut.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torchvision.ops import box_convert
 
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.loading.batch import Batch
-from pipeline.order.sample_generators import KeyedRandom
+from pipeline.order.randomness import KeyedRandom
 from pipeline.transforms.batch import (
+    Pair,
     Range,
     around,
     by_row,
@@ -31,39 +30,36 @@ from pipeline.transforms.batch import (
     probability,
     some,
 )
+from pipeline.transforms.crops import side_lengths
 from pipeline.transforms.image import LandmarkFlip
 from pipeline.transforms.warping import affine, crop_nearest, crop_resize
 
+Change = Callable[[Tensor], Tensor]
 
-class Move(ABC):
-    """What a transform does to each kind of field, with the parameters drawn for a batch.
 
-    Tensors have a row a sample; those handed in are not to be changed.
+@dataclass(frozen=True)
+class Move:
+    """A transform of each kind of field, with the parameters drawn for a batch.
+
+    Its functions do not change their arguments.
+
+    Attributes:
+        height, width: of the pictures afterwards.
+        image, mask: of [B, C, H, W].
+        points: of places in the picture, float[B, N, 2], x and y.
+        keypoints: of landmarks, float[B, N, 2]; None: as points.
     """
 
-    @abstractmethod
-    def image(self, images: Tensor) -> Tensor:
-        """[B, C, H, W]"""
-
-    @abstractmethod
-    def mask(self, masks: Tensor) -> Tensor:
-        """[B, C, H, W]"""
-
-    @abstractmethod
-    def points(self, points: Tensor) -> Tensor:
-        """Places in the picture, float[B, N, 2], x and y."""
-
-    def keypoints(self, points: Tensor) -> Tensor:
-        """Landmarks, float[B, N, 2]."""
-        return self.points(points)
-
-    @abstractmethod
-    def canvas(self) -> tuple[int, int]:
-        """Height and width of the pictures afterwards."""
+    height: int
+    width: int
+    image: Change
+    mask: Change
+    points: Change
+    keypoints: Change | None = None
 
 
 class Geometric(ABC):
-    """A transform that moves pictures and everything that lies in them."""
+    """A transform that moves pictures and everything in them."""
 
     @abstractmethod
     def move(self, random: KeyedRandom, height: int, width: int) -> Move:
@@ -83,8 +79,8 @@ def _moved(batch: Batch, name: str, kind: str, move: Move) -> Any:
         return move.image(value)
     if kind == "mask":
         stacked = value if value.ndim == 4 else value[:, None]
-        return move.mask(stacked).reshape(*value.shape[:-2], *move.canvas())
-    if isinstance(value, list):  # as many a sample as there are
+        return move.mask(stacked).reshape(*value.shape[:-2], move.height, move.width)
+    if isinstance(value, list):  # samples have different numbers of them
         whole = torch.nn.utils.rnn.pad_sequence(value, batch_first=True)
         moved = _coordinates(whole, kind, move)
         return [rows[: len(one)] for rows, one in zip(moved, value, strict=True)]
@@ -99,7 +95,7 @@ def _moved(batch: Batch, name: str, kind: str, move: Move) -> Any:
 def _coordinates(value: Tensor, kind: str, move: Move) -> Tensor:
     numbers = value if value.is_floating_point() else value.to(torch.float32)
     if kind == "keypoints":
-        moved = move.keypoints(numbers.flatten(1, -2))
+        moved = (move.keypoints or move.points)(numbers.flatten(1, -2))
     else:
         moved = _boxes(numbers.flatten(1, -2), kind.removeprefix("boxes/"), move)
     return moved.reshape(value.shape).to(value.dtype)
@@ -107,24 +103,16 @@ def _coordinates(value: Tensor, kind: str, move: Move) -> Tensor:
 
 def _boxes(boxes: Tensor, form: str, move: Move) -> Tensor:
     """The box around each moved box, cut at the border; float[B, N, 4]."""
-    first, second = boxes[..., :2], boxes[..., 2:]
-    if form == "xywh":
-        second = first + second
-    elif form == "cxcywh":
-        first, second = first - second / 2, first + second / 2
-    elif form != "xyxy":
+    if form not in ("xyxy", "xywh", "cxcywh"):
         raise DataError(f"boxes of the format {form!r} cannot be moved; use xyxy, xywh or cxcywh")
-    other = torch.stack([second[..., 0], first[..., 1]], -1)
-    last = torch.stack([first[..., 0], second[..., 1]], -1)
-    corners = torch.stack([move.points(one) for one in (first, other, second, last)])
-    height, width = move.canvas()
+    left, top, right, bottom = box_convert(boxes, form, "xyxy").unbind(-1)
+    places = ((left, top), (right, top), (right, bottom), (left, bottom))
+    corners = torch.stack([move.points(torch.stack(place, -1)) for place in places])
     low, high = (
-        torch.stack([one[..., 0].clamp(0, width), one[..., 1].clamp(0, height)], -1)
+        torch.stack([one[..., 0].clamp(0, move.width), one[..., 1].clamp(0, move.height)], -1)
         for one in (corners.amin(0), corners.amax(0))
     )
-    if form == "xywh":
-        return torch.cat([low, high - low], -1)
-    return torch.cat([(low + high) / 2, high - low] if form == "cxcywh" else [low, high], -1)
+    return box_convert(torch.cat([low, high], -1), "xyxy", form)
 
 
 class HorizontalFlip(Geometric):
@@ -132,7 +120,7 @@ class HorizontalFlip(Geometric):
 
     Args:
         p: probability.
-        pairs: numbers of landmarks that change places, so that a left eye stays a left eye:
+        pairs: numbers of landmarks that are swapped, so that a left eye stays a left eye:
             "ibug68", or a list of pairs; None for landmarks without sides.
     """
 
@@ -141,40 +129,38 @@ class HorizontalFlip(Geometric):
         self.pairs = [] if pairs is None else LandmarkFlip(pairs=pairs).pairs
 
     def move(self, random: KeyedRandom, height: int, width: int) -> Move:
-        return _Flip(random.bernoulli(self.p), self.pairs, height, width)
+        flipped = random.bernoulli(self.p)
+
+        def image(images: Tensor) -> Tensor:
+            return some(images, flipped, lambda rows: rows.flip(-1))
+
+        def mirrored(points: Tensor, last: int) -> Tensor:
+            moved = torch.stack([last - points[..., 0], points[..., 1]], dim=-1)
+            return torch.where(by_row(flipped, points), moved, points)
+
+        def keypoints(points: Tensor) -> Tensor:
+            # A landmark counts pixels and not edges: the last of them is width - 1.
+            moved = mirrored(points, width - 1)
+            order = torch.arange(points.shape[1])
+            for left, right in self.pairs:
+                order[left], order[right] = right, left
+            swapped = moved[:, order.to(points.device)]
+            return torch.where(by_row(flipped, points), swapped, moved)
+
+        return Move(height, width, image, image, lambda points: mirrored(points, width), keypoints)
 
 
-class _Flip(Move):
-    def __init__(
-        self, flipped: Tensor, pairs: Sequence[Sequence[int]], height: int, width: int
-    ) -> None:
-        self._flipped, self._pairs = flipped, pairs
-        self._height, self._width = height, width
+def random_sides(random: KeyedRandom, scale: Pair, ratio: Pair, area: int) -> Tensor:
+    """Ten sides by sqrt(area * ratio), sqrt(area / ratio) for each row: int64[B, 10, 2].
 
-    def image(self, images: Tensor) -> Tensor:
-        return some(images, self._flipped, lambda rows: rows.flip(-1))
-
-    def mask(self, masks: Tensor) -> Tensor:
-        return self.image(masks)
-
-    def points(self, points: Tensor) -> Tensor:
-        return self._mirrored(points, self._width)
-
-    def keypoints(self, points: Tensor) -> Tensor:
-        # A landmark counts pixels and not edges: the last of them is width - 1.
-        mirrored = self._mirrored(points, self._width - 1)
-        order = torch.arange(points.shape[1])
-        for left, right in self._pairs:
-            order[left], order[right] = right, left
-        swapped = mirrored[:, order.to(points.device)]
-        return torch.where(by_row(self._flipped, points), swapped, mirrored)
-
-    def _mirrored(self, points: Tensor, width: int) -> Tensor:
-        mirrored = torch.stack([width - points[..., 0], points[..., 1]], dim=-1)
-        return torch.where(by_row(self._flipped, points), mirrored, points)
-
-    def canvas(self) -> tuple[int, int]:
-        return self._height, self._width
+    Args:
+        scale: least and largest share of `area`, in pixels.
+        ratio: least and largest ratio; its logarithm is drawn evenly.
+    """
+    areas = random.uniform(*scale, (10,)) * area
+    low, high = (math.log(one) for one in ratio)
+    ratios = random.uniform(low, high, (10,)).exp()
+    return torch.stack([(areas * ratios).sqrt(), (areas / ratios).sqrt()], -1).round().long()
 
 
 class RandomResizedCrop(Geometric):
@@ -188,63 +174,43 @@ class RandomResizedCrop(Geometric):
         ratio: least and largest width per height.
     """
 
-    TRIES = 10
-
     def __init__(
         self,
         size: int | Sequence[int],
         scale: Range = (0.08, 1.0),
         ratio: Range = (3 / 4, 4 / 3),
     ) -> None:
-        sides = [size, size] if isinstance(size, int) else list(size)
-        if len(sides) != 2 or min(sides) < 1:
-            raise ConfigError(Problem("size", f"got {size!r}, expected a side or [height, width]"))
-        self.size = sides[0], sides[1]
+        self.size = side_lengths(size)
         self.scale = interval(scale, "scale", 0.0, 1.0)
         self.ratio = positive(ratio, "ratio")
 
     def move(self, random: KeyedRandom, height: int, width: int) -> Move:
-        return _Crop(self.boxes(random, height, width), self.size)
+        boxes, size = self.boxes(random, height, width), self.size
+
+        def points(points: Tensor) -> Tensor:
+            top, left, high, wide = boxes.double().unbind(1)
+            corner = torch.stack([left, top], -1)[:, None].to(points.device, points.dtype)
+            scale = torch.stack([size[1] / wide, size[0] / high], -1)[:, None]
+            return (points - corner) * scale.to(points.device, points.dtype)
+
+        return Move(
+            *size, lambda images: crop_resize(images, boxes, size),
+            lambda masks: crop_nearest(masks, boxes, size), points,
+        )  # fmt: skip
 
     def boxes(self, random: KeyedRandom, height: int, width: int) -> Tensor:
         """int64[B, 4]: top, left, height, width."""
-        tries = (self.TRIES,)
-        area = random.uniform(*self.scale, tries) * (height * width)
-        low, high = (math.log(one) for one in self.ratio)
-        ratio = random.uniform(low, high, tries).exp()
-        sides = torch.stack([(area / ratio).sqrt(), (area * ratio).sqrt()], -1).round().long()
+        sides = random_sides(random, self.scale, self.ratio, height * width).flip(-1)
         room = torch.tensor([height, width]) - sides
         fits = ((sides > 0) & (room >= 0)).all(-1)
         first = fits.int().argmax(1, keepdim=True)  # the first of the largest, as documented
         chosen = torch.take_along_dim(sides, first[..., None], 1)[:, 0]
         corner = (random.uniform(size=(2,)) * (torch.tensor([height, width]) - chosen + 1)).long()
         boxes = torch.cat([corner, chosen], 1)
-        return torch.where(fits.any(1, keepdim=True), boxes, self._largest(height, width))
-
-    def _largest(self, height: int, width: int) -> Tensor:
         ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
-        sides = min(height, round(width / ratio)), min(width, round(height * ratio))
-        return torch.tensor([(height - sides[0]) // 2, (width - sides[1]) // 2, *sides])
-
-
-class _Crop(Move):
-    def __init__(self, boxes: Tensor, size: tuple[int, int]) -> None:
-        self._boxes, self._size = boxes, size
-
-    def image(self, images: Tensor) -> Tensor:
-        return crop_resize(images, self._boxes, self._size)
-
-    def mask(self, masks: Tensor) -> Tensor:
-        return crop_nearest(masks, self._boxes, self._size)
-
-    def points(self, points: Tensor) -> Tensor:
-        top, left, height, width = self._boxes.double().unbind(1)
-        corner = torch.stack([left, top], -1)[:, None].to(points.device, points.dtype)
-        scale = torch.stack([self._size[1] / width, self._size[0] / height], -1)[:, None]
-        return (points - corner) * scale.to(points.device, points.dtype)
-
-    def canvas(self) -> tuple[int, int]:
-        return self._size
+        high, wide = min(height, round(width / ratio)), min(width, round(height * ratio))
+        largest = torch.tensor([(height - high) // 2, (width - wide) // 2, high, wide])
+        return torch.where(fits.any(1, keepdim=True), boxes, largest)
 
 
 class Affine(Geometric):
@@ -256,7 +222,7 @@ class Affine(Geometric):
         scale: least and largest factor.
         shear: largest angle of shearing along x to either side in degrees, or [least, largest].
         p: probability of doing anything.
-        fill: what stands outside of the picture, in the pixels' units.
+        fill: value outside of the picture, in the pixels' units.
     """
 
     def __init__(
@@ -279,6 +245,10 @@ class Affine(Geometric):
         self.fill = fill
 
     def move(self, random: KeyedRandom, height: int, width: int) -> Move:
+        return affine_move(self.matrices(random, height, width), height, width, self.fill)
+
+    def matrices(self, random: KeyedRandom, height: int, width: int) -> Tensor:
+        """float64[B, 2, 3], as `forward` gives them."""
         angle, shear = random.uniform(*self.degrees), random.uniform(*self.shear)
         scale = random.uniform(*self.scale)
         room = torch.tensor([self.translate[0] * width, self.translate[1] * height])
@@ -286,7 +256,7 @@ class Affine(Geometric):
         still = ~random.bernoulli(self.p)
         angle, shear = angle.masked_fill(still, 0), shear.masked_fill(still, 0)
         scale, shift = scale.masked_fill(still, 1), shift.masked_fill(still[:, None], 0)
-        return _Affine(forward(angle, scale, shear, shift), height, width, self.fill)
+        return forward(angle, scale, shear, shift)
 
 
 def forward(angle: Tensor, scale: Tensor, shear: Tensor, shift: Tensor) -> Tensor:
@@ -304,30 +274,22 @@ def forward(angle: Tensor, scale: Tensor, shear: Tensor, shift: Tensor) -> Tenso
     return torch.stack([x, y], 1)
 
 
-class _Affine(Move):
-    def __init__(self, matrices: Tensor, height: int, width: int, fill: float) -> None:
-        self._forward = matrices
-        self._height, self._width, self._fill = height, width, fill
+def affine_move(matrices: Tensor, height: int, width: int, fill: float) -> Move:
+    """The move of pictures by `matrices`, as `forward` gives them."""
+    (a, b, c), (d, e, f) = (row.unbind(1) for row in matrices.unbind(1))
+    area = a * e - b * d
+    x = torch.stack([e / area, -b / area, (b * f - e * c) / area], -1)
+    y = torch.stack([-d / area, a / area, (d * c - a * f) / area], -1)
+    inverse = torch.stack([x, y], 1)
 
-    def image(self, images: Tensor) -> Tensor:
-        return affine(images, self._inverse(), self._fill)
-
-    def mask(self, masks: Tensor) -> Tensor:
-        return affine(masks, self._inverse(), 0.0, nearest=True)
-
-    def points(self, points: Tensor) -> Tensor:
-        rows = self._forward.flatten(1)[:, :, None].to(points.device, points.dtype)
+    def points(points: Tensor) -> Tensor:
+        rows = matrices.flatten(1)[:, :, None].to(points.device, points.dtype)
         a, b, c, d, e, f = rows.unbind(1)
-        x, y = points[..., 0] - self._width / 2, points[..., 1] - self._height / 2
-        moved = [x * a + y * b + c + self._width / 2, x * d + y * e + f + self._height / 2]
+        x, y = points[..., 0] - width / 2, points[..., 1] - height / 2
+        moved = [x * a + y * b + c + width / 2, x * d + y * e + f + height / 2]
         return torch.stack(moved, dim=-1)
 
-    def canvas(self) -> tuple[int, int]:
-        return self._height, self._width
-
-    def _inverse(self) -> Tensor:
-        (a, b, c), (d, e, f) = (row.unbind(1) for row in self._forward.unbind(1))
-        area = a * e - b * d
-        x = torch.stack([e / area, -b / area, (b * f - e * c) / area], -1)
-        y = torch.stack([-d / area, a / area, (d * c - a * f) / area], -1)
-        return torch.stack([x, y], 1)
+    return Move(
+        height, width, lambda images: affine(images, inverse, fill),
+        lambda masks: affine(masks, inverse, 0.0, nearest=True), points,
+    )  # fmt: skip

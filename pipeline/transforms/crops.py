@@ -1,9 +1,4 @@
-"""Which part of a picture becomes the sample: crops that are known before anything is decoded.
-
-A crop is a function of a key and of the picture's size. The random one is torchvision's
-RandomResizedCrop with numbers of its own, `uniform_at(key, n)`: number 0 flips; try t takes the
-numbers 1 + 4 t .. 4 + 4 t for area, aspect ratio, left and top. Cost: 8 us, or 2 us each of many.
-"""
+"""Crops as functions of a sample's key and the picture's size, known before anything is decoded."""
 
 from __future__ import annotations
 
@@ -15,20 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import ConfigError, Problem
-from pipeline.order.randomness import KeyArray, hash64_rows, uniform_at
+from pipeline.order.randomness import KeyArray, as_uniform, hash64_rows, uniform_at
 
 Sizes = npt.NDArray[np.int64]
 
 _TRIES = 10
-_AT_ONCE = 3  # of them, where there are many pictures; few need more
+_AT_ONCE = 3  # of them, for many pictures; few need more
 
 
 class Crop(NamedTuple):
-    """A part of a picture, in its pixels; fractions where it is not cut at pixels.
+    """A part of a picture, in pixels; fractions where it is not cut at pixels.
 
     Attributes:
         flip: mirror it.
-        inside: whether pixels beside it must not count when it is resized, as after cutting it out.
+        inside: whether only the pixels inside count when it is resized, as after cutting it out.
     """
 
     left: float
@@ -54,13 +49,23 @@ class Crops(NamedTuple):
 
     @classmethod
     def of(cls, crops: Sequence[Crop], inside: bool) -> Crops:
-        """These crops."""
         regions = np.array([crop[:4] for crop in crops], np.float64).reshape(-1, 4)
         return cls(regions, np.array([crop.flip for crop in crops], bool), inside)
 
 
-class RandomResizedCrop:
-    """A part of random area and shape.
+def side_lengths(size: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width of a result, from one side or both; otherwise a ConfigError."""
+    sides = [size, size] if isinstance(size, int) else list(size)
+    if len(sides) != 2 or min(sides) < 1:
+        raise ConfigError(Problem("size", f"got {size!r}, expected a side or [height, width]"))
+    return int(sides[0]), int(sides[1])
+
+
+class RandomAreaCrop:
+    """A part of random area and shape, as torchvision's RandomResizedCrop draws it; 8 us.
+
+    Its numbers are `uniform_at(key, n)`: number 0 flips; try t takes the numbers 1 + 4 t .. 4 + 4 t
+    for area, aspect ratio, left and top.
 
     Args:
         scale: share of the picture's area, [least, largest].
@@ -95,8 +100,8 @@ class RandomResizedCrop:
         return self._central(width, height, flip)
 
     def many(self, keys: KeyArray, widths: Sizes, heights: Sizes) -> Crops:
-        """The crops of pictures, the same as one by one; each argument is [B]."""
-        draws = (hash64_rows(keys, range(1 + 4 * _AT_ONCE)) >> np.uint64(11)) * 2.0**-53
+        """The crops of pictures, the same as one by one; each argument is [B]. 2 us a picture."""
+        draws = as_uniform(hash64_rows(keys, range(1 + 4 * _AT_ONCE)))
         tries = draws[:, 1:].reshape(len(keys), _AT_ONCE, 4)
         wide, high, area = widths[:, None], heights[:, None], (widths * heights)[:, None]
         low, most = math.log(self.ratio[0]), math.log(self.ratio[1])
@@ -104,10 +109,8 @@ class RandomResizedCrop:
         # numpy's exp is not that of `math` to the last bit, and the crops have to be.
         logarithms = (low + (most - low) * tries[..., 1]).ravel().tolist()
         ratio = np.array([math.exp(one) for one in logarithms]).reshape(share.shape)
-        across, down = (
-            np.rint(np.sqrt(area * share * ratio)),
-            np.rint(np.sqrt(area * share / ratio)),
-        )
+        across = np.rint(np.sqrt(area * share * ratio))
+        down = np.rint(np.sqrt(area * share / ratio))
         left = np.floor((wide - across + 1) * tries[..., 2])
         top = np.floor((high - down + 1) * tries[..., 3])
         fits = (across > 0) & (across <= wide) & (down > 0) & (down <= high)
@@ -128,15 +131,27 @@ class RandomResizedCrop:
         return Crop(left, top, left + across, top + down, flip)
 
 
-class CenterCrop:
-    """The middle of the picture, as if that had been resized first and cut then.
-
-    Args:
-        size: (height, width) that is cut out.
-        resize: length of the picture's shorter side before; None fits the cut into the picture.
-    """
+class Whole:
+    """The whole picture."""
 
     draws = False
+
+    def __call__(self, key: int, width: int, height: int) -> Crop:
+        return Crop(0, 0, width, height, inside=False)
+
+    def many(self, keys: KeyArray, widths: Sizes, heights: Sizes) -> Crops:
+        """The crops of pictures; each argument is [B]."""
+        sizes = zip(widths.tolist(), heights.tolist(), strict=True)
+        return Crops.of([self(0, width, height) for width, height in sizes], inside=False)
+
+
+class CenterCrop(Whole):
+    """The middle of the picture, as if that were resized first and cropped then.
+
+    Args:
+        size: (height, width) of the crop.
+        resize: length of the picture's shorter side before; None fits the crop into the picture.
+    """
 
     def __init__(self, size: tuple[int, int], resize: int | None) -> None:
         self.size = size
@@ -156,28 +171,6 @@ class CenterCrop:
         across, down = min(columns * unit, width), min(rows * unit, height)
         left, top = (width - across) / 2, (height - down) / 2
         return Crop(left, top, left + across, top + down, inside=False)
-
-    def many(self, keys: KeyArray, widths: Sizes, heights: Sizes) -> Crops:
-        """The crops of pictures; each argument is [B]."""
-        return _unkeyed(self, widths, heights)
-
-
-class Whole:
-    """All of the picture."""
-
-    draws = False
-
-    def __call__(self, key: int, width: int, height: int) -> Crop:
-        return Crop(0, 0, width, height, inside=False)
-
-    def many(self, keys: KeyArray, widths: Sizes, heights: Sizes) -> Crops:
-        """The crops of pictures; each argument is [B]."""
-        return _unkeyed(self, widths, heights)
-
-
-def _unkeyed(rule: CenterCrop | Whole, widths: Sizes, heights: Sizes) -> Crops:
-    sizes = zip(widths.tolist(), heights.tolist(), strict=True)
-    return Crops.of([rule(0, width, height) for width, height in sizes], inside=False)
 
 
 def _interval(value: Sequence[float], name: str) -> tuple[float, float]:

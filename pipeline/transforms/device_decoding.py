@@ -1,15 +1,8 @@
-"""Batch transforms that decode JPEG files where the batch is: on a GPU by nvJPEG.
+"""Batch transforms that decode JPEG files on the batch's device: with nvJPEG on a GPU.
 
-    DecodeBatchRandomResizedCrop, DecodeBatchResizeCenterCrop      uint8 [B, 3, *size]
-
-1. Samples reach the batch as files (`EncodedImage`), so bytes of files cross to the device.
-2. Crops are those of `transforms/crops.py`, known from a row's key and the size in the header.
-3. torchvision decodes all files of a batch together: nvJPEG on CUDA, libjpeg-turbo on a CPU.
-4. What is no plain and whole JPEG file (PNG, CMYK, damaged ...) is decoded on the CPU by the
-   dataset's own reader, one by one; so a bad file is refused in its words.
-
-Worth it where the CPU is short and the device is not: nvJPEG decodes whole files at full size, and
-takes its time from training. Pixels differ by rounding from those of other decoders.
+Other files (PNG, CMYK, damaged ...) are decoded on the CPU by the dataset's own reader. Worth it
+where the CPU is the bottleneck: nvJPEG decodes whole files at full size and takes time from
+training. Pixels differ by rounding from those of other decoders.
 """
 
 from __future__ import annotations
@@ -24,20 +17,19 @@ from torch.nn.functional import interpolate
 from pipeline.errors import DataError
 from pipeline.loading.batch import Batch
 from pipeline.loading.encoded import EncodedImage
-from pipeline.order.sample_generators import KeyedRandom
-from pipeline.transforms.crops import CenterCrop, Crop, RandomResizedCrop
-from pipeline.transforms.image_decoding import Size, checked_header, side_lengths
-from pipeline.transforms.jpeg_header import JpegHeader
+from pipeline.order.randomness import KeyedRandom
+from pipeline.transforms.crops import CenterCrop, Crop, RandomAreaCrop, side_lengths
+from pipeline.transforms.image_decoding import Size, checked_header
 from pipeline.transforms.warping import resize_weights
 
 _RGB = 3  # torchvision.io.ImageReadMode
-# What is to be done to stored pixels [C, H, W], by EXIF's number: transpose? and which to mirror.
+# How to turn stored pixels [C, H, W] upright, by EXIF's number: transpose? and axes to mirror.
 _UPRIGHT = {1: (False, ()), 2: (False, (2,)), 3: (False, (1, 2)), 4: (False, (1,)),
             5: (True, ()), 6: (True, (2,)), 7: (True, (1, 2)), 8: (True, (1,))}  # fmt: skip
 
 
 class DecodeBatch:
-    """What the transforms of this file have in common.
+    """Base class: the files of a batch become uint8 [B, 3, *size].
 
     Args:
         size: of the result, one side or (height, width), in pixels.
@@ -49,13 +41,16 @@ class DecodeBatch:
 
     decodes = True  # the build asks the dataset for undecoded pictures
 
-    def __init__(self, size: Size, crop: RandomResizedCrop | CenterCrop) -> None:
+    def __init__(self, size: Size, crop: RandomAreaCrop | CenterCrop) -> None:
         self.size = side_lengths(size)
         self.crop = crop
 
     def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:
         device = next((v.device for v in batch.values() if isinstance(v, Tensor)), "cpu")
-        found = [name for name, value in batch.items() if _are_files(value)]
+        found = [
+            name for name, value in batch.items()
+            if isinstance(value, list) and value and isinstance(value[0], EncodedImage)
+        ]  # fmt: skip
         if not found:
             raise DataError(
                 f"{type(self).__name__} decodes image files, and no field of the batch "
@@ -64,16 +59,15 @@ class DecodeBatch:
             )
         keys = random.keys.tolist()
         for name in found:
-            batch[name] = self._decoded(batch[name], keys, torch.device(device))
+            pictures = _pixels(batch[name], torch.device(device))
+            out = torch.empty((len(keys), 3, *self.size), dtype=torch.uint8, device=device)
+            for row, (pixels, key) in enumerate(zip(pictures, keys, strict=True)):
+                crop = self.crop(key, pixels.shape[2], pixels.shape[1])
+                resized = _cut if crop.inside else _seen
+                part = resized(pixels, crop, self.size)
+                out[row] = (part.flip(-1) if crop.flip else part).round_().clamp_(0, 255)
+            batch[name] = out
         return batch
-
-    def _decoded(self, files: list[EncodedImage], keys: list[int], device: torch.device) -> Tensor:
-        out = torch.empty((len(files), 3, *self.size), dtype=torch.uint8, device=device)
-        for row, (pixels, key) in enumerate(zip(_pixels(files, device), keys, strict=True)):
-            crop = self.crop(key, pixels.shape[2], pixels.shape[1])
-            part = _cut(pixels, crop, self.size) if crop.inside else _seen(pixels, crop, self.size)
-            out[row] = (part.flip(-1) if crop.flip else part).round_().clamp_(0, 255)
-        return out
 
 
 class DecodeBatchRandomResizedCrop(DecodeBatch):
@@ -93,7 +87,7 @@ class DecodeBatchRandomResizedCrop(DecodeBatch):
         ratio: Sequence[float] = (3 / 4, 4 / 3),
         flip: float = 0.5,
     ) -> None:
-        super().__init__(size, RandomResizedCrop(scale, ratio, flip))
+        super().__init__(size, RandomAreaCrop(scale, ratio, flip))
 
 
 class DecodeBatchResizeCenterCrop(DecodeBatch):
@@ -101,58 +95,51 @@ class DecodeBatchResizeCenterCrop(DecodeBatch):
 
     Args:
         size: of the result, one side or (height, width), in pixels.
-        resize: length to which the shorter side is brought before the middle is cut out; None
-            cuts out as much as fits.
+        resize: length of the shorter side before the middle is cut out; None cuts out as much as
+            fits.
     """
 
     def __init__(self, size: Size, resize: int | None = None) -> None:
         super().__init__(size, CenterCrop(side_lengths(size), resize))
 
 
-def _are_files(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], EncodedImage)
-
-
 def _pixels(files: list[EncodedImage], device: torch.device) -> list[Tensor]:
-    """All pictures whole and upright, uint8 [3, H, W]."""
+    """The whole pictures, upright, uint8 [3, H, W]."""
     headers = [checked_header(file) for file in files]
-    plain = [row for row, header in enumerate(headers) if header is not None]
+    data = [
+        torch.frombuffer(bytearray(file.content), dtype=torch.uint8)
+        for file, header in zip(files, headers, strict=True) if header is not None
+    ]  # fmt: skip
     try:
-        together = _decoded_together([files[row] for row in plain], device)
+        # The operators and not `torchvision.io`, which warns that TorchCodec will take their place.
+        if device.type != "cuda":
+            decoded = iter([torch.ops.image.decode_jpeg(one, _RGB, False) for one in data])
+        else:
+            decoded = iter(torch.ops.image.decode_jpegs_cuda(data, _RGB, device) if data else ())
     except RuntimeError:  # one of them is damaged, or of a kind that the decoder does not know
-        together = [None] * len(plain)
-    decoded: list[Tensor | None] = [None] * len(files)
-    for row, pixels in zip(plain, together, strict=True):
-        decoded[row] = None if pixels is None else _upright(pixels, headers[row])
+        headers = [None] * len(files)
     return [
-        file.decode().as_subclass(Tensor).to(device) if pixels is None else pixels
-        for file, pixels in zip(files, decoded, strict=True)
-    ]
+        file.decode().as_subclass(Tensor).to(device)
+        if header is None else _upright(next(decoded), header.orientation)
+        for file, header in zip(files, headers, strict=True)
+    ]  # fmt: skip
 
 
-def _decoded_together(files: list[EncodedImage], device: torch.device) -> list[Tensor | None]:
-    data = [torch.frombuffer(bytearray(file.content), dtype=torch.uint8) for file in files]
-    # The operators and not `torchvision.io`, which warns that TorchCodec will take their place.
-    if device.type != "cuda":
-        return [torch.ops.image.decode_jpeg(one, _RGB, False) for one in data]
-    return list(torch.ops.image.decode_jpegs_cuda(data, _RGB, device)) if data else []
-
-
-def _upright(pixels: Tensor, header: JpegHeader | None) -> Tensor:
-    transposed, mirrored = _UPRIGHT[header.orientation if header else 1]
+def _upright(pixels: Tensor, orientation: int) -> Tensor:
+    transposed, mirrored = _UPRIGHT[orientation]
     pixels = pixels.transpose(1, 2) if transposed else pixels
     return pixels.flip(mirrored) if mirrored else pixels
 
 
 def _cut(pixels: Tensor, crop: Crop, size: tuple[int, int]) -> Tensor:
-    """A crop at whole pixels, resized as if it had been cut out: float32 [3, *size]."""
+    """A crop at whole pixels, resized as after cutting it out: float32 [3, *size]."""
     left, top, right, bottom = map(int, crop[:4])
     part = pixels[None, :, top:bottom, left:right].to(torch.float32)
     return interpolate(part, size, mode="bilinear", antialias=True)[0]
 
 
 def _seen(pixels: Tensor, crop: Crop, size: tuple[int, int]) -> Tensor:
-    """A crop at any place, in whose resizing pixels beside it count: float32 [3, *size]."""
+    """A crop at any place, resized with the pixels beside it: float32 [3, *size]."""
     rows, columns = (
         resize_weights(
             torch.tensor([low]), torch.tensor([high - low]), length, wanted, pixels.device, False

@@ -1,12 +1,6 @@
-"""Transforms of a sample that torchvision v2 does not have.
+"""Transforms of a sample (a dict of fields) that torchvision v2 does not have.
 
-A transform takes a sample (dict of fields) and gives one. Those that draw do so from torch's global
-generator, as torchvision's own do; fetch seeds it from the sample's key.
-
-    Compose         a keyed map of transforms, applied in the order of the map (loading/compose.py)
-    Normalize       uint8 images to floats by ImageNet's or the training split's statistics
-    LandmarkFlip    mirrors image and landmarks and swaps the left ones with the right ones
-    FaceCrop        a square around the landmarks
+They draw from torch's global generator, as torchvision's do; fetch seeds it from the sample's key.
 """
 
 from __future__ import annotations
@@ -67,27 +61,25 @@ class Normalize:
         return tv_tensors.wrap(F.normalize(scaled, self.mean, self.std), like=value)
 
     def check_channels(self, count: int) -> None:
-        """Raise DataError where there are not as many means as a picture has channels."""
+        """Raise DataError if a picture has another number of channels than there are means."""
         if count != len(self.mean) and len(self.mean) != 1:
             raise DataError(f"Normalize has {len(self.mean)} means, and a picture has {count} "
                             "channels; set its statistics to dataset, or to {mean: [...], std: "
                             "[...]} of as many")  # fmt: skip
 
     def inverse(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalised float32 [..., C, H, W] back to uint8 for looking at."""
+        """Normalised float32 [..., C, H, W] back to uint8, for display."""
         mean = torch.tensor(self.mean, device=images.device).view(-1, 1, 1)
         std = torch.tensor(self.std, device=images.device).view(-1, 1, 1)
         return ((images * std + mean).clamp(0, 1) * 255).round().to(torch.uint8)
 
 
 class LandmarkFlip:
-    """Mirror image and landmarks with probability `p`, keeping each landmark's meaning.
-
-    A plain horizontal flip would leave the left eye's points on what has become the right eye.
+    """Mirror image and landmarks with probability `p`; a left eye's landmarks stay a left eye's.
 
     Args:
         p: probability.
-        pairs: "ibug68", or pairs of landmark numbers that change places.
+        pairs: "ibug68", or pairs of landmark numbers that are swapped.
     """
 
     def __init__(self, p: float = 0.5, pairs: str | Sequence[Sequence[int]] = "ibug68") -> None:
@@ -114,7 +106,7 @@ class LandmarkFlip:
 
 
 class FaceCrop:
-    """A square around the landmarks; what lies outside the picture is black.
+    """A square around the landmarks; pixels outside of the picture are black.
 
     Args:
         scale: side of the square, in units of the longer side of the landmarks' box.
@@ -129,14 +121,6 @@ class FaceCrop:
         points = next((v for v in sample.values() if isinstance(v, tv_tensors.KeyPoints)), None)
         if points is None:
             raise DataError("FaceCrop needs landmarks (KeyPoints), and the sample has none")
-        left, top, side = self._square(points)
-        box = {"top": top, "left": left, "height": side, "width": side}
-        return {
-            name: F.crop(value, **box) if isinstance(value, tv_tensors.TVTensor) else value
-            for name, value in sample.items()
-        }
-
-    def _square(self, points: tv_tensors.KeyPoints) -> tuple[int, int, int]:
         plain = points.as_subclass(torch.Tensor)
         low, high = plain.amin(dim=-2), plain.amax(dim=-2)
         side = max(float((high - low).max()) * self.scale, 1.0)
@@ -146,4 +130,9 @@ class FaceCrop:
             centre = centre + draws[:2] * side
             side = side * (1 + float(draws[2]))
         left, top = (centre - side / 2).round().int().tolist()
-        return left, top, max(round(side), 1)
+        side = max(round(side), 1)
+        box = {"top": top, "left": left, "height": side, "width": side}
+        return {
+            name: F.crop(value, **box) if isinstance(value, tv_tensors.TVTensor) else value
+            for name, value in sample.items()
+        }

@@ -1,14 +1,9 @@
-"""Transforms that decode: the part of a JPEG file that is wanted, at the size that is wanted.
+"""Transforms that decode only the wanted part of a JPEG file, at the wanted size.
 
-1. The crop follows from the sample's key and the size in the header, before anything is decoded;
-   so it is the same whoever decodes, and no generator is drawn from.
-2. `native` (pipeline/native) decodes that region at the DCT's scale that still covers the result,
-   resizes it with antialiasing, mirrors it and writes it where the batch will be, in one call
-   without Python's lock. `pure` does the same with torchvision and Pillow.
-3. What is no plain and whole JPEG file (PNG, CMYK, damaged ...) is decoded in full by the dataset's
-   own reader, one by one, and then cropped; so a bad file is refused in its words.
-
-Cost for 500 x 375 to 224 x 224 on one core: see docs/benchmarks.md.
+The crop follows from the sample's key and the header's size. `native` (pipeline/native) decodes,
+resizes, mirrors and writes it in one call without Python's lock; `pure` uses torchvision and
+Pillow. Other files (PNG, CMYK, damaged ...) are decoded in full by the dataset's own reader.
+Cost: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -26,13 +21,12 @@ from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import Limits
 from pipeline.loading import output_buffers
 from pipeline.loading.encoded import EncodedImage
-from pipeline.loading.output_buffers import OutputRow
 from pipeline.loading.stored import StoredPictures
 from pipeline.order.randomness import KeyArray, key_at_hand
 from pipeline.transforms import native_images, pure_images
 from pipeline.transforms.batch import BatchCompose
-from pipeline.transforms.batch_colors import Normalize
-from pipeline.transforms.crops import CenterCrop, Crop, Crops, RandomResizedCrop, Whole
+from pipeline.transforms.batch_colors import BatchNormalize
+from pipeline.transforms.crops import CenterCrop, Crops, RandomAreaCrop, Whole, side_lengths
 from pipeline.transforms.image import Compose, Sample
 from pipeline.transforms.jpeg_header import JpegHeader, jpeg_header, scans_too_often
 from pipeline.transforms.native_images import Normal
@@ -41,24 +35,22 @@ Decoder = Literal["auto", "native", "pure"]
 Size = int | Sequence[int]
 Pixels = npt.NDArray[Any]
 
-_NONE = JpegHeader(1, 1, 0)  # in the place of a header that cannot be had; C leaves it alone
+_NONE = JpegHeader(1, 1, 0)  # for files without a header; C skips them
 
 
 class Decode:
-    """What the transforms of this file have in common: encoded pictures become [3, *size].
-
-    Pictures that are decoded already are cropped and resized alike.
+    """Base class: encoded pictures become [3, *size]; decoded ones are cropped and resized alike.
 
     Args:
         size: of the result, one side or (height, width), in pixels.
         crop: which part of the picture.
         decoder: "native", "pure", or "auto" for native where it was built.
         reduce: let the DCT decode large files at 1/2, 1/4 or 1/8 where that still covers the
-            result: faster, and a grey level or two from what the whole file would give.
+            result: faster, and a grey level or two from the result of the whole file.
 
     Attributes:
         decoder: "native" or "pure".
-        keyed: that no generator is drawn from.
+        keyed: no generator is drawn from.
 
     Raises:
         ConfigError: "native" was not built.
@@ -74,8 +66,8 @@ class Decode:
         self.reduce = reduce
         self._normal: Normal | None = None
 
-    def normalizing(self, normalize: Normalize) -> Decode:
-        """This transform, with the batch transform `normalize` done by the way."""
+    def normalizing(self, normalize: BatchNormalize) -> Decode:
+        """This transform with the batch transform `normalize` done while decoding."""
         changed = copy.copy(self)
         scale = 1 / (255 * np.array(normalize.std))
         bias = -np.array(normalize.mean) / np.array(normalize.std)
@@ -94,10 +86,7 @@ class Decode:
     def decode_batch(
         self, pictures: Sequence[EncodedImage] | StoredPictures, keys: KeyArray
     ) -> torch.Tensor | None:
-        """The pictures of a batch as the samples with these keys would have them: [B, 3, *size].
-
-        Returns:
-            None where they have to be worked on one by one.
+        """The pictures of the samples with these keys: [B, 3, *size]; None to do them one by one.
 
         Raises:
             DataError: one of them is bad.
@@ -118,7 +107,7 @@ class Decode:
         array: Pixels,
         channels_last: bool = False,
     ) -> None:
-        """The same for files, into `array`, which may be uint8 [B, *size, 3]; natively."""
+        """The same for files by the native decoder, into `array`, or uint8 [B, *size, 3]."""
         headers = [checked_header(file) or _NONE for file in files]
         sizes = np.array(headers, np.int64)
         done = native_images.decode(
@@ -131,13 +120,14 @@ class Decode:
             self._put(self._from_pixels(files[row].decode(), int(keys[row])), target)
 
     def _one(self, value: Any, key: int) -> Any:
-        if isinstance(value, EncodedImage):
-            return self._decoded(value, key).as_subclass(tv_tensors.Image)
-        if isinstance(value, tv_tensors.Image):
-            slot = self._slot()
-            if not self._cut_natively(value, key, slot.array):
-                self._put(self._from_pixels(value, key), slot.array)
-            return slot.tensor.as_subclass(tv_tensors.Image)
+        if isinstance(value, (EncodedImage, tv_tensors.Image)):
+            row = output_buffers.allocate_row((3, *self.size), self._dtype)
+            if isinstance(value, EncodedImage):
+                if not self._decoded(value, key, row.array):
+                    self._put(self._from_pixels(value.decode(), key), row.array)
+            elif not self._cut_natively(value, key, row.array):
+                self._put(self._from_pixels(value, key), row.array)
+            return row.tensor.as_subclass(tv_tensors.Image)
         if isinstance(value, tv_tensors.TVTensor):
             raise DataError(
                 f"{type(self).__name__} moves no {type(value).__name__} along with the picture; "
@@ -149,35 +139,21 @@ class Decode:
     def _dtype(self) -> type[np.generic]:
         return np.uint8 if self._normal is None else np.float32
 
-    def _slot(self) -> OutputRow:
-        return output_buffers.allocate_row((3, *self.size), self._dtype)
-
-    def _decoded(self, image: EncodedImage, key: int) -> torch.Tensor:
-        target, tensor = self._slot()
+    def _decoded(self, image: EncodedImage, key: int, target: Pixels) -> bool:
+        """Whether the decoder could decode the file into `target`."""
         header = checked_header(image)
         if header is None:
-            self._put(self._from_pixels(image.decode(), key), target)
-            return tensor
-        crop = self.crop(key, header.width, header.height)
-        decode = self._natively if self.decoder == "native" else self._purely
-        if not decode(image.content, header, crop, target):
-            self._put(self._from_pixels(image.decode(), key), target)
-        return tensor
-
-    def _natively(self, content: bytes, header: JpegHeader, crop: Crop, target: Pixels) -> bool:
-        """Whether the file was fit for it, and whole as far as it was read."""
-        one = Crops.of([crop], crop.inside)
-        done = native_images.decode([content], [header], one, target[None],
-                             self.reduce, self._normal)  # fmt: skip
-        return bool(done[0])
-
-    def _purely(self, content: bytes, header: JpegHeader, crop: Crop, target: Pixels) -> bool:
-        """Whether the file was fit for it."""
-        pixels = pure_images.decode(content, header, crop, self.size, self.reduce)
-        if pixels is None:
             return False
-        self._put(pixels, target)
-        return True
+        crop = self.crop(key, header.width, header.height)
+        if self.decoder == "native":
+            one = Crops.of([crop], crop.inside)
+            done = native_images.decode([image.content], [header], one, target[None],
+                                        self.reduce, self._normal)  # fmt: skip
+            return bool(done[0])
+        pixels = pure_images.decode(image.content, header, crop, self.size, self.reduce)
+        if pixels is not None:
+            self._put(pixels, target)
+        return pixels is not None
 
     def _from_pixels(self, image: torch.Tensor, key: int) -> Pixels:
         """The crop of a whole picture, uint8 [3, H, W]."""
@@ -192,7 +168,7 @@ class Decode:
         )
 
     def _cut_natively(self, image: torch.Tensor, key: int, target: Pixels) -> bool:
-        """Whether a decoded picture lay in memory as C wants it, and was worked on there."""
+        """Whether C could crop a decoded picture into `target`: uint8 in a layout that it knows."""
         plain = image.dtype == torch.uint8 and image.ndim == 3 and len(image) == 3
         if not (plain and self.takes_batches):
             return False
@@ -210,7 +186,7 @@ class Decode:
         if self._normal is None:
             np.copyto(target, pixels)
             return
-        pixels = np.ascontiguousarray(pixels)  # bytes are quicker to turn round than numbers
+        pixels = np.ascontiguousarray(pixels)  # transposing bytes is faster than floats
         for channel, scale, bias in zip(range(3), *self._normal, strict=True):
             np.multiply(pixels[channel], np.float32(scale), out=target[channel])
             target[channel] += np.float32(bias)
@@ -220,13 +196,10 @@ class DecodeRandomResizedCrop(Decode):
     """A part of random area and shape, resized and perhaps mirrored: uint8 [3, *size].
 
     Args:
-        size: of the result, one side or (height, width), in pixels.
+        size, decoder, reduce: as for `Decode`.
         scale: share of the picture's area, [least, largest].
         ratio: width by height, [least, largest].
         flip: probability to mirror it.
-        decoder: "auto", "native" or "pure".
-        reduce: let the DCT decode large files at 1/2, 1/4 or 1/8 where that still covers the
-            result.
     """
 
     def __init__(
@@ -238,17 +211,16 @@ class DecodeRandomResizedCrop(Decode):
         decoder: Decoder = "auto",
         reduce: bool = True,
     ) -> None:
-        super().__init__(size, RandomResizedCrop(scale, ratio, flip), decoder, reduce)
+        super().__init__(size, RandomAreaCrop(scale, ratio, flip), decoder, reduce)
 
 
 class DecodeResizeCenterCrop(Decode):
     """The middle of the picture resized: uint8 [3, *size].
 
     Args:
-        size: of the result, one side or (height, width), in pixels.
-        resize: length to which the shorter side is brought before the middle is cut out; None
-            cuts out as much as fits.
-        decoder, reduce: as for `DecodeRandomResizedCrop`.
+        size, decoder, reduce: as for `Decode`.
+        resize: length of the shorter side before the middle is cut out; None cuts out as much as
+            fits.
     """
 
     def __init__(
@@ -262,11 +234,7 @@ class DecodeResizeCenterCrop(Decode):
 
 
 class DecodeResize(Decode):
-    """All of the picture, resized without regard to its shape: uint8 [3, *size].
-
-    Args:
-        size, decoder, reduce: as for `DecodeRandomResizedCrop`.
-    """
+    """The whole picture, resized without keeping its shape: uint8 [3, *size]. See `Decode`."""
 
     def __init__(self, size: Size, decoder: Decoder = "auto", reduce: bool = True) -> None:
         super().__init__(size, Whole(), decoder, reduce)
@@ -278,29 +246,21 @@ def decode_step(transform: Compose) -> Decode | None:
 
 
 def fused(transform: Compose, batch: BatchCompose) -> tuple[Compose, BatchCompose]:
-    """The same steps with normalising done while decoding, where the two stand side by side.
+    """The same steps with normalising done while decoding, where that comes next.
 
-    The values are the same to the last bit; what is saved is going over the batch once more.
+    The values are the same to the last bit; it saves a pass over the batch.
     """
     steps, rest = dict(transform.steps), dict(batch.steps)
     last, first = next(reversed(steps), None), next(iter(rest), None)
     if last is None or first is None:
         return transform, batch
     decode, normalize = steps[last], rest.pop(first)
-    if not isinstance(decode, Decode) or type(normalize) is not Normalize:
+    if not isinstance(decode, Decode) or type(normalize) is not BatchNormalize:
         return transform, batch
     if normalize.channels_last or len(normalize.mean) != 3:
         return transform, batch
     steps[last] = decode.normalizing(normalize)
     return Compose(steps), BatchCompose(rest, batch.seed)
-
-
-def side_lengths(size: Size) -> tuple[int, int]:
-    """Height and width of a result; otherwise a ConfigError."""
-    sides = [size, size] if isinstance(size, int) else list(size)
-    if len(sides) != 2 or min(sides) < 1:
-        raise ConfigError(Problem("size", f"got {size!r}, expected a side or [height, width]"))
-    return int(sides[0]), int(sides[1])
 
 
 def _chosen(decoder: str) -> Literal["native", "pure"]:
@@ -333,12 +293,12 @@ def checked_header(image: EncodedImage) -> JpegHeader | None:
             f"image {image.name!r} claims {header.width} x {header.height} pixels: {refusal}; or "
             "take it out of the data."
         )
-    # The dataset's reader says what is wrong with it.
+    # The dataset's reader reports the error.
     return None if scans_too_often(image.content, pixels, image.most_pixels) else header
 
 
 def describe(step: Decode) -> str:
-    """The decoder in a few words, for people."""
+    """The decoder in a few words."""
     if step.decoder == "native":
         return f"native JPEG decoder ({native_images.jpeg().library})"
     built = "" if native_images.jpeg() else " (the native one was not built: it needs libjpeg-dev)"

@@ -1,12 +1,4 @@
-"""Size and orientation of a JPEG file, from its markers alone.
-
-1. Markers are walked up to the first scan; no pixel is decoded.
-2. Only the plain kinds are told of: 8 bits, one or three colours, Huffman codes (sequential or
-   progressive), with the mark of its end as the last two bytes.
-3. Of everything else nothing is said, and whoever asks decodes the whole file instead.
-
-Cost: about 8 us.
-"""
+"""Size and orientation of a JPEG file from its markers, without decoding; about 8 us."""
 
 from __future__ import annotations
 
@@ -22,10 +14,10 @@ _MOST_SCANS = 64  # over as many pixels as one picture may have
 
 
 class JpegHeader(NamedTuple):
-    """What the header says.
+    """The size of a JPEG file.
 
     Attributes:
-        width, height: of the picture as it is to be looked at, in pixels.
+        width, height: of the upright picture, in pixels.
         orientation: of EXIF, 1 to 8; 1 if there is none.
     """
 
@@ -35,7 +27,11 @@ class JpegHeader(NamedTuple):
 
 
 def jpeg_header(content: bytes) -> JpegHeader | None:
-    """The header of a JPEG file; None if it is no plain and whole one."""
+    """The header of a JPEG file; None for files that the decoders here do not support.
+
+    Supported: 8 bits, one or three colours, Huffman codes (sequential or progressive), and the mark
+    of the end as the last two bytes.
+    """
     if content[:2] != b"\xff\xd8" or content[-2:] != b"\xff\xd9":
         return None
     size: tuple[int, int] | None = None
@@ -56,12 +52,16 @@ def jpeg_header(content: bytes) -> JpegHeader | None:
         if marker in _OTHER or marker in (_START, _END) or length < 2:
             return None
         if marker == _SCAN:
-            return None if size is None else _turned(size, orientation or 1)
-        if marker in _PLAIN:
-            if size is not None:
-                return None
-            size = _frame_size(content[at + 4 : at + 2 + length])
             if size is None:
+                return None
+            width, height = size if (orientation or 1) < 5 else size[::-1]
+            return JpegHeader(width, height, orientation or 1)
+        if marker in _PLAIN:
+            frame = content[at + 4 : at + 2 + length]
+            if size is not None or len(frame) < 6 or frame[0] != 8 or frame[5] not in (1, 3):
+                return None
+            size = frame[3] << 8 | frame[4], frame[1] << 8 | frame[2]
+            if not all(size):
                 return None
         elif marker == _APP1 and orientation is None and content[at + 4 : at + 10] == b"Exif\0\0":
             orientation = _orientation(content[at + 10 : at + 2 + length])
@@ -70,34 +70,17 @@ def jpeg_header(content: bytes) -> JpegHeader | None:
 
 
 def scans_too_often(content: bytes, pixels: int, most: int) -> bool:
-    """Whether the scans of a file take far longer than its pixels do.
+    """Whether a file has so many scans that decoding takes far longer than its pixels justify.
 
-    Each scan goes over all of them, and there may be any number: one takes 10 bytes of the file.
-
-    Args:
-        pixels: of the picture.
-        most: that a picture may have.
+    Each scan takes 10 bytes of the file and goes over all `pixels`; a picture may have `most`.
     """
     if pixels * len(content) <= 8 * _MOST_SCANS * most:  # there cannot be so many
         return False
     return pixels * content.count(b"\xff\xda") > _MOST_SCANS * most
 
 
-def _frame_size(frame: bytes) -> tuple[int, int] | None:
-    """(width, height) of a frame of 8 bits and one or three colours."""
-    if len(frame) < 6 or frame[0] != 8 or frame[5] not in (1, 3):
-        return None
-    height, width = frame[1] << 8 | frame[2], frame[3] << 8 | frame[4]
-    return (width, height) if width and height else None
-
-
-def _turned(size: tuple[int, int], orientation: int) -> JpegHeader:
-    width, height = size if orientation < 5 else size[::-1]
-    return JpegHeader(width, height, orientation)
-
-
 def _orientation(tiff: bytes) -> int:
-    """The orientation in a TIFF structure, 1 where there is none that makes sense."""
+    """The orientation in a TIFF structure; 1 if there is no valid one."""
     order = {b"II*\0": "little", b"MM\0*": "big"}.get(tiff[:4])
     if order is None:
         return 1

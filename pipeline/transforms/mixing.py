@@ -1,17 +1,9 @@
-"""Samples mixed with a partner: MixUp and CutMix, with soft labels.
+"""Batch transforms that mix samples with a partner: MixUp and CutMix, with soft labels.
 
-Who is mixed with whom is part of the address and not of who computes it: rows 2k and 2k + 1 of the
-global batch are partners, and batches are shared out in pairs (`together`), so that both are always
-on the same rank. In a random order neighbours are a random pair. A row without a partner, as the
-last of an odd batch, stays as it is; so does one whose partner is padding, since padding depends on
-how a batch is shared out.
-
-Each row draws its own share from its own key. Both of a pair are mixed from what both were before.
-
-    field `label`         int64[B], stays: the class of the picture that the row began as
-    field `label_soft`    float32[B, classes], the target of the loss; rows add up to 1
-
-Zhang et al.: "mixup: Beyond empirical risk minimization", 2018; Yun et al.: "CutMix", 2019.
+Rows 2k and 2k + 1 of the global batch are partners, and always on one rank (`together`). A row
+without a partner, or with padding as its partner, stays as it is. Both of a pair are mixed from
+their values before. The field `label` stays the class of the row's own picture; `label_soft`,
+float32[B, classes], is the target of the loss, with rows that add up to 1.
 """
 
 from __future__ import annotations
@@ -25,7 +17,7 @@ from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.loading.batch import Batch
-from pipeline.order.sample_generators import KeyedRandom
+from pipeline.order.randomness import KeyedRandom
 from pipeline.transforms.batch import blocks, by_row, images_of, probability
 from pipeline.transforms.batch_colors import paste
 
@@ -49,9 +41,9 @@ class Mix(ABC):
 
     Args:
         num_classes: a fact of the dataset.
-        alpha: both shapes of the beta distribution that the share is drawn from; 1 is uniform, less
-            leaves one of the two nearly alone.
-        p: probability that a row is mixed at all.
+        alpha: both shapes of the beta distribution of the share; 1 is uniform, with less one of the
+            two dominates.
+        p: probability that a row is mixed.
         target: the field of classes, int64[B].
     """
 
@@ -69,7 +61,10 @@ class Mix(ABC):
 
     def __call__(self, batch: Batch, random: KeyedRandom) -> Batch:
         images = images_of(batch, self)
-        self._refuse_places(batch)
+        for field, kind in batch.kinds.items():
+            if kind != "image":
+                raise DataError(f"{type(self).__name__} mixes pictures of classes, and cannot mix "
+                                f"{kind} (field {field!r})")  # fmt: skip
         other = partners(batch)
         share = random.beta(self.alpha, self.alpha)
         mixed = random.bernoulli(self.p) & (other != torch.arange(len(other)))
@@ -77,27 +72,24 @@ class Mix(ABC):
         kept = share
         for name, pixels in images.items():
             batch[name], kept = self.mix(pixels, other, share, random.child("place"))
-        batch[self.target + SOFT] = self._soft(batch, other, kept)
+        soft = batch.get(self.target + SOFT)
+        if soft is None:
+            soft = self._hard(batch)
+        kept = by_row(kept, soft)
+        batch[self.target + SOFT] = soft * kept + soft[other.to(soft.device)] * (1 - kept)
         return batch
 
     @abstractmethod
     def mix(
         self, images: Tensor, other: Tensor, share: Tensor, random: KeyedRandom
     ) -> tuple[Tensor, Tensor]:
-        """Mixed pictures, and the share of each row's own picture that came of it.
+        """Mixed pictures, and the share of its own picture that each row has kept.
 
         Args:
             images: [B, C, H, W].
             other: int64[B], the partners' rows.
             share: float64[B], how much of its own picture a row should keep.
         """
-
-    def _soft(self, batch: Batch, other: Tensor, share: Tensor) -> Tensor:
-        soft = batch.get(self.target + SOFT)
-        if soft is None:
-            soft = self._hard(batch)
-        kept = by_row(share, soft)
-        return soft * kept + soft[other.to(soft.device)] * (1 - kept)
 
     def _hard(self, batch: Batch) -> Tensor:
         name, label = type(self).__name__, batch.get(self.target)
@@ -106,15 +98,9 @@ class Mix(ABC):
                             "not int64[B]; name the field of the classes as `target`")  # fmt: skip
         return F.one_hot(label, self.num_classes).to(torch.float32)
 
-    def _refuse_places(self, batch: Batch) -> None:
-        for field, kind in batch.kinds.items():
-            if kind != "image":
-                raise DataError(f"{type(self).__name__} mixes pictures of classes; there is no "
-                                f"mixture of {kind} (field {field!r})")  # fmt: skip
-
 
 class MixUp(Mix):
-    """Add each picture to its partner's, by shares that add up to 1."""
+    """A weighted mean of each picture and its partner's (Zhang et al.: "mixup", 2018)."""
 
     def mix(
         self, images: Tensor, other: Tensor, share: Tensor, random: KeyedRandom
@@ -129,7 +115,7 @@ class MixUp(Mix):
 
 
 class CutMix(Mix):
-    """Put a rectangle of its partner's picture into each picture."""
+    """Put a rectangle of its partner's picture into each picture (Yun et al.: "CutMix", 2019)."""
 
     def mix(
         self, images: Tensor, other: Tensor, share: Tensor, random: KeyedRandom

@@ -1,10 +1,7 @@
-"""The extension modules, as the rest of the house calls them.
+"""Calls of the extension modules: a batch's regions of JPEG files or of decoded pictures.
 
-    decode(files, headers, crops, target)       regions of JPEG files
-    crop_resize(pictures, crops, target)        regions of pictures that are decoded
-
-Each takes the rows of a batch in one call of C, without Python's lock, and reports which
-row it has come to. Cost beside the work on pixels: about 30 us a batch.
+Each is one call of C without Python's lock, which reports the row in progress; 30 us a batch beside
+the work on pixels.
 """
 
 from __future__ import annotations
@@ -59,14 +56,12 @@ def decode(
     """Decode a region of each file into `target`, uint8 or float32 [B, 3, height, width].
 
     Args:
-        headers: of the files.
-        crops: the regions.
         reduce: let the DCT decode at 1/2, 1/4 or 1/8 where that still covers the result.
         normal: for float32.
         channels_last: the target is uint8 [B, height, width, 3].
 
     Returns:
-        bool [B]: the file was fit for it, and whole as far as it was read.
+        bool [B]: whether the file could be decoded, and was complete as far as it was read.
     """
     facts = np.empty((len(contents), 4), np.int64)
     facts[:, :3], facts[:, 3] = headers, crops.flips
@@ -89,7 +84,7 @@ def crop_resize(
     """Resample a region of each picture into `target`, uint8 or float32 [B, 3, height, width].
 
     Returns:
-        Whether the pictures and the result were of sizes that C takes on.
+        False if C does not support the sizes of the pictures and the result.
     """
     facts = np.empty((len(target), 4), np.int64)
     facts[:, 0], facts[:, 1], facts[:, 2] = pictures.starts, pictures.heights, pictures.widths

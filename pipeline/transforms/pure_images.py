@@ -1,7 +1,7 @@
-"""Regions of JPEG files, and of decoded pictures, by torchvision and Pillow.
+"""Regions of JPEG files and of decoded pictures, by torchvision and Pillow.
 
-Crops at whole pixels are cut out and resized by torch, others by Pillow, which can also let the DCT
-decode at 1/2, 1/4 or 1/8. Cost: see docs/benchmarks.md.
+Crops at whole pixels are resized by torch, others by Pillow, which can also let the DCT decode at
+1/2, 1/4 or 1/8.
 """
 
 from __future__ import annotations
@@ -23,18 +23,25 @@ Pixels = npt.NDArray[Any]
 Sides = tuple[int, int]  # height and width
 
 _MOST_ROWS_AT_ONCE = 16  # that JPEG codes together
-_UNKNOWN = (bytes(4), b"\x80\x80\x80\xff")  # of a pixel: not written, written without codes
+_UNKNOWN = (bytes(4), b"\x80\x80\x80\xff")  # a pixel not written, and one without codes
 
 
 def decode(
     content: bytes, header: JpegHeader, crop: Crop, size: Sides, reduce: bool
 ) -> Pixels | None:
-    """A region of a JPEG file, uint8 [3, *size]; None if the file is not fit for it.
+    """A region of a JPEG file, uint8 [3, *size]; None if the file cannot be decoded.
 
     Args:
         reduce: let the DCT decode smaller where that still covers the result.
     """
-    wanted = _reduction(crop, size) if reduce else 1
+    rows, columns = size
+    wanted = 1  # the divisor of the DCT
+    while (
+        reduce and wanted < 8
+        and crop.right - crop.left >= columns * wanted * 2
+        and crop.bottom - crop.top >= rows * wanted * 2
+    ):  # fmt: skip
+        wanted *= 2
     try:
         if crop.inside and wanted == 1:
             data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -54,19 +61,6 @@ def resize(pixels: torch.Tensor, crop: Crop, size: Sides) -> Pixels:
     return _resized(Image.fromarray(whole), crop, size)
 
 
-def _reduction(crop: Crop, size: Sides) -> int:
-    """The largest divisor of the DCT at which the crop still covers the result."""
-    rows, columns = size
-    found = 1
-    while (
-        found < 8
-        and crop.right - crop.left >= columns * found * 2
-        and crop.bottom - crop.top >= rows * found * 2
-    ):
-        found *= 2
-    return found
-
-
 def _with_pillow(
     content: bytes, header: JpegHeader, crop: Crop, size: Sides, wanted: int
 ) -> Pixels:
@@ -74,7 +68,7 @@ def _with_pillow(
     from PIL.JpegImagePlugin import JpegImageFile
 
     with JpegImageFile(io.BytesIO(content)) as image:
-        image.decodermaxblock = len(content)  # all of it at once, with no copies of its parts
+        image.decodermaxblock = len(content)  # all at once, without copies of parts
         if wanted > 1:
             image.draft(None, (image.width // wanted, image.height // wanted))
         divisor = image.decoderconfig[0] if image.decoderconfig else 1
@@ -91,10 +85,9 @@ def _with_pillow(
 def _load(image: Any, rows: int) -> None:
     """Decode the topmost rows, and little more than that of a picture in colour.
 
-    libjpeg complains of a picture that it was not let finish, and Pillow raises that when the rows
-    are there. It raises the same for broken ones. What tells them apart is the last pixel: its
-    fourth byte, of no use otherwise, is 0 until it is written, and where codes ended before it all
-    of it is grey. A sound picture that is grey there is taken for a broken one.
+    Pillow raises an error both for a picture that is decoded in part and for a broken one. The last
+    pixel tells them apart: its unused fourth byte is 0 until it is written, and the pixel is grey
+    if codes ended before it. An intact picture that is grey there counts as broken.
     """
     rows = (rows // _MOST_ROWS_AT_ONCE + 1) * _MOST_ROWS_AT_ONCE
     if image.mode != "RGB" or rows >= image.height:
@@ -127,8 +120,8 @@ def _resized(image: Any, crop: Crop, size: Sides, divisor: int = 1) -> Pixels:
 def _cut(pixels: torch.Tensor, crop: Crop, size: Sides) -> Pixels:
     """A crop at whole pixels, resized by torch."""
     left, top, right, bottom = map(int, crop[:4])
-    # numpy makes it contiguous in this thread; torch would share the copy out to others, and
-    # waiting for them costs more than all the rest.
+    # numpy copies in this thread; torch would use others, and waiting for them costs more than all
+    # the rest.
     part = np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()[top:bottom, left:right])
     channels_last = torch.from_numpy(part).permute(2, 0, 1)[None]
     resized = interpolate(channels_last, size, mode="bilinear", antialias=True)

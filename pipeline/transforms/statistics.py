@@ -1,8 +1,6 @@
-"""Mean and standard deviation of the training images, computed once and kept.
+"""Mean and standard deviation of the training images, computed once and kept as JSON.
 
-One pass over the split, decoding in threads (decoders release the interpreter lock); the sums are
-added in the order of the rows, so the result does not depend on how many threads there are. The
-result is kept in `<cache_dir>/statistics/<fingerprint of the data>.json`.
+Threads decode; sums are added in the order of the rows, so their number does not change the result.
 """
 
 from __future__ import annotations
@@ -45,18 +43,18 @@ def statistics_of(
 
     Args:
         dataset: the training split, untransformed; its samples hold one uint8 [C, H, W] image.
-        cache_dir: where the result is looked up and kept.
-        fingerprint: by which it is kept; None takes `dataset.fingerprint`. Where there is none,
-            the result is not kept.
-        names: for samples that are no dicts.
+        cache_dir: the result is kept in `statistics/<fingerprint>.json` there.
+        fingerprint: of the data; None takes `dataset.fingerprint`. Without one the result is not
+            kept.
+        names: for samples that are not dicts.
 
     Returns:
-        {"mean": [C], "std": [C]}; every pixel weighs the same, so large images weigh more.
+        {"mean": [C], "std": [C]}; every pixel has the same weight, so large images have more.
 
     Raises:
-        DataError: there are no images, or one cannot be read; or what was kept is damaged.
-        NotOwnError: what was kept is another user's, or leads elsewhere.
-        DiskError: the result cannot be kept.
+        DataError: there are no images, one cannot be read, or the kept file is damaged.
+        NotOwnError: the kept file is another user's, or leads elsewhere.
+        DiskError: the result cannot be written.
     """
     folder = Path(cache_dir).expanduser() / "statistics"
     named = fingerprint or getattr(dataset, "fingerprint", None)
@@ -75,20 +73,20 @@ def statistics_of(
 
 
 def _kept(path: Path) -> dict[str, list[float]]:
-    """The statistics in a file: as many means as deviations, all of them finite."""
+    """The statistics in a file: as many means as deviations, all finite."""
     try:
         check_own(path)
         kept = mapping(plain_json.read(path, _LARGEST))
         numbers = {key: kept.get(key) for key in ("mean", "std")}
         for key, values in numbers.items():
             if not isinstance(values, list) or not all(type(one) in (int, float) for one in values):
-                raise JsonError(f"{key} is {shown(values)}, and has to be a list of numbers")
+                raise JsonError(f"{key} is {shown(values)}, and must be a list of numbers")
         if not 1 <= len(kept["mean"]) == len(kept["std"]) <= _MOST_CHANNELS:
-            raise JsonError("mean and std are not of equal, sensible lengths")
+            raise JsonError(f"mean and std must have one length from 1 to {_MOST_CHANNELS}")
         return {key: [float(one) for one in kept[key]] for key in numbers}
     except (OSError, ValueError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path} is damaged: {reason}. Delete it, and it is made again") from error
+        raise DataError(f"{path} is damaged: {reason}. Delete it to compute it again") from error
 
 
 def _computed(dataset: Any, names: Fields) -> dict[str, list[float]]:

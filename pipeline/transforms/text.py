@@ -1,17 +1,13 @@
-"""Text to numbers: a sample's string becomes a sequence of token ids, without a vocabulary file.
+"""Text to sequences of token ids, without a vocabulary file.
 
-    bytes    the UTF-8 bytes: nothing is lost, nothing unknown, sequences are long
-    words    words and signs, each hashed into a table of fixed size; two words may share an id
-
-Ids 0 and 1 are the same for both: 0 is padding, 1 is a text without any token, so that a sequence
-has a step at least. The hash is `order.randomness.hash64`, the same on every machine and in
-every version. Nothing draws random numbers. Cost: about 5 us a text of 80 characters by bytes,
-10 us by words.
+Id 0 is padding, 1 is a text without any token, so that a sequence has at least one step. Cost:
+about 5 us a text of 80 characters by bytes, 10 us by words.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal
@@ -37,14 +33,15 @@ class Tokenize:
 
     Args:
         field: the field that holds the text.
-        kind: "bytes" or "words".
-        size: ids there are, padding included: 258 for bytes, any number from 3 on for words. With
-            n different words, about n / (2 size) of them share an id with another.
+        kind: "bytes" for UTF-8 bytes; or "words" for words and signs, each hashed to an id by
+            `hash64`, the same on every machine and in every version.
+        size: number of ids, padding included: 258 for bytes, 3 or more for words. With n different
+            words, about n / (2 size) of them share an id with another.
         max_length: tokens kept, from the start; None keeps all.
-        lower: take capital letters as small ones.
+        lower: convert to lower case.
 
     Raises:
-        ConfigError: one of these cannot be.
+        ConfigError: an argument is out of range.
     """
 
     def __init__(
@@ -57,9 +54,6 @@ class Tokenize:
     ) -> None:
         self.field, self.kind, self.max_length, self.lower = field, kind, max_length, lower
         self.size = size if size is not None else 258 if kind == "bytes" else 8192
-        self._check()
-
-    def _check(self) -> None:
         problems = []
         if self.kind not in ("bytes", "words"):
             problems.append(Problem("kind", f"{self.kind!r}; allowed: bytes, words"))
@@ -76,40 +70,36 @@ class Tokenize:
     def __call__(self, sample: Sample) -> Sample:
         text = sample.get(self.field)
         if not isinstance(text, str):
-            found = ", ".join(f"{name} ({type(value).__name__})" for name, value in sample.items())
-            raise DataError(f"Tokenize needs a text in the field {self.field!r}; there is {found}")
-        text = text.lower() if self.lower else text
-        tokens = self._bytes(text) if self.kind == "bytes" else self._words(text)
+            has = ", ".join(f"{name} ({type(value).__name__})" for name, value in sample.items())
+            raise DataError(f"Tokenize needs a text in the field {self.field!r}; there is {has}")
+        found = self._split(text)
+        if not isinstance(found, bytes):
+            tokens = torch.tensor([_id(word, self.size) for word in found] or [EMPTY])
+        elif found:
+            tokens = torch.frombuffer(bytearray(found), dtype=torch.uint8).long() + _FIRST
+        else:
+            tokens = torch.tensor([EMPTY])
         return {**sample, "tokens": tokens}
 
     @property
     def counting(self) -> str:
-        """How tokens are counted; another text for another number of tokens."""
+        """A text that differs where the numbers of tokens differ."""
         return f"{self.kind}, at most {self.max_length}" + (", small letters" if self.lower else "")
 
     def length(self, text: str) -> int:
-        """How many tokens a text has, without making them; about 3 us for 80 characters."""
+        """The number of tokens of a text, without making them; about 3 us for 80 characters."""
+        found = self._split(text)
+        return max(1, len(found) if isinstance(found, (bytes, list)) else sum(1 for _ in found))
+
+    def _split(self, text: str) -> bytes | list[str] | Iterator[str]:
+        """The bytes or words of a text."""
         text = text.lower() if self.lower else text
         if self.kind == "bytes":
-            kept = text[: self.max_length].encode("utf-8", "surrogatepass")[: self.max_length]
-            return max(1, len(kept))
+            return text[: self.max_length].encode("utf-8", "surrogatepass")[: self.max_length]
         if len(text) <= _LONG:
-            return max(1, len(_WORDS.findall(text)[: self.max_length]))
-        return max(1, sum(1 for _ in islice(_WORDS.finditer(text), self.max_length)))
-
-    def _bytes(self, text: str) -> torch.Tensor:
-        kept = text[: self.max_length].encode("utf-8", "surrogatepass")[: self.max_length]
-        if not kept:
-            return torch.tensor([EMPTY])
-        return torch.frombuffer(bytearray(kept), dtype=torch.uint8).long() + _FIRST
-
-    def _words(self, text: str) -> torch.Tensor:
-        if len(text) <= _LONG:
-            words = _WORDS.findall(text)[: self.max_length]
-        else:  # all words of a text without bounds would take many times its memory
-            matches = islice(_WORDS.finditer(text), self.max_length)
-            words = [match[0] for match in matches]
-        return torch.tensor([_id(word, self.size) for word in words] or [EMPTY])
+            return _WORDS.findall(text)[: self.max_length]
+        # All words of a text of any length would take many times its memory.
+        return (match[0] for match in islice(_WORDS.finditer(text), self.max_length))
 
 
 def _id(word: str, size: int) -> int:

@@ -1,15 +1,9 @@
-"""Crops and affine maps of whole batches of pictures, each row with parameters of its own.
+"""Crops and affine maps of batches of pictures, each row with parameters of its own.
 
-    crop_resize     cut a box out of each row and bring it to one size, antialiased
-    affine          turn, shift, scale and shear each row
-
-Pixels are float32 or uint8, [B, C, H, W], contiguous or channels last, and come out as they came
-in. Parameters are float64 or int64 on the CPU. On a CPU rows are worked on one by one, which keeps
-them in its cache; elsewhere all at once.
-
-What the rows are depends on their own pixels and parameters alone, to the last bit, for any batch
-size and number of threads: sums that a batch could order otherwise (matrix products, `add` with a
-factor) are written out. Between a CPU and a GPU, uint8 pixels differ by at most 1.
+Pixels are float32 or uint8 [B, C, H, W], and keep their memory format; parameters are float64 or
+int64 on the CPU. A row depends on its own pixels and parameters alone, to the last bit: sums whose
+order could depend on the batch (matrix products, `add` with a factor) are written out. Between a
+CPU and a GPU, uint8 pixels differ by at most 1.
 """
 
 from __future__ import annotations
@@ -20,16 +14,16 @@ from torch import Tensor
 
 
 def row_by_row(images: Tensor) -> bool:
-    """Whether pictures are worked on one by one, for the cache of a CPU, or all at once."""
+    """Whether to process rows one by one, which keeps them in a CPU's cache, or all at once."""
     return images.device.type == "cpu"
 
 
 def crop_resize(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Boxes of the pictures, resized as torchvision does it with antialiasing.
+    """Boxes of the pictures, resized with antialiasing as in torchvision.
 
     Args:
         images: [B, C, H, W].
-        boxes: int64[B, 4]: top, left, height, width, inside of the picture.
+        boxes: int64[B, 4]: top, left, height, width, within the picture.
         size: height and width of the result.
     """
     if not row_by_row(images):
@@ -56,13 +50,13 @@ def resize_weights(
     start: Tensor, extent: Tensor, length: int, size: int, device: torch.device | str = "cpu",
     inside: bool = True,
 ) -> Tensor:  # fmt: skip
-    """How much each of `length` pixels counts for each of `size`: float32[B, size, length].
+    """Weights of each of `length` pixels for each of `size`: float32[B, size, length].
 
     A triangle as wide as the output's pixel, but not narrower than the input's, as in Pillow.
 
     Args:
         start, extent: [B], the part of the line that is resized.
-        inside: whether pixels beside that part count for nothing.
+        inside: whether pixels outside of that part have no weight.
     """
     first, span = (t.to(device, torch.float64)[:, None, None] for t in (start, extent))
     scale = span / size
@@ -76,7 +70,7 @@ def resize_weights(
 
 
 def crop_nearest(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Boxes of masks [B, C, H, W], resized without making new values."""
+    """Boxes of masks [B, C, H, W], resized by nearest neighbours."""
     top, left, height, width = boxes.to(masks.device).unbind(1)
     down = top[:, None] + torch.arange(size[0], device=masks.device) * height[:, None] // size[0]
     across = left[:, None] + torch.arange(size[1], device=masks.device) * width[:, None] // size[1]
@@ -86,14 +80,14 @@ def crop_nearest(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def affine(images: Tensor, inverse: Tensor, fill: float = 0.0, nearest: bool = False) -> Tensor:
-    """Each row seen through an affine map, as torchvision does it.
+    """Each row under an affine map, as in torchvision.
 
     Args:
         images: [B, C, H, W].
         inverse: float64[B, 2, 3], from an output's pixel to the input's, both counted from the
             picture's centre.
-        fill: what lies outside of the picture, in the pixels' units.
-        nearest: take the nearest pixel and not a mean of four; for masks.
+        fill: value outside of the picture, in the pixels' units.
+        nearest: take the nearest pixel instead of a mean of four; for masks.
     """
     if not row_by_row(images):
         return _affine(images, inverse, fill, nearest)
@@ -106,25 +100,22 @@ def affine(images: Tensor, inverse: Tensor, fill: float = 0.0, nearest: bool = F
 
 
 def _affine(images: Tensor, inverse: Tensor, fill: float, nearest: bool) -> Tensor:
-    grid = _grid(inverse.to(images.device, torch.float32), *images.shape[-2:])
+    height, width = images.shape[-2:]
+    x = torch.arange(width, device=images.device) - (width - 1) / 2
+    y = (torch.arange(height, device=images.device) - (height - 1) / 2)[:, None]
+    matrix = inverse.to(images.device, torch.float32)
+    a, b, c, d, e, f = matrix.flatten(1)[:, :, None, None].unbind(1)
+    # Where each pixel comes from, -1 to 1 from edge to edge. Products and sums one by one: torch's
+    # affine_grid is a matrix product, which orders them by the size of the batch.
+    grid = torch.stack(
+        [(x * a + y * b + c) * (2 / width), (x * d + y * e + f) * (2 / height)], dim=-1
+    )
     pixels = images.to(torch.float32)
     pixels = pixels - fill if fill else pixels
     mode = "nearest" if nearest else "bilinear"
     warped = F.grid_sample(pixels, grid, mode, padding_mode="zeros", align_corners=False)
     warped = _rounded(warped + fill if fill else warped, images.dtype)
     return warped.contiguous(memory_format=layout(images))
-
-
-def _grid(inverse: Tensor, height: int, width: int) -> Tensor:
-    """Where each pixel comes from, float32[B, H, W, 2], -1 to 1 from edge to edge."""
-    x = torch.arange(width, device=inverse.device) - (width - 1) / 2
-    y = (torch.arange(height, device=inverse.device) - (height - 1) / 2)[:, None]
-    a, b, c, d, e, f = inverse.flatten(1)[:, :, None, None].unbind(1)
-    # Products and sums one by one: torch's affine_grid is a matrix product, which orders them by
-    # the size of the batch.
-    return torch.stack(
-        [(x * a + y * b + c) * (2 / width), (x * d + y * e + f) * (2 / height)], dim=-1
-    )
 
 
 def _like(images: Tensor, size: tuple[int, int]) -> Tensor:
@@ -135,7 +126,7 @@ def _like(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def layout(images: Tensor) -> torch.memory_format:
-    """Whether pictures [B, C, H, W] lie channels last or channel by channel."""
+    """The memory format of pictures [B, C, H, W]."""
     last = images.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if last and not images.is_contiguous() else torch.contiguous_format
 

@@ -1,18 +1,14 @@
 """The search for the fastest loader within a time and a memory budget.
 
-1. Climb: for each backend workers are doubled until that stops helping, nobody waits, or the memory
-   budget would be passed; one short measurement each.
-2. Look around: for the fastest of each backend also the numbers of workers in between, and more
-   batches ahead.
-3. Compare: the fastest few are measured again in turns, the slower half dropped after each round.
-4. Choose: of those within 2 % of the fastest, the one that needs least.
-
-Measuring is a function that the caller gives; nothing here knows of loaders. A measurement is only
-begun if it should end in time, as far as those before it tell.
+1. Climb: for each backend, double the workers while that helps; one short measurement each.
+2. Look around: near the fastest of each backend, other numbers of workers and batches ahead.
+3. Compare: measure the fastest few again in turns, and drop the slower half after each round.
+4. Choose: of those within 2 % of the fastest, the cheapest.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,13 +18,13 @@ Backend = Literal["main", "process", "thread"]
 
 HELPS = 1.03  # ratio of rates from which on more workers help
 AS_GOOD = 0.98  # of the fastest
-IN_REACH = 0.6  # of the fastest after one measurement each, which may have been lucky
+IN_REACH = 0.6  # of the fastest after one measurement each, which varies
 CONTENDERS = 6
 ROUNDS = 8
 
 
 class Setting(NamedTuple):
-    """What is varied; in order of what it costs."""
+    """A setting of the loader; they sort by cost."""
 
     workers: int
     prefetch: int
@@ -37,20 +33,13 @@ class Setting(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """One measurement.
+    """One measurement."""
 
-    Attributes:
-        batches, seconds: delivered in what time; 0 batches: not even the first ones came.
-        waited: share of the time in which the consumer waited.
-        memory: bytes of the whole process tree; 0: not known.
-        refused: why the setting cannot be; empty if it can.
-    """
-
-    batches: int
+    batches: int  # delivered in `seconds`, after the first ones
     seconds: float
-    waited: float = 0.0
-    memory: int = 0
-    refused: str = ""
+    waited: float = 0.0  # share of the time in which the consumer waited
+    memory: int = 0  # bytes of the whole process tree; 0: unknown
+    refused: str = ""  # why the setting cannot be used; empty if it can
 
 
 Measure = Callable[[Setting, float], Slice]
@@ -67,11 +56,8 @@ class Trial:
     @property
     def rate(self) -> float:
         """Batches per second, the median of the measurements; 0 if it cannot be used."""
-        rates = sorted(one.batches / one.seconds for one in self.slices if one.seconds)
-        if self.refused or not rates:
-            return 0.0
-        middle = len(rates) // 2
-        return rates[middle] if len(rates) % 2 else (rates[middle - 1] + rates[middle]) / 2
+        rates = [one.batches / one.seconds for one in self.slices if one.seconds]
+        return 0.0 if self.refused or not rates else statistics.median(rates)
 
     @property
     def waited(self) -> float:
@@ -84,28 +70,20 @@ class Trial:
 
 @dataclass(frozen=True)
 class Space:
-    """What may be tried.
+    """The limits of a search."""
 
-    Attributes:
-        backends: besides main, which is always tried.
-        workers: at most.
-        pin: whether there is a device for which pinning may help.
-        memory: bytes that the process tree may take; None: any.
-        base: bytes that it takes without workers.
-    """
-
-    backends: Sequence[Backend]
-    workers: int
-    pin: bool = False
-    memory: int | None = None
-    base: int = 0
+    backends: Sequence[Backend]  # besides main, which is always tried
+    workers: int  # at most
+    pin: bool = False  # whether there is a device for which pinning may help
+    memory: int | None = None  # bytes that the process tree may use; None: any
+    base: int = 0  # bytes that it uses without workers
 
 
 class Search:
     """One search.
 
     Args:
-        measure: measures a setting for about so many seconds; takes longer by its start-up.
+        measure: measures a setting for about so many seconds, without its start-up.
         seconds: of the whole search.
         slice_seconds: of one measurement.
     """
@@ -124,7 +102,7 @@ class Search:
         self._each: dict[Backend, float] = {}  # bytes of a worker of each backend
 
     def run(self) -> Trial:
-        """The trial of the setting to use."""
+        """Search; returns the trial of the setting to use."""
         self._try(Setting(0, 0, "main"))
         for backend in self.space.backends:
             self._climb(backend)
@@ -136,13 +114,13 @@ class Search:
     def choice(self) -> Trial:
         """The cheapest of those that are about as fast as the fastest."""
         best = self.ranked()[0]
-        # What was measured more often has been compared with its like.
+        # Only those that were measured as often have been compared with it.
         finalists = [one for one in self.trials.values() if len(one.slices) >= len(best.slices)]
         as_good = [one for one in finalists if one.rate >= AS_GOOD * best.rate]
         return min(as_good or [best], key=lambda trial: trial.setting)
 
     def ranked(self) -> list[Trial]:
-        """Trials, those that were compared most and are fastest first."""
+        """Trials, first those that were compared, then the fastest."""
         most = max((len(one.slices) for one in self.trials.values() if one.rate), default=0)
         return sorted(
             self.trials.values(),
@@ -179,25 +157,22 @@ class Search:
                 yield Setting(workers, 2, backend, True)
 
     def _compare(self) -> None:
-        contenders = self._fastest(CONTENDERS)
-        for _ in range(ROUNDS):
-            if len(contenders) < 2:
-                return
-            if not all(self._again(trial) for trial in contenders):
-                return
-            keep = max(len(contenders) // 2, 2)
-            contenders = _ordered(contenders)[:keep]
-
-    def _fastest(self, count: int) -> list[Trial]:
         able = _ordered([one for one in self.trials.values() if one.rate])
         best = max((one.rate for one in able), default=0.0)
-        return [one for one in able[:count] if one.rate > IN_REACH * best]
+        contenders = [one for one in able[:CONTENDERS] if one.rate > IN_REACH * best]
+        for _ in range(ROUNDS):
+            if len(contenders) < 2 or not all(self._again(trial) for trial in contenders):
+                return
+            contenders = _ordered(contenders)[: max(len(contenders) // 2, 2)]
 
     def _try(self, setting: Setting) -> Trial | None:
         """Measure a setting for the first time; None if there is no time or memory for it."""
         if setting in self.trials:
             return self.trials[setting]
-        if self.trials and (self._late(setting.backend) or self._too_large(setting)):
+        each = self._each.get(setting.backend, 0.0)
+        space = self.space
+        large = space.memory is not None and space.base + each * setting.workers > space.memory
+        if self.trials and (large or self._late(setting.backend)):
             return None
         self.trials[setting] = Trial(setting)
         self._again(self.trials[setting])
@@ -213,7 +188,10 @@ class Search:
         self._taken[backend] = max(self._timer() - began, self._taken.get(backend, 0.0))
         trial.slices.append(found)
         trial.refused = trial.refused or found.refused
-        self._weigh(trial.setting, found)
+        workers, base = trial.setting.workers, self.space.base
+        if workers and found.memory and base:
+            each = (found.memory - base) / workers
+            self._each[backend] = max(each, self._each.get(backend, 0.0))
         if self.space.memory is not None and found.memory > self.space.memory:
             trial.refused = "over the memory budget"
         return True
@@ -223,20 +201,9 @@ class Search:
         expected = self._taken.get(backend, longest)
         return self._timer() + expected > self._end
 
-    def _weigh(self, setting: Setting, found: Slice) -> None:
-        if setting.workers and found.memory and self.space.base:
-            each = (found.memory - self.space.base) / setting.workers
-            self._each[setting.backend] = max(each, self._each.get(setting.backend, 0.0))
-
-    def _too_large(self, setting: Setting) -> bool:
-        if self.space.memory is None:
-            return False
-        each = self._each.get(setting.backend, 0.0)
-        return self.space.base + each * setting.workers > self.space.memory
-
 
 def _ordered(trials: Sequence[Trial]) -> list[Trial]:
-    """First those about as fast as the fastest, the cheapest first; then the others by rate."""
+    """First those about as fast as the fastest, by cost; then the others, by rate."""
     best = max((one.rate for one in trials), default=0.0)
     good = [one for one in trials if one.rate >= AS_GOOD * best]
     rest = [one for one in trials if one.rate < AS_GOOD * best]

@@ -1,25 +1,24 @@
-"""When the training loop and everyone who makes its batches did what: numbers, a picture, a trace.
+"""Timelines of the training loop and its workers: numbers, a picture, a trace.
 
-A `Timeline` is what a run of some steps left behind: for each step when its batch was asked for,
-came and had been trained on, and the trace of the work on it. `draw` puts timelines side by side, a
-row for the training loop and one for each worker, on one scale of seconds. `write_trace` writes
-them in the Chrome trace format, which ui.perfetto.dev opens.
+`draw` puts timelines side by side, a row for the training loop and one for each worker, on one
+scale of seconds. `write_trace` writes the Chrome trace format, for ui.perfetto.dev.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.loading.stage_timer import StageTrace
+from pipeline.runs.pictures import INK, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INK, FAINT = "#30343b", "#e4e7eb"
+GRID = "#e4e7eb"
 COLORS = {
     "training": "#2a9d5c", "waiting": "#f4a259", "transfer": "#8e6bbf",
     "read": "#1d4e89", "transform": "#3f88c5", "collate": "#8fc1e3", "batch": "#c4def0",
@@ -32,28 +31,19 @@ Span = tuple[str, float, float]  # what, begin, end
 
 
 @dataclass
-class Step:
-    """One batch, seen from the training loop.
-
-    Attributes:
-        epoch, step, samples: of the batch.
-        asked, came, done: when it was asked for, was there, and had been trained on.
-        stages: seconds by stage.
-        trace: of the work on it.
-        delayed: seconds of the waiting in which it had come, but other programs had the core.
-        starved: the same of the training: it could have computed, and had no core.
-    """
+class StepTiming:
+    """The times of one batch in the training loop, in seconds."""
 
     epoch: int
     step: int
     samples: int
-    asked: float
+    asked: float  # when it was requested, received and trained on
     came: float
     done: float
-    stages: Mapping[str, float]
-    trace: StageTrace | None
-    delayed: float = 0.0
-    starved: float = 0.0
+    stages: Mapping[str, float]  # time by stage
+    trace: StageTrace | None  # of the work on it
+    delayed: float = 0.0  # of the wait after it came, in which other programs had the core
+    starved: float = 0.0  # of the training in which other programs had the core
 
     @property
     def waited(self) -> float:
@@ -62,7 +52,7 @@ class Step:
 
     @property
     def spans(self) -> list[Span]:
-        """What the training loop did."""
+        """The phases of the training loop."""
         moved = self.came - self.stages.get("transfer", 0.0)
         spans = [("waiting", self.asked, moved), ("transfer", moved, self.came),
                  ("training", self.came, self.done)]  # fmt: skip
@@ -71,16 +61,11 @@ class Step:
 
 @dataclass
 class Timeline:
-    """A number of steps in a row.
-
-    Attributes:
-        title: of the loader.
-        workers: how many made batches; 0 is the training loop itself.
-    """
+    """Consecutive steps with a loader; 0 workers: the training loop makes batches itself."""
 
     title: str
     workers: int
-    steps: list[Step] = field(default_factory=list)
+    steps: list[StepTiming] = field(default_factory=list)
 
     @property
     def begin(self) -> float:
@@ -93,7 +78,7 @@ class Timeline:
 
     @property
     def steady(self) -> float:
-        """Seconds from the first batch on; the first step's training is in it."""
+        """Seconds from the first batch on, including the first step's training."""
         return self.steps[-1].done - self.steps[0].came
 
     @property
@@ -112,7 +97,7 @@ class Timeline:
 
     @property
     def waited_at_starts(self) -> float:
-        """The part of `waited` that was for the first batches of epochs."""
+        """The part of `waited` for the first batches of epochs."""
         starts = (step.waited for step in self.steps[1:] if step.step == 0)
         return sum(starts) / max(self.steady, 1e-9)
 
@@ -123,27 +108,26 @@ class Timeline:
 
     @property
     def starved(self) -> float:
-        """Seconds per step in which the training loop could have computed, and had no core."""
+        """Seconds per step in which the training loop could run, but had no core."""
         return sum(step.starved + step.delayed for step in self.steps) / len(self.steps)
 
     def per_step(self) -> dict[str, float]:
         """Seconds of work per step, by stage."""
-        totals: dict[str, float] = {}
-        for step in self.steps:
-            for stage, seconds in step.stages.items():
-                totals[stage] = totals.get(stage, 0.0) + seconds
-        return {stage: seconds / len(self.steps) for stage, seconds in totals.items()}
+        return self._mean_of(step.stages for step in self.steps)
 
     def computing(self) -> dict[str, float]:
         """Seconds on a core per step, by stage."""
+        return self._mean_of(trace.computing for trace in self._traces())
+
+    def _mean_of(self, times: Iterable[Mapping[str, float]]) -> dict[str, float]:
         totals: dict[str, float] = {}
-        for trace in self._traces():
-            for stage, seconds in trace.computing.items():
+        for one in times:
+            for stage, seconds in one.items():
                 totals[stage] = totals.get(stage, 0.0) + seconds
         return {stage: seconds / len(self.steps) for stage, seconds in totals.items()}
 
     def blocked(self) -> float:
-        """Seconds per step in which whoever made the batch waited for something but a core."""
+        """Seconds per step in which the making of batches waited, but not for a core."""
         return sum(trace.blocked for trace in self._traces()) / len(self.steps)
 
     def busy(self) -> float:
@@ -153,18 +137,18 @@ class Timeline:
         return spent / max((end - begin) * max(self.workers, 1), 1e-9)
 
     def unevenness(self) -> float:
-        """The slowest tenth of the batches, in medians."""
+        """Time of the slowest tenth of the batches, in medians."""
         spans = sorted(trace.end - trace.begin for trace in self._traces())
         if not spans:
             return 1.0
         return spans[int(0.9 * (len(spans) - 1))] / max(spans[len(spans) // 2], 1e-9)
 
-    def executors(self) -> dict[tuple[int, int], list[Step]]:
-        """Steps by who worked on them, in the order of their first batch."""
-        found: dict[tuple[int, int], list[Step]] = {}
-        for step in sorted((s for s in self.steps if s.trace), key=lambda s: s.trace.begin):  # type: ignore[union-attr]
-            assert step.trace is not None
-            found.setdefault((step.trace.process, step.trace.thread), []).append(step)
+    def executors(self) -> dict[tuple[int, int], list[tuple[StepTiming, StageTrace]]]:
+        """Steps and their traces by process and thread, in the order of their first batch."""
+        found: dict[tuple[int, int], list[tuple[StepTiming, StageTrace]]] = {}
+        traced = [(step, step.trace) for step in self.steps if step.trace is not None]
+        for step, trace in sorted(traced, key=lambda one: one[1].begin):
+            found.setdefault((trace.process, trace.thread), []).append((step, trace))
         return found
 
     def _traces(self) -> Iterator[StageTrace]:
@@ -191,9 +175,7 @@ def _events(timeline: Timeline, process: int) -> Iterator[dict[str, Any]]:
             yield event(0, kind, begin, end, kind, epoch=step.epoch, step=step.step)
     for row, ((pid, thread), steps) in enumerate(timeline.executors().items(), 1):
         yield _name("thread_name", process, row, f"worker {row} (process {pid}, thread {thread})")
-        for step in steps:
-            trace = step.trace
-            assert trace is not None
+        for step, trace in steps:
             name = f"batch {step.epoch}:{step.step}"
             yield event(row, name, trace.begin, trace.end, "batch", epoch=step.epoch,
                         step=step.step, samples=step.samples)  # fmt: skip
@@ -206,33 +188,35 @@ def _name(kind: str, process: int, row: int, name: str) -> dict[str, Any]:
 
 
 def draw(timelines: Sequence[Timeline], path: Path, heading: str) -> Path:
-    """Draw timelines side by side, for as long as the shortest of them lasts."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """Draw timelines side by side, up to the end of the shortest."""
+    from matplotlib.patches import Patch
 
     rows = max(min(len(one.executors()), MOST_ROWS) + 1 for one in timelines)
-    figure = Figure(figsize=(7.2 * len(timelines), 1.45 + 0.46 * rows), dpi=120)
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.2 * len(timelines), 1.45 + 0.46 * rows)
     length = 1.02 * min(one.steps[-1].done - one.begin for one in timelines)
     for place, timeline in enumerate(timelines, start=1):
         axes = figure.add_subplot(1, len(timelines), place)
         _draw_rows(axes, timeline, length, rows)
     shown = {kind for one in timelines for step in one.steps for kind, _, _ in step.spans}
     shown |= {stage for one in timelines for step in one.steps for stage in step.stages}
-    _draw_legend(figure, [kind for kind in COLORS if kind in shown])
+    names = {"read": "loading: read", "batch": "batch transform"}
+    handles = [Patch(color=color, label=names.get(kind, kind))
+               for kind, color in COLORS.items() if kind in shown]  # fmt: skip
+    figure.legend(handles=handles, loc="upper right", ncols=len(handles), frameon=False,
+                  fontsize=9, handlelength=1.1, columnspacing=1.2, borderpad=0.2,
+                  bbox_to_anchor=(0.995, 0.998))  # fmt: skip
     figure.text(0.008, 0.985, heading, fontsize=12, fontweight="bold", color=INK, va="top")
     height = figure.get_figheight()
     figure.subplots_adjust(left=0.085 * 2 / len(timelines), right=0.99, top=1 - 0.78 / height,
                            bottom=0.52 / height, wspace=0.2)  # fmt: skip
-    figure.savefig(path)
-    return path
+    return save(figure, path)
 
 
 def _draw_rows(axes: Axes, timeline: Timeline, length: float, rows: int) -> None:
     _draw_row(axes, 0, [span for step in timeline.steps for span in step.spans], timeline, length)
     names = [CONSUMER]
     for row, steps in enumerate(list(timeline.executors().values())[:MOST_ROWS], start=1):
-        _draw_row(axes, row, [span for one in steps for span in _stages(one)], timeline, length)
+        _draw_row(axes, row, [span for one in steps for span in _stages(*one)], timeline, length)
         _draw_numbers(axes, row, steps, timeline, length)
         names.append(f"worker {row}" if timeline.workers else "loading")
     more = len(timeline.executors()) - MOST_ROWS
@@ -251,15 +235,13 @@ def _draw_rows(axes: Axes, timeline: Timeline, length: float, rows: int) -> None
     axes.set_xlabel("seconds since the first batch was asked for; dashed: an epoch begins",
                     fontsize=9, color=INK)  # fmt: skip
     axes.tick_params(length=0, labelsize=9, colors=INK)
-    axes.grid(axis="x", color=FAINT, linewidth=0.7)
+    axes.grid(axis="x", color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _stages(step: Step) -> Iterator[Span]:
-    """The work on a batch, each stage in one piece: samples take turns too fast to be drawn."""
-    trace = step.trace
-    assert trace is not None
+def _stages(step: StepTiming, trace: StageTrace) -> Iterator[Span]:
+    """The stages of a batch, each in one piece: those of its samples are too short to draw."""
     begin = trace.begin
     for stage, seconds in step.stages.items():
         if stage != "transfer":
@@ -281,12 +263,11 @@ def _draw_row(
 
 
 def _draw_numbers(
-    axes: Axes, row: int, steps: Sequence[Step], timeline: Timeline, length: float
-) -> None:
-    """Outline each batch, and number it where there is room."""
-    for step in steps:
-        trace = step.trace
-        assert trace is not None
+    axes: Axes, row: int, steps: Sequence[tuple[StepTiming, StageTrace]], timeline: Timeline,
+    length: float,
+) -> None:  # fmt: skip
+    """Outline each batch, and number it if there is room."""
+    for step, trace in steps:
         start, span = trace.begin - timeline.begin, trace.end - trace.begin
         if start >= length:
             break
@@ -295,13 +276,3 @@ def _draw_numbers(
         if span > 0.03 * length and start + span < length:
             axes.text(start + span / 2, row, str(step.step), ha="center", va="center",
                       fontsize=7.5, color="white", fontweight="bold")  # fmt: skip
-
-
-def _draw_legend(figure: Any, kinds: Sequence[str]) -> None:
-    from matplotlib.patches import Patch
-
-    names = {"read": "loading: read", "batch": "batch transform"}
-    handles = [Patch(color=COLORS[kind], label=names.get(kind, kind)) for kind in kinds]
-    figure.legend(handles=handles, loc="upper right", ncols=len(handles), frameon=False,
-                  fontsize=9, handlelength=1.1, columnspacing=1.2, borderpad=0.2,
-                  bbox_to_anchor=(0.995, 0.998))  # fmt: skip

@@ -1,14 +1,8 @@
-"""What bounds a training run, told from a few measurements, and what to change.
+"""The bottleneck of a training run, judged from a few measurements, and what to change.
 
-1. Training bounds a run that hardly waits, whatever loading costs; unless its steps take longer
-   than they do alone. Then the cores bound it, which workers or other programs take from it.
-2. Start-up bounds a run whose workers take long to begin beside all that they do, or whose epochs
-   are so short that most waiting is for their first batches.
-3. Else the work on a batch tells, measured without workers: if it mostly waits for something but a
-   core, the store is slow to answer, and more requests at a time help; if it computes, cores or
-   cheaper work help; and if workers idle while the loop waits, what lies between them is at fault.
-
-All times are seconds per batch unless said otherwise.
+Training, if the run hardly waits, or the cores, if its steps take longer than alone; start-up, if
+that is long, or most waiting is at the start of epochs; otherwise what the work on a batch,
+measured without workers, mostly consists of. All times are seconds per batch unless said otherwise.
 """
 
 from __future__ import annotations
@@ -21,68 +15,46 @@ from typing import Literal
 Bound = Literal["training", "decoding", "reading", "collate", "transfer", "start-up", "hand-over",
                 "cores"]  # fmt: skip
 
-WAITS = 0.1  # share of the time waited from which on a run is not bound by its training
-SLOWED = 1.25  # times as long as alone: from here on a step is held up, by whatever
-MARGIN = 0.85  # how much of a worker's time can be counted on
+WAITS = 0.1  # share of the time waited from which on training is not the bottleneck
+SLOWED = 1.25  # times as long as alone from which on a step counts as slowed
+MARGIN = 0.85  # usable share of a worker's time
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a verdict goes by.
+    """The measurements that a verdict is based on."""
 
-    Attributes:
-        samples: in a batch.
-        ceiling: training on a batch that is there already.
-        pace: a step as configured, once batches come.
-        waited: share of that in which the training loop waited.
-        waited_at_starts: the part of `waited` that was for the first batches of epochs.
-        first: seconds until the first batch came.
-        run_steps: steps for which workers, once started, will work.
-        computing: work on a batch without workers: on a core, by stage.
-        blocked: the same: waiting for something but a core.
-        transfer: to the device.
-        busy: share of the time in which a worker had work, as configured.
-        unevenness: the slowest tenth of the batches, in medians.
-        backend, workers, prefetch: as configured.
-        cores: that this process may use.
-        threads: whether the data can be loaded by threads.
-        starved: of a step as configured, what the training loop could have computed in, and had no
-            core; 0 where nobody counts it.
-    """
-
-    samples: float
-    ceiling: float
-    pace: float
-    waited: float
-    waited_at_starts: float
-    first: float
-    run_steps: int
-    computing: Mapping[str, float]
-    blocked: float
-    transfer: float
-    busy: float
-    unevenness: float
+    samples: float  # in a batch
+    ceiling: float  # training on a cached batch
+    pace: float  # a step as configured, once batches come
+    waited: float  # share of that in which the training loop waited
+    waited_at_starts: float  # the part of `waited` for the first batches of epochs
+    first: float  # seconds until the first batch came
+    run_steps: int  # steps for which workers, once started, will work
+    computing: Mapping[str, float]  # work on a batch without workers: on a core, by stage
+    blocked: float  # the same: waiting, but not for a core
+    transfer: float  # to the device
+    busy: float  # share of the time in which a worker had work, as configured
+    unevenness: float  # the slowest tenth of the batches, in medians
     backend: str
     workers: int
     prefetch: int
-    cores: int
-    threads: bool
-    starved: float = 0.0
+    cores: int  # that this process may use
+    threads: bool  # whether threads can load the data
+    starved: float = 0.0  # of a step: time that the training loop could use, but had no core
 
     @property
     def work(self) -> float:
         return sum(self.computing.values()) + self.blocked
 
+    @property
+    def could_be_threads(self) -> bool:
+        return self.threads and self.backend == "process"
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """What bounds the run.
-
-    Attributes:
-        reason: in words.
-        advice: what to change, in words.
-        overrides: to paste; empty if there is nothing to change in the loader.
-    """
+    """The bottleneck of a run, why, and what to change, in words and as overrides to paste."""
 
     bound: Bound
     reason: str
@@ -91,13 +63,16 @@ class Verdict:
 
 
 def judge(measured: Measured) -> Verdict:
-    """What bounds the run, and what to change."""
+    """The bottleneck, and what to change."""
     total = measured.first + measured.run_steps * measured.pace
     if measured.first > 0.2 * total and measured.first > measured.waited * (total - measured.first):
         return _starting(measured, total)
     if measured.waited >= WAITS and measured.waited_at_starts > 0.5 * measured.waited:
         return _starting_epochs(measured)
-    if measured.waited < WAITS or _only_stalls(measured):
+    # Little waiting that does not come from the work on batches.
+    idle = measured.workers > 0 and measured.work / measured.workers < 0.5 * measured.ceiling
+    stalls = measured.waited < 2.5 * WAITS and idle and measured.busy < 0.5
+    if measured.waited < WAITS or stalls:
         return _training(measured)
     if measured.transfer > 0.5 * measured.waited * measured.pace:
         return Verdict(
@@ -111,20 +86,20 @@ def judge(measured: Measured) -> Verdict:
     if measured.blocked > computing:
         return _reading(measured)
     if measured.computing.get("collate", 0.0) > 0.5 * computing:
-        return _collating(measured)
-    if _could_keep_up(measured) and measured.busy < 0.6:
+        reason = f"putting samples together takes {_ms(measured.computing['collate'])} a batch"
+        if measured.could_be_threads:
+            return Verdict("collate", reason, "threads hand batches over without a copy",
+                           ("loader=threads",))  # fmt: skip
+        return Verdict("collate", reason, "make samples smaller: bytes, converted to floats as "
+                       "whole batches on the device", ("transform.batch_on=device",))  # fmt: skip
+    keeps_up = measured.workers > 0 and measured.work / measured.workers < measured.ceiling
+    if keeps_up and measured.busy < 0.6:
         return _handing_over(measured)
     return _decoding(measured, computing)
 
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
-
-
-def _only_stalls(measured: Measured) -> bool:
-    """Whether the waiting is little, and has nothing to do with how much work batches are."""
-    idle = measured.workers > 0 and measured.work / measured.workers < 0.5 * measured.ceiling
-    return measured.waited < 2.5 * WAITS and idle and measured.busy < 0.5
 
 
 def _training(measured: Measured) -> Verdict:
@@ -150,7 +125,7 @@ def _training(measured: Measured) -> Verdict:
 
 
 def _sharing(measured: Measured) -> Verdict:
-    """Steps take longer than alone, and not because they wait for data."""
+    """Steps take longer than alone, but don't wait for data."""
     step = measured.pace * (1 - measured.waited)
     slower, lost = step - measured.ceiling, min(measured.starved, step)
     reason = (
@@ -158,7 +133,7 @@ def _sharing(measured: Measured) -> Verdict:
         f"training loop waits for data only {measured.waited:.0%} of the time"
     )
     if lost > 0.3 * slower:
-        reason += f"; {_ms(lost)} of the step it could compute and had no core"
+        reason += f"; for {_ms(lost)} of the step it had no core"
     enough = _wanted(measured, sum(measured.computing.values()))
     taken = 1 + measured.workers * measured.busy
     if measured.workers > enough:
@@ -181,7 +156,7 @@ def _starting(measured: Measured, total: float) -> Verdict:
         f"the first batch came after {measured.first:.2f} s, which is {measured.first / total:.0%} "
         "of the time that workers are there for"
     )
-    if measured.threads and measured.backend == "process":
+    if measured.could_be_threads:
         return Verdict("start-up", reason, "threads start at once", ("loader=threads",))
     if measured.workers:
         few = "fewer workers start sooner, and the training loop itself at once"
@@ -194,7 +169,7 @@ def _starting_epochs(measured: Measured) -> Verdict:
         f"of the {measured.waited:.0%} of the time that the training loop waits, "
         f"{measured.waited_at_starts:.0%} are at the beginning of epochs, where no batch is ready"
     )
-    if measured.threads and measured.backend == "process":
+    if measured.could_be_threads:
         way = "threads start sooner; or let epochs be longer, with more samples or a sampler's"
         return Verdict("start-up", reason, f"{way} num_samples", ("loader=threads",))
     return Verdict("start-up", reason, "let epochs be longer")
@@ -203,10 +178,6 @@ def _starting_epochs(measured: Measured) -> Verdict:
 def _wanted(measured: Measured, work: float) -> int:
     """Workers that would make a batch in the time of a training step."""
     return max(1, math.ceil(work / (MARGIN * measured.ceiling)))
-
-
-def _could_keep_up(measured: Measured) -> bool:
-    return measured.workers > 0 and measured.work / measured.workers < measured.ceiling
 
 
 def _reading(measured: Measured) -> Verdict:
@@ -241,15 +212,6 @@ def _decoding(measured: Measured, computing: float) -> Verdict:
                    ("dataset.packed=auto",))  # fmt: skip
 
 
-def _collating(measured: Measured) -> Verdict:
-    reason = f"putting samples together takes {_ms(measured.computing['collate'])} a batch"
-    if measured.threads and measured.backend == "process":
-        return Verdict("collate", reason, "threads hand batches over without a copy",
-                       ("loader=threads",))  # fmt: skip
-    return Verdict("collate", reason, "let samples be smaller: bytes, which become floats as a "
-                   "whole batch, where they are used", ("transform.batch_on=device",))  # fmt: skip
-
-
 def _handing_over(measured: Measured) -> Verdict:
     reason = (
         f"workers are busy {measured.busy:.0%} of the time, and still the training loop waits "
@@ -259,7 +221,7 @@ def _handing_over(measured: Measured) -> Verdict:
         return Verdict("hand-over", f"{reason}: some batches take {measured.unevenness:.1f} times "
                        "as long as most", "keep more batches ready",
                        (f"loader.prefetch_factor={max(8, 2 * measured.prefetch)}",))  # fmt: skip
-    if measured.threads and measured.backend == "process":
+    if measured.could_be_threads:
         return Verdict("hand-over", f"{reason}: batches are large to send", "threads hand them "
                        "over without a copy", ("loader=threads",))  # fmt: skip
     return Verdict("hand-over", reason, "keep more batches ready",

@@ -106,9 +106,10 @@ CHAINS = {
     "file of csv's": {"callbacks": {"e": {"_target_": "pipeline.tasks.sweep._write_csv", "rows": [
         {"a": "b"}], "path": {"_target_": "pipeline.tasks.sweep.Path", "_args_": ["CANARY"]}}}},
     "result of a job": {"callbacks": {"e": {
-        "_target_": "pipeline.tasks.sweep.Result.write", "_args_": [
-            {"_target_": "pipeline.tasks.sweep.Result", "overrides": [], "status": "", "mode": "",
-             "metric": "", "value": 0, "seconds": 0, "error": "", "exit_code": 0, "started": 0},
+        "_target_": "pipeline.tasks.sweep.JobResult.write", "_args_": [
+            {"_target_": "pipeline.tasks.sweep.JobResult", "overrides": [], "status": "",
+             "mode": "", "metric": "", "value": 0, "seconds": 0, "error": "", "exit_code": 0,
+             "started": 0},
             {"_target_": "pipeline.tasks.sweep.Path", "_args_": ["CANARY"]}]}}},
     "inside a callback's arguments": {"callbacks": {"e": {
         "_target_": TABLE, "more": touch("pipeline.tasks.sweep.Path")}}},

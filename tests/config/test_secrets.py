@@ -266,6 +266,7 @@ def test_a_server_that_is_allowed_is_announced(configs, capsys, monkeypatch):
     assert run(capsys, "--allow-endpoint", "https://minio.lab").code == 2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "word", ["client_kwargs.verify=false", "use_ssl=false", "ssl=false", "client_kwargs.ssl=false"]
 )

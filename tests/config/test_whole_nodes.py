@@ -1,7 +1,5 @@
 """A node that names another `_target_` is the node as it was written, wherever it is written."""
 
-import copy
-
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -10,7 +8,6 @@ from omegaconf import OmegaConf
 
 import pipeline
 from pipeline.config import whole_nodes
-from pipeline.config.composition import Composer
 from pipeline.runs.resumption import with_overrides_of_run
 from tests.program import run
 
@@ -69,6 +66,7 @@ def experiment(tmp_path):
     return write
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("key", NODES)
 def test_a_node_is_replaced_on_the_command_line_and_in_a_file(key, experiment):
     node = NODES[key]
@@ -190,12 +188,3 @@ def test_a_run_goes_on_with_the_nodes_that_it_was_started_with(faces, tmp_path, 
         *with_overrides_of_run(["resume=here", "objective.loss={_target_: torch.nn.MSELoss}"])
     )
     assert other.objective["loss"] == {"_target_": "torch.nn.MSELoss"}
-
-
-def test_nothing_of_hydra_stays_changed():
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-
-    before = ConfigLoaderImpl._apply_overrides_to_config
-    Composer().compose([])
-    assert ConfigLoaderImpl._apply_overrides_to_config is before
-    assert copy.copy(before) is whole_nodes._hydras_own

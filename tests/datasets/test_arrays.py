@@ -133,7 +133,7 @@ def test_missing_files(tmp_path):
 
 
 def test_different_lengths(tmp_path):
-    refused(write(tmp_path, np.zeros((5, 2)), np.zeros(4, int)), "has 5 rows and .* 4: they need")
+    refused(write(tmp_path, np.zeros((5, 2)), np.zeros(4, int)), "has 5 rows and .* 4: both need")
 
 
 def test_a_negative_label(tmp_path):
@@ -169,8 +169,8 @@ def test_python_objects_are_refused(tmp_path):
 
 def test_text_and_no_rows_are_refused(tmp_path):
     refused(write(tmp_path, np.array(["a", "b"]), np.zeros(2)), "holds <U1; save numbers")
-    refused(write(tmp_path, np.zeros((0, 3)), np.zeros(0)), r"shape \(0, 3\): there are no rows")
-    refused(write(tmp_path, np.zeros(()), np.zeros(0)), r"shape \(\): there are no rows")
+    refused(write(tmp_path, np.zeros((0, 3)), np.zeros(0)), r"shape \(0, 3\): it has no rows")
+    refused(write(tmp_path, np.zeros(()), np.zeros(0)), r"shape \(\): it has no rows")
 
 
 def test_damaged_files_are_refused(classes):
@@ -178,6 +178,6 @@ def test_damaged_files_are_refused(classes):
     (classes / "inputs.npy").write_bytes(content[:-40])
     refused(classes, r"inputs\.npy' is shorter than its header says")
     (classes / "inputs.npy").write_bytes(b"no array at all")
-    refused(classes, r"inputs\.npy' is no \.npy file")
+    refused(classes, r"inputs\.npy' is not a \.npy file")
     (classes / "inputs.npy").write_bytes(b"")
-    refused(classes, r"inputs\.npy' is no \.npy file")
+    refused(classes, r"inputs\.npy' is not a \.npy file")

@@ -102,15 +102,15 @@ def not_finite(path):
 BAD = {
     "missing": (lambda path: None, "cannot be read: No such file"),
     "a folder": (lambda path: path.mkdir(), "cannot be read: Is a directory"),
-    "empty": (lambda path: path.touch(), "is no audio: it is empty"),
+    "empty": (lambda path: path.touch(), "is not audio: it is empty"),
     "text": (lambda path: path.write_text("hello, world\n"), "it is text that starts with 'hello"),
-    "a page": (lambda path: path.write_text(" <!DOCTYPE html>"), "is no audio: it is a web page"),
+    "a page": (lambda path: path.write_text(" <!DOCTYPE html>"), "is not audio: it is a web page"),
     "a pointer": (
         lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"),
         "it is a Git LFS pointer",
     ),
     "noise": (lambda path: path.write_bytes(bytes(range(256))), "is damaged or of an unknown form"),
-    "no samples": (lambda path: write(path, wave(0)), "holds no samples"),
+    "no samples": (lambda path: write(path, wave(0)), "has no samples"),
     "not finite": (not_finite, r"frame 200 \(0\.025 s\), channel 1: nan is not finite"),
 }
 
@@ -127,7 +127,7 @@ def test_what_is_wrong_with_a_file(tmp_path, kind):
 def test_a_cut_says_how_much_is_missing(tmp_path):
     path = write(tmp_path / "a.wav")
     path.write_bytes(path.read_bytes()[:-300])
-    with pytest.raises(DataError, match="says it has 800 bytes of samples, but there are 500"):
+    with pytest.raises(DataError, match="claims 800 bytes of samples, but there are 500"):
         read_audio(str(path))
 
 
@@ -247,7 +247,7 @@ def test_folders_without_recordings(tmp_path):
     with pytest.raises(DataError, match=r"recordings' is missing.*dataset\.recordings"):
         SpokenDigits(str(tmp_path))
     (tmp_path / "recordings").mkdir()
-    with pytest.raises(DataError, match="holds no recordings"):
+    with pytest.raises(DataError, match="has no recordings"):
         SpokenDigits(str(tmp_path))
 
 
@@ -302,7 +302,7 @@ def test_a_bad_recording_ends_a_run(own_spoken, capsys):
     (own_spoken / "recordings" / "1_ben_5.wav").write_text("I am a text\n")
     done = run(capsys, *overrides(own_spoken, "task=digest", "loader=debug"))
     assert done.code == 3
-    assert "1_ben_5.wav' is no audio: it is text" in done.err
+    assert "1_ben_5.wav' is not audio: it is text" in done.err
     assert "epoch 0, step" in done.err
 
 
@@ -400,8 +400,8 @@ def bad_targets():
     return {
         "longer": (wave(201, 2).T, r"mix0\.npy' is \[2, 201\], but its input .*mix0\.wav' has 200"),
         "swapped": (good.T, r"looks like \[T, C\]; save it as \[C, T\]"),
-        "integers": ((good * 9).astype(np.int16), "is int16 .*it has to be floats"),
-        "cube": (good[None], r"is float32 \[1, 2, 200\]; it has to be"),
+        "integers": ((good * 9).astype(np.int16), "is int16 .*it must be floats"),
+        "cube": (good[None], r"is float32 \[1, 2, 200\]; it must be"),
         "not finite": (nan, "channel 1, frame 150: inf is not finite"),
         "objects": (np.array([{}], dtype=object), "holds Python objects"),
     }
@@ -421,7 +421,7 @@ def test_a_target_without_channels(pairs):
 
 
 def test_no_pairs(tmp_path):
-    with pytest.raises(DataError, match="holds no audio"):
+    with pytest.raises(DataError, match="has no audio"):
         AudioPairs(str(tmp_path))
     with pytest.raises(DataError, match=r"x' is missing.*dataset\.inputs"):
         AudioPairs(str(tmp_path), inputs="x")

@@ -17,8 +17,8 @@ from pipeline.datasets.delimited_stream import DelimitedStream
 from pipeline.datasets.delimited_text import DelimitedText
 from pipeline.datasets.files import Files
 from pipeline.datasets.text import column_scan
-from pipeline.datasets.text.compressed import opened
 from pipeline.datasets.text.delimited_format import DelimitedFormat
+from pipeline.datasets.text.record_reader import unpacked
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.limits import Limits
 
@@ -165,7 +165,7 @@ def test_what_was_found_is_kept(indexed, monkeypatch, tmp_path):
     monkeypatch.setattr(column_scan.ColumnScan, "_scanned", None)  # not made again
     assert indexed().metadata.equals(before)
     monkeypatch.undo()
-    for name in ("lengths.npy", "classes.json"):
+    for name in ("lengths.npy", "classes.npy"):
         next((tmp_path / "cache").rglob(name)).write_bytes(b"")
         assert indexed().metadata.equals(before)
 
@@ -221,7 +221,7 @@ def test_the_fingerprint(indexed, tmp_path):
         ("label\ttext\nham\tx\nham\n", r"line 3 .*it has 1 field, but there are 2 columns"),
         ("label\ttext\nham\tx\nham\ta\tb\n", r"line 3 .*it has 3 fields, but"),
         ("label\ttext\nham\tx\n\nham\tx\n", r"line 3 .*it is blank, but there are 2 columns"),
-        ("label\ttext\nham\tx\neggs\tx\n", r"line 3 .*column 'label' says 'eggs', which is none"),
+        ("label\ttext\nham\tx\neggs\tx\n", r"line 3 .*column 'label' has 'eggs', which is not one"),
     ],
 )
 def test_bad_records(indexed, content, said):
@@ -249,7 +249,7 @@ def test_a_bad_record_behind_quoted_line_ends_has_its_line(indexed):
 
 
 def test_labels_that_are_no_classes(indexed):
-    with pytest.raises(DataError, match="line 3: column 'label' is empty, which is no class"):
+    with pytest.raises(DataError, match="line 3: column 'label' is empty: it needs a class"):
         indexed("label\ttext\nham\tx\n\tx\n")[0]
     with pytest.raises(DataError, match="line 2: a label of 300 bytes in column 'label'"):
         indexed(f"label\ttext\n{'x' * 300}\tx\n")[0]
@@ -262,10 +262,10 @@ def test_labels_that_are_no_classes(indexed):
         ("label\ttext\n\n", {}, "has a header and no rows"),
         ("a\tb\n", {}, r"line 1: column 'text' \(dataset.text\) is missing; there are 'a', 'b'"),
         ("text\tb\n", {}, r"column 'label' \(dataset.label\) is missing"),
-        ("text\ttext\tlabel\n", {}, "line 1: column 'text' stands there twice"),
+        ("text\ttext\tlabel\n", {}, "line 1: column 'text' appears twice"),
         ("a\tb\tc\n", {"columns": ["label", "text"]}, "the columns are 'a', 'b', 'c', but"),
         ("a\tb\n", {"columns": ["label", "text"], "header": True}, "the columns are 'a', 'b', but"),
-        ('label\ttext\nham\tit"s\n', {}, "line 2: a quote that neither opens nor closes"),
+        ('label\ttext\nham\tit"s\n', {}, "line 2: a quote neither opens nor closes"),
     ],
 )
 def test_bad_files(indexed, content, arguments, said):
@@ -384,7 +384,7 @@ def test_bad_records_of_a_stream(stream, tmp_path, packed):
     path.write_bytes((packed or bytes)(content))
     data = stream()
     bad = list(data)[-3:]
-    for record, said in zip(bad, ["line 300002: column 'label' says 'eggs'", "300003: byte 5",
+    for record, said in zip(bad, ["line 300002: column 'label' has 'eggs'", "300003: byte 5",
                                   "line 300004: it has 1 field"], strict=True):  # fmt: skip
         with pytest.raises(DataError, match=f"a.tsv.*{said}"):
             data.decode(record)
@@ -418,11 +418,8 @@ def test_zstd_without_its_package(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(zstd(b"x"))
     monkeypatch.setitem(sys.modules, "zstandard", None)
     monkeypatch.setitem(sys.modules, "compression", None)
-    with (
-        pytest.raises(DataError, match=r"pip install zstandard"),
-        opened(tmp_path / "a", Limits()) as file,
-    ):
-        file.read(10)
+    with pytest.raises(DataError, match=r"pip install zstandard"):
+        next(unpacked(tmp_path / "a", Limits()))
 
 
 @pytest.mark.parametrize(
@@ -474,7 +471,7 @@ def test_files_at_addresses(indexed, stream, tmp_path):
 
 
 def test_a_stream_of_nothing(stream, tmp_path):
-    with pytest.raises(DataError, match=r"holds no file that ends in \.tsv"):
+    with pytest.raises(DataError, match=r"has no file that ends in \.tsv"):
         stream()
 
 

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from pipeline.datasets.files import Files, walk
-from pipeline.datasets.remote import crawl, web
+from pipeline.datasets.remote import listing, web
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
 from tests.program import run
@@ -119,7 +119,7 @@ def test_a_web_index_ends(files, answer, reason, most):
 
 
 def test_folders_without_files_end(files, monkeypatch):
-    monkeypatch.setattr(crawl, "_BARREN", 100)
+    monkeypatch.setattr(listing, "_BARREN", 100)
 
     def empty(path, query):
         return page(f"{hash((path, 1))}/", f"{hash((path, 2))}/")
@@ -230,7 +230,7 @@ def test_a_page_may_link_to_anything_but_only_what_is_below_it_is_listed(files):
 
 
 def test_it_says_how_far_it_is(files, monkeypatch, caplog):
-    monkeypatch.setattr(crawl, "_FIRST_WORD", 0.0)
+    monkeypatch.setattr(listing, "_FIRST_LOG", 0.0)
     caplog.set_level(logging.INFO, "pipeline")
     with serving(numbered) as (endpoint, _), contextlib.suppress(DataError):
         files(endpoint, files=300).catalog.listing("s3://data/d")
@@ -259,7 +259,7 @@ def test_a_folder_of_this_machine_has_the_same_limit(tmp_path):
 
 
 def test_a_retried_listing_counts_its_files_once():
-    one = crawl.Crawl("x", Limits(files=10))
+    one = listing.Crawl("x", Limits(files=10))
     for _ in range(5):
         one.start("a")
         one.page("a", 4)

@@ -101,7 +101,7 @@ def test_images_in_subfolders(folder):
 def test_a_missing_root_names_its_key(tmp_path):
     refused(tmp_path / "none", r"dataset\.root: .*none.* is missing\. Set dataset\.root")
     (tmp_path / "file").write_text("")
-    refused(tmp_path / "file", "is no folder")
+    refused(tmp_path / "file", "is not a folder")
 
 
 def test_a_missing_csv(tmp_path):
@@ -145,7 +145,7 @@ def test_another_number_of_landmarks(tmp_path):
 
 def test_a_column_twice(folder):
     changed(folder, 1, 3, "part_0_x")
-    refused(folder, "line 1: column 'part_0_x' stands there twice")
+    refused(folder, "line 1: column 'part_0_x' appears twice")
 
 
 @pytest.mark.parametrize("count", [90, 138])
@@ -159,7 +159,7 @@ def test_a_short_and_a_long_row(folder, count):
 @pytest.mark.parametrize(
     ("value", "said"),
     [("", "the value is empty"), ("nan", "'nan' is not finite"), ("inf", "'inf' is not finite"),
-     ("left", "'left' is no number"), ("1,5", "'1,5' is no number")],
+     ("left", "'left' is not a number"), ("1,5", "'1,5' is not a number")],
 )  # fmt: skip
 def test_a_value_that_is_no_number(folder, value, said):
     changed(folder, 6, 5, value)
@@ -168,14 +168,14 @@ def test_a_value_that_is_no_number(folder, value, said):
 
 def test_a_name_twice_or_empty(folder):
     changed(folder, 9, 0, "02.jpg")
-    refused(folder, "line 9, column 'image_name': '02.jpg' already stands in line 4")
+    refused(folder, "line 9, column 'image_name': '02.jpg' is already in line 4")
     changed(folder, 9, 0, " ")
     refused(folder, "line 9, column 'image_name': the value is empty")
 
 
 def test_no_text(folder):
     (folder / "face_landmarks.csv").write_bytes(b"\xff\xfe\x00image_name")
-    refused(folder, "is no UTF-8 text")
+    refused(folder, "is not UTF-8")
 
 
 def test_a_missing_image_names_file_and_line(folder):

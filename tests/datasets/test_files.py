@@ -18,10 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.datasets import files as files_module
 from pipeline.datasets.files import Files, parse_size
-from pipeline.datasets.remote import catalog, download, retry
+from pipeline.datasets.remote import catalog, retry
 from pipeline.datasets.remote.file_cache import FileCache
-from pipeline.datasets.remote.listing import Found, Listing, bytes_of
+from pipeline.datasets.remote.listing import FileInfo, Listing, bytes_of
 from pipeline.datasets.remote.retry import RetryPolicy
 from pipeline.datasets.remote.store import Store
 from pipeline.errors import ConfigError, DataError
@@ -96,11 +97,11 @@ def test_paths_of_this_machine_are_read_where_they_are(tmp_path, monkeypatch):
     for address in (str(tmp_path / "a/x"), "a/x", f"file://{tmp_path}/a/x"):
         assert content(files, address) == b"here"
         assert files.local(address).samefile(tmp_path / "a/x")
-    assert files.list("a") == [Found("x", 4, "")]
+    assert files.list("a") == [FileInfo("x", 4, "")]
     assert not (tmp_path / "cache").exists()
     with pytest.raises(DataError, match="cannot be read: No such file"):
         files.open("a/none")
-    with pytest.raises(DataError, match="'none' is no folder"):
+    with pytest.raises(DataError, match="'none' is not a folder"):
         files.list("none")
 
 
@@ -109,7 +110,7 @@ def test_paths_of_this_machine_need_nothing_of_fsspec(tmp_path):
     code = (
         "import sys\n"
         "from pipeline.datasets.files import Files\n"
-        "from pipeline.datasets.reading.root import open_root\n"
+        "from pipeline.datasets.reading.folder import open_root\n"
         f"open_root({str(tmp_path)!r}, 'x').read('x', open).close()\n"
         f"Files().open({str(tmp_path / 'x')!r}).close()\n"
         "new = {name.split('.')[0] for name in sys.modules}\n"
@@ -457,9 +458,9 @@ def test_what_breaks_is_tried_again(tmp_path, web, fault):
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("cut", "ClientPayloadError|bytes came"),
+        ("cut", "ClientPayloadError|received"),
         (503, "HTTP 503 Service Unav"),
-        ("short", "25000 of 50000 bytes came"),
+        ("short", "received 25000 of 50000 bytes"),
     ],
 )
 def test_what_stays_broken_is_one_clear_message(tmp_path, web, fault, said):
@@ -517,7 +518,7 @@ def test_a_body_that_ends_early_without_a_length_is_found_by_its_size(tmp_path, 
     web.contents["/x"] = os.urandom(50_000)
     web.faults["/x"] = ["short"] * 4
     files = quick(tmp_path)
-    with pytest.raises(DataError, match=r"4 attempts .* with: 25000 of 50000 bytes came"):
+    with pytest.raises(DataError, match=r"4 attempts .* with: received 25000 of 50000 bytes"):
         files.local(f"{web.address}/x")
     assert cached(tmp_path) == []
     assert content(files, f"{web.address}/x") == web.contents["/x"]
@@ -531,7 +532,7 @@ def test_a_server_that_tells_no_size(tmp_path, web):
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_large_files_come_in_pieces(tmp_path, web, monkeypatch, ranges):
-    monkeypatch.setattr(download, "PIECE", 10_000)
+    monkeypatch.setattr(files_module, "PIECE", 10_000)
     web.contents["/x"] = os.urandom(45_000)
     web.ranges = ranges
     web.faults["/x"] = ["cut"] if not ranges else [503, None, "cut", None, 503]
@@ -612,11 +613,11 @@ def test_draws_of_a_library_are_put_back(tmp_path, memory, monkeypatch):
 
 @given(st.lists(st.text("ab/.c", min_size=1, max_size=6), unique=True), st.text("ab/", max_size=9))
 def test_a_listing_finds_what_is_in_it(given, asked):
-    listing = Listing.of(Found(name, len(name), f"v{name}") for name in given)
+    listing = Listing.of(FileInfo(name, len(name), f"v{name}") for name in given)
     assert listing.names.tolist() == sorted(name.encode() for name in given)
     for name in [*given, asked, asked + "/x"]:
         found = listing.find(name)
-        assert found == (Found(name, len(name), f"v{name}") if name in given else None)
+        assert found == (FileInfo(name, len(name), f"v{name}") if name in given else None)
     below = [name.decode() for name in listing.names[listing.below(asked)].tolist()]
     assert below == sorted(name for name in given if not asked or name.startswith(asked + "/"))
     start = len(asked) + 1 if asked else 0
@@ -625,7 +626,7 @@ def test_a_listing_finds_what_is_in_it(given, asked):
 
 
 def test_sizes_of_a_listing():
-    listing = Listing.of([Found("b", 5, ""), Found("a", None, "")])
+    listing = Listing.of([FileInfo("b", 5, ""), FileInfo("a", None, "")])
     assert listing.sizes_of(bytes_of(["b", "none", "a"])).tolist() == [5, -1, 0]
     assert Listing.of([]).sizes_of(bytes_of(["b"])).tolist() == [-1]
     joined = Listing.joined([("", listing), ("x/", listing), ("y/", Listing.of([]))])
@@ -646,7 +647,7 @@ def test_folders_are_listed_side_by_side(tmp_path, memory, monkeypatch, folders)
 
 def test_a_lookup_is_quick():
     listing = Listing.of(
-        Found(f"{n % 100}/{n:07d}.jpg", n, f"md5:{n:032x}") for n in range(100_000)
+        FileInfo(f"{n % 100}/{n:07d}.jpg", n, f"md5:{n:032x}") for n in range(100_000)
     )
     began = time.process_time()  # of the CPU: others may have it meanwhile
     for number in range(1000):

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from pipeline.datasets.reading.head_pose import POSES, head_poses
+from pipeline.datasets.face_landmarks import POSES, head_poses
 from pipeline.datasets.synthetic_faces import SyntheticFaces
 
 

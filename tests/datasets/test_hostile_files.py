@@ -20,9 +20,8 @@ from pipeline.datasets.files import Files
 from pipeline.datasets.mds import read_index
 from pipeline.datasets.packed import Packed
 from pipeline.datasets.reading.audio import lengths_and_rates, read_audio
-from pipeline.datasets.reading.folder import LocalFolder
+from pipeline.datasets.reading.folder import LocalFolder, leads_out
 from pipeline.datasets.reading.image import encoded_image, read_image
-from pipeline.datasets.reading.inner_name import leads_out
 from pipeline.datasets.reading.landmark_table import read_landmark_table
 from pipeline.datasets.reading.mapped_array import MappedArray
 from pipeline.datasets.reading.shard_files import expand_braces
@@ -30,8 +29,8 @@ from pipeline.datasets.reading.walk import walk
 from pipeline.datasets.sequences import Sequences
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.limits import Limits
-from pipeline.order.sample_generators import KeyedRandom
-from pipeline.packing.center_crops import CenterCrops
+from pipeline.order.randomness import KeyedRandom
+from pipeline.packing.recipe import CenterCrops
 from pipeline.transforms import native_images
 from pipeline.transforms.device_decoding import DecodeBatchResizeCenterCrop
 from pipeline.transforms.image_decoding import DecodeResize
@@ -238,7 +237,7 @@ def test_names_that_stay(name):
     ("image_name,part_99999999999_x,part_99999999999_y", "'part_0_x' is missing"),
     (f"image_name,part_{'9' * 5000}_x,part_0_x", "'part_0_y' is missing"),
     (",".join(["image_name", *map(str, range(100_000))]), r"limits\.columns"),
-    (",".join(["image_name", *map(str, range(60_000)), "7"]), "'7' stands there twice"),
+    (",".join(["image_name", *map(str, range(60_000)), "7"]), "'7' appears twice"),
     ("x" * (1 << 23), "longer than"),
 ])  # fmt: skip
 def test_tables_of_landmarks(tmp_path, header, match):
@@ -249,14 +248,14 @@ def test_tables_of_landmarks(tmp_path, header, match):
 
 DEEP = "[" * 100_000 + "]" * 100_000
 JSON = {
-    "deep": (DEEP, "no index"),
+    "deep": (DEEP, "not an index"),
     "deep value": (f'{{"version": 2, "shards": [{DEEP}]}}', "nested more than 100 levels"),
-    "many": ("[" + "[]," * 3_000_000 + "0]", "no index"),
+    "many": ("[" + "[]," * 3_000_000 + "0]", "not an index"),
     "many values": ('{"shards": [' + "[]," * 3_000_000 + "0]}", "more than 256 MiB of memory"),
-    "no list": ('{"version": 2, "shards": 7}', "no index"),
-    "list of numbers": ('{"version": 2, "shards": [7]}', "no index"),
-    "null": ("null", "no index"),
-    "digits": ("1" * 5000, "no index"),
+    "no list": ('{"version": 2, "shards": 7}', "not an index"),
+    "list of numbers": ('{"version": 2, "shards": [7]}', "not an index"),
+    "null": ("null", "not an index"),
+    "digits": ("1" * 5000, "not an index"),
 }
 
 
@@ -274,7 +273,7 @@ def test_counts_in_an_index(samples):
     shard = {"format": "mds", "samples": samples, "column_names": [], "column_encodings": [],
              "raw_data": {"basename": "a", "bytes": 8}}  # fmt: skip
     Path("index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
-    refused("no index", read_index, "./index.json", Files(), Limits())
+    refused("not an index", read_index, "./index.json", Files(), Limits())
 
 
 @pytest.mark.parametrize(("change", "match"), [
@@ -301,7 +300,7 @@ def test_files_of_packs(tmp_path, file):
     record = {"kind": "penstock pack", "version": 1, "count": 10**9, "fields": [field],
               "files": sizes, "fingerprint": "x"}  # fmt: skip
     Path("pack/pack.json").write_text(json.dumps(record))
-    refused("leads out of the pack|has to be 1000000000 rows", lambda: Packed("pack")[5])
+    refused("leads out of the pack|must have 1000000000 rows", lambda: Packed("pack")[5])
 
 
 def test_a_pattern_that_stands_for_too_many_files():
@@ -326,7 +325,7 @@ def test_loops_of_links_end_and_each_folder_is_met_once(tmp_path, caplog):
         assert walk(root) == found
     assert found == ["1", "a/2", "a/b/3", "out/4", "self"]
     assert len(caplog.records) == 1
-    assert "passed over 4 folder(s)" in caplog.text
+    assert "skipped 4 folder(s)" in caplog.text
     assert "empty.jpg (a folder without files)" in caplog.text
     refused(r"limits\.files=4", partial(walk, limits=Limits(files=4)), root)
 

@@ -196,12 +196,11 @@ def test_texts_that_expand(tmp_path, kind, piece):
 
 
 def test_what_zstd_gives_at_once_is_bounded(tmp_path):
-    from pipeline.datasets.text.compressed import opened as opened_text
+    from pipeline.datasets.text.record_reader import unpacked
 
     zstandard = pytest.importorskip("zstandard")
     (tmp_path / "x").write_bytes(zstandard.compress(bytes(60 * MIB)))
-    with opened_text(tmp_path / "x", Limits()) as text:
-        assert len(text.read(1000)) == 1000
+    assert len(next(unpacked(tmp_path / "x", Limits()))) == MIB
 
 
 def test_long_records_and_their_neighbours(tmp_path):

@@ -154,7 +154,7 @@ def test_what_is_no_image_is_named(tmp_path, reader, content, said):
     path = tmp_path / "a.jpg"
     path.write_bytes(content)
     with pytest.raises(
-        DataError, match=rf"a\.jpg' is no image: it is .*{said.split('it is ')[-1]}"
+        DataError, match=rf"a\.jpg' is not an image: it is .*{said.split('it is ')[-1]}"
     ):
         read_image(str(path), reader)
 

@@ -1,4 +1,4 @@
-"""Images in folders: both layouts, what is passed over, and what is refused."""
+"""Images in folders: both layouts, what is skipped, and what is refused."""
 
 import pickle
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_other_files_are_counted_once(flat, caplog):
     ImageFolder(str(flat))
     ImageFolder(str(flat), "val")
     (record,) = caplog.records
-    assert "passed over 2 file(s), the first cat/notes.txt" in record.getMessage()
+    assert "skipped 2 file(s), the first cat/notes.txt" in record.getMessage()
 
 
 def test_other_extensions(flat):
@@ -126,7 +126,7 @@ def test_no_class_folder(tmp_path):
 
 def test_an_empty_class_folder(flat):
     (flat / "bird").mkdir()
-    refused(flat, r"class 'bird': .*bird' holds no images\. .*dataset\.extensions")
+    refused(flat, r"class 'bird': .*bird' has no images\. .*dataset\.extensions")
 
 
 def test_a_validation_class_without_training(divided):

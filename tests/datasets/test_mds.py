@@ -148,7 +148,7 @@ def test_indexes_that_are_none(root):
     index = root / "index.json"
     good = json.loads(index.read_text())
     bad = {
-        "": r"is no index of MDS shards \(it is empty\)",
+        "": r"is not an index of MDS shards \(it is empty\)",
         "<html>": "it is a web page",
         "{}": r"KeyError\('version'\)",
         json.dumps({**good, "version": 1}): "has version 1; version 2 is read",
@@ -163,7 +163,7 @@ def test_indexes_that_are_none(root):
     with pytest.raises(DataError, match=r"shard\.00001.*: column '\w+' is \w+, but in .*00000"):
         everything(root)
     index.unlink()
-    with pytest.raises(DataError, match=r"holds no file that ends in index\.json"):
+    with pytest.raises(DataError, match=r"has no file that ends in index\.json"):
         everything(root)
 
 
@@ -171,7 +171,7 @@ def test_damaged_pictures_and_wrong_labels(root, monkeypatch):
     data = everything(root, classes=["a", "b"])
     with pytest.raises(DataError, match=r"sample 2: label 2 is none of the 2 classes"):
         data[2]
-    with pytest.raises(DataError, match=r"sample 1, 'image'.* is no image: it is text"):
+    with pytest.raises(DataError, match=r"sample 1, 'image'.* is not an image: it is text"):
         data._value(b"not a picture at all", "png", "'x', sample 1, 'image'")
     with pytest.raises(DataError, match="value 1 is nan, which is not finite"):
         data._value(np.array([0.0, np.nan]), "ndarray", "x")

@@ -11,11 +11,10 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from pipeline.datasets.arrow.row_groups import RowGroups
+from pipeline.datasets.arrow.table import RowGroups
 from pipeline.datasets.parquet import Parquet
 from pipeline.datasets.parquet_stream import ParquetStream
-from pipeline.datasets.reading.row_split import RowSplit
-from pipeline.datasets.reading.table_rows import AllRows, ListedRows, rows_before
+from pipeline.datasets.reading.split import AllRows, ListedRows, RowSplit, rows_before
 from pipeline.errors import ConfigError, DataError
 from pipeline.loading.collate import List
 from pipeline.loading.fetch import Fetch
@@ -158,7 +157,7 @@ def test_classes_that_are_named(table):
         ({"x": {"column": "nothing"}}, r"there is no column 'nothing' \(there are number, real"),
         ({"image": "number"}, r"column 'image' is binary; it can be image or bytes, not number"),
         ({"real": "label"}, r"column 'real' is double; it can be number, not label"),
-        ({"image": "jpeg"}, r"'jpeg' is no kind; column 'image' can be image or bytes"),
+        ({"image": "jpeg"}, r"unknown kind 'jpeg'; column 'image' can be image or bytes"),
         ({"image": {"kin": "image"}}, r"takes column and kind, not 'kin'"),
     ],
 )
@@ -179,9 +178,9 @@ def test_columns_of_other_types_are_named_and_left_out(tmp_path, caplog):
 def test_many_rows_at_once_visit_each_row_group_once(table, monkeypatch):
     data = everything(table)
     visited = []
-    original = data.table.files.read
+    original = data.files.read
     monkeypatch.setattr(
-        data.table.files,
+        data.files,
         "read",
         lambda group, names: visited.append(group) or original(group, names),
     )
@@ -224,7 +223,7 @@ def test_files_that_are_divided_by_name(tmp_path):
 def test_only_files_of_validation(tmp_path):
     write(tmp_path / "val.parquet", make(3))
     with pytest.raises(
-        DataError, match=r"files of validation \('val\.parquet'\) and none whose name"
+        DataError, match=r"files for validation \('val\.parquet'\) and none whose name"
     ):
         Parquet(str(tmp_path))
 
@@ -248,7 +247,7 @@ def test_metadata_reads_no_image(tmp_path):
     assert list(found) == ["number", "real", "flag", "text", "text_length", "label", "class",
                            "sequence_length"]  # fmt: skip
     assert len(found) == len(data)
-    assert found["number"].tolist() == [int(row) for row in data.table.rows.rows(range(20))]
+    assert found["number"].tolist() == [int(row) for row in data.rows.rows(range(20))]
     row = found.iloc[7]
     assert row["class"] == data.classes[row["label"]] == ("cat", "dog", "emu")[row["number"] % 3]
     assert row["sequence_length"] == row["number"] % 5
@@ -389,9 +388,12 @@ def test_a_file_that_was_cut_off(name, share, tmp_path):
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (b"", r"is no table: it is empty"),
-        (b"a,b\n1,2\n", r"is no table: it is text that starts with 'a,b"),
-        (b"version https://git-lfs.github.com/spec/v1\n", r"is no table: it is a Git LFS pointer"),
+        (b"", r"is not a table: it is empty"),
+        (b"a,b\n1,2\n", r"is not a table: it is text that starts with 'a,b"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\n",
+            r"is not a table: it is a Git LFS pointer",
+        ),
         (os.urandom(2000), r"cannot be read as its suffix says"),
     ],
 )
@@ -449,7 +451,7 @@ def test_a_bad_cell_costs_its_own_row_only(name, tmp_path):
 
 
 def test_roots_without_tables(tmp_path):
-    refused(tmp_path, r"holds no file that ends in \.parquet, \.arrow, \.feather")
+    refused(tmp_path, r"has no file that ends in \.parquet, \.arrow, \.feather")
     refused(tmp_path / "none", r"dataset\.root: .*none.* is missing")
     refused(tmp_path / "none.parquet", r"none\.parquet' is missing")
     write(tmp_path / "x.parquet", make(0))
@@ -464,7 +466,7 @@ def test_labels_of_which_there_are_none(tmp_path):
 def test_a_compressed_stream(tmp_path):
     path = write(tmp_path / "compressed.stream.arrow", make(25))
     assert path.stat().st_size
-    refused(tmp_path, r"a compressed stream, of which one row cannot be had alone")
+    refused(tmp_path, r"a compressed stream, of which one row cannot be read alone")
 
 
 def test_without_pyarrow(tmp_path, monkeypatch):

@@ -238,7 +238,7 @@ def trains_and_resumes(capsys, overrides):
     assert first.code == 0, first.err
     again = run(capsys, "resume=run", "trainer.max_steps=2")
     assert again.code == 0, again.err
-    assert "going on with run" in again.err
+    assert "resuming run at" in again.err
     manifest = json.loads(Path("run/manifest.json").read_text())
     assert (manifest["status"], len(manifest["sessions"])) == ("done", 2)
 

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.datasets.reading.positioned_file import PositionedFile
-from pipeline.datasets.reading.row_split import RowSplit
-from pipeline.datasets.text import record_scan
+from pipeline.datasets.reading.split import RowSplit
+from pipeline.datasets.text import record_index
 from pipeline.datasets.text.record_index import RecordIndex, join_quoted, line_of
 from pipeline.errors import ConfigError, DataError
 
@@ -24,8 +24,8 @@ LINE_ENDS = ["\n", "\r\n"]
 @pytest.fixture
 def small_chunks(monkeypatch):
     """So that files of a few kilobytes have many borders."""
-    monkeypatch.setattr(record_scan, "_CHUNK", 4096)
-    monkeypatch.setattr(record_scan, "_CHUNKS", 3)
+    monkeypatch.setattr(record_index, "_CHUNK", 4096)
+    monkeypatch.setattr(record_index, "_CHUNKS", 3)
 
 
 def written(path, content):
@@ -104,10 +104,10 @@ def test_unusual_files(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('a,b\n1,2\n3,it"s\n', r"line 3: a quote that neither opens nor closes .*quoting=none"),
-        ('a,b\n"1"2,3\n', "line 2: a quote that neither opens nor closes"),
-        ('a,b\n"1\n2,3\n', "a quoted field is not closed at the end of it"),
-        ('a,"b\nc,"d"\n', "line 2: a quote that neither"),
+        ('a,b\n1,2\n3,it"s\n', r"line 3: a quote neither opens nor closes .*quoting=none"),
+        ('a,b\n"1"2,3\n', "line 2: a quote neither opens nor closes"),
+        ('a,b\n"1\n2,3\n', "a quoted field is not closed at the end of the file"),
+        ('a,"b\nc,"d"\n', "line 2: a quote neither"),
     ],
 )
 def test_quotes_that_do_not_follow_the_rules(tmp_path, content, said):
@@ -158,7 +158,7 @@ def test_a_changed_file_is_indexed_anew(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", None])
-@pytest.mark.parametrize("name", ["places.npy", "records.json"])
+@pytest.mark.parametrize("name", ["places.npy", "bounds.npy"])
 def test_a_torn_index_is_made_again(tmp_path, name, damage):
     path, cache = written(tmp_path / "a.tsv", "a\nb\n"), tmp_path / "cache"
     RecordIndex(path, "none", "\t", str(cache))
@@ -267,7 +267,7 @@ def test_a_split_is_spread_over_the_file_and_moves_with_its_seed():
 def test_a_split_that_cannot_be():
     with pytest.raises(ConfigError, match="neither 'train' nor 'val'"):
         RowSplit(10, "test", 0.1, 0)
-    with pytest.raises(ConfigError, match="no share"):
+    with pytest.raises(ConfigError, match="is out of range"):
         RowSplit(10, "val", 1.1, 0)
     with pytest.raises(IndexError):
         RowSplit(10, "val", 0.2, 0).rows([2])

@@ -197,7 +197,7 @@ def test_the_table_tells_addresses(server, tmp_path):
 
 def test_a_file_that_is_damaged_in_the_store_is_named_by_its_address(server, tmp_path):
     there = ImageFolder("s3://data/damaged", val_fraction=0.0, files=files_of(server, tmp_path))
-    said = r"image 's3://data/damaged/a/x\.jpg' is no image: it is a web page"
+    said = r"image 's3://data/damaged/a/x\.jpg' is not an image: it is a web page"
     with pytest.raises(DataError, match=said):
         there[0]
 

@@ -71,12 +71,12 @@ def test_the_fingerprint(folder):
 
 
 def test_offsets_that_do_not_fit(folder):
-    refused(changed(folder, "offsets", 10, 29), "goes from 0 to 29; it has to go .* to the 30 rows")
+    refused(changed(folder, "offsets", 10, 29), "goes from 0 to 29; it must go .* to the 30 rows")
     refused(changed(folder, "offsets", [0, 10], [1, 30]), "goes from 1 to 30")
 
 
 def test_offsets_that_go_back(folder):
-    refused(changed(folder, "offsets", 4, 8), "sequence 3: it goes from 9 to 8; offsets go up")
+    refused(changed(folder, "offsets", 4, 8), "sequence 3: it goes from 9 to 8; offsets must go up")
 
 
 def test_an_empty_sequence(folder):
@@ -91,11 +91,11 @@ def test_another_number_of_labels(folder):
 @pytest.mark.parametrize(
     ("name", "array", "said"),
     [
-        ("values", np.zeros(30), r"values\.npy' is float64 \(30,\); it has to be floats"),
+        ("values", np.zeros(30), r"values\.npy' is float64 \(30,\); it must be floats"),
         ("values", np.zeros((30, 2), int), r"values\.npy' is int64 \(30, 2\)"),
-        ("offsets", np.zeros(11), r"offsets\.npy' is float64 \(11,\); it has to be integers"),
+        ("offsets", np.zeros(11), r"offsets\.npy' is float64 \(11,\); it must be integers"),
         ("offsets", np.zeros((11, 1), int), r"offsets\.npy' is int64 \(11, 1\)"),
-        ("labels", np.zeros(10), r"labels\.npy' is float64 \(10,\); labels are integers"),
+        ("labels", np.zeros(10), r"labels\.npy' is float64 \(10,\); labels must be integers"),
     ],
 )
 def test_wrong_shapes_and_kinds(folder, name, array, said):

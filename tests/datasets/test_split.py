@@ -66,7 +66,7 @@ def test_one_exact_split():
 def test_wrong_arguments_are_refused():
     with pytest.raises(ConfigError, match=r"dataset\.split: 'test' is neither 'train' nor 'val'"):
         split_rows(5, "test", 0.2, 0)
-    with pytest.raises(ConfigError, match=r"dataset\.val_fraction: 1\.5 is no share"):
+    with pytest.raises(ConfigError, match=r"dataset\.val_fraction: 1\.5 is out of range"):
         split_rows(5, "train", 1.5, 0)
-    with pytest.raises(ConfigError, match="nan is no share"):
+    with pytest.raises(ConfigError, match="nan is out of range"):
         split_rows(5, "train", float("nan"), 0)

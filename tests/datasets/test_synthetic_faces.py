@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from pipeline.datasets import synthetic_faces
-from pipeline.datasets.drawn_faces.canvas import Canvas, disc
+from pipeline.datasets.drawn_faces.drawing import Canvas, disc
 from pipeline.datasets.drawn_faces.shape import FaceShape, Pose
 from pipeline.datasets.reading.generated_folder import generated_folder
 from pipeline.datasets.synthetic_faces import SyntheticFaces

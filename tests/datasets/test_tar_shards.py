@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 
 from pipeline.datasets.tar.members import _number, read_members
 from pipeline.datasets.tar.samples import read_samples
-from pipeline.datasets.tar.source import BytesTar, GzipTar
+from pipeline.datasets.tar.source import GzipTar, TarBytes
 from pipeline.datasets.tar_shards import TarShards
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.limits import Limits
@@ -223,12 +223,12 @@ def test_members_are_those_that_tarfile_finds(files, kind, changes):
         content = archive(files, kind=kind, **changes)
     except ValueError:  # too long a name for ustar
         return
-    source = BytesTar("x.tar", content)
+    source = TarBytes("x.tar", content)
     found = [(one.name.decode(), content[one.data : one.data + one.size])
              for one in read_members(source)]  # fmt: skip
     assert found == files
     for one in read_members(source):
-        alone = BytesTar("x.tar", content[one.start : one.end])
+        alone = TarBytes("x.tar", content[one.start : one.end])
         assert [part.name for part in read_members(alone, 0, one.end - one.start)] == [one.name]
 
 
@@ -247,7 +247,7 @@ def test_folders_and_files_of_no_sample_are_passed_over():
         folder.type = tarfile.DIRTYPE
         tar.addfile(folder)
     content = buffer.getvalue()[:512] + archive(files)
-    found = list(read_samples(BytesTar("x.tar", content)))
+    found = list(read_samples(TarBytes("x.tar", content)))
     assert [(one.number, one.key) for one in found] == [(0, b"d/0001"), (1, b"e.f/0002")]
 
 
@@ -259,7 +259,7 @@ def test_compressed_archives_are_held_a_sample_at_a_time(tmp_path):
         for sample in read_samples(source):
             source.forget(sample.start)
             assert len(source.read(sample.start, sample.stop)) == sample.stop - sample.start
-            held.append(len(source._held))
+            held.append(len(source._kept))
     assert len(held) == 50
     assert max(held) < 210_000
 
@@ -297,7 +297,7 @@ def test_wherever_an_archive_is_cut(tmp_path_factory, place, packed):
 
 def test_an_archive_cut_in_half_names_the_member(tmp_path):
     content = archive(samples(*range(4)))
-    whole = list(read_members(BytesTar("", content)))
+    whole = list(read_members(TarBytes("", content)))
     member = whole[7]
     name = member.name.decode()
     match = rf"x\.tar', member 7: '{name}' has {member.size} bytes from byte {member.data} on, but"
@@ -306,10 +306,10 @@ def test_an_archive_cut_in_half_names_the_member(tmp_path):
 
 def test_damage(tmp_path):
     content = bytearray(archive(samples(1, 2)))
-    place = list(read_members(BytesTar("", bytes(content))))[3].start
+    place = list(read_members(TarBytes("", bytes(content))))[3].start
     content[place + 130] ^= 1
     refused(tmp_path, content, rf"member 3, byte {place}: is damaged \(the checksum")
-    refused(tmp_path, b"hello" * 500, r"member 0, byte 0: is no tar archive")
+    refused(tmp_path, b"hello" * 500, r"member 0, byte 0: is not a tar archive")
     (tmp_path / "x.tar").unlink()
     refused(tmp_path, b"no gzip" * 100, r"cannot be decompressed: Not a gzipped", "x.tar.gz")
 
@@ -332,7 +332,7 @@ def test_names_that_lead_out(tmp_path, name):
 )  # fmt: skip
 def test_members_that_are_no_plain_files(tmp_path, kind, what):
     content = archive([("d/x.txt", b"")], type=kind, linkname="y")
-    refused(tmp_path, content, rf"member 0 \('d/x\.txt'\): is {what}, and not a plain file")
+    refused(tmp_path, content, rf"member 0 \('d/x\.txt'\): is {what}, not a plain file")
 
 
 def without(number, ending):
@@ -356,11 +356,11 @@ def test_samples_that_differ(tmp_path, name):
 
 
 CONTENTS = {
-    "cls": (b"one", r"part 'cls' \(3 bytes\) is no whole number: invalid literal"),
-    "txt": (b"\xff\xfe", r"part 'txt' \(2 bytes\) is no UTF-8 text: .*position 0"),
-    "json": (b"{", r"part 'json' \(1 bytes\) is no JSON: Expecting"),
+    "cls": (b"one", r"part 'cls' \(3 bytes\) is not a whole number: invalid literal"),
+    "txt": (b"\xff\xfe", r"part 'txt' \(2 bytes\) is not UTF-8 text: .*position 0"),
+    "json": (b"{", r"part 'json' \(1 bytes\) is not JSON: Expecting"),
     "left.npy": (array(np.array([{}])), r"part 'left\.npy' .*Object arrays cannot be loaded"),
-    "png": (b"<html>", r"part 'png'.* is no image: it is a web page"),
+    "png": (b"<html>", r"part 'png'.* is not an image: it is a web page"),
 }
 
 
@@ -402,7 +402,7 @@ def test_two_parts_for_one_field(tmp_path):
 
 
 def test_roots_without_archives(tmp_path):
-    with pytest.raises(DataError, match=r"holds no file that ends in \.tar, \.tar\.gz, \.tgz"):
+    with pytest.raises(DataError, match=r"has no file that ends in \.tar, \.tar\.gz, \.tgz"):
         everything(tmp_path)
     refused(tmp_path, archive([]), "there are no samples of this split")
 

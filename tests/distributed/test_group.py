@@ -19,8 +19,7 @@ def talk(rank, size, port, answers):
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank),
                    "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}  # fmt: skip
     with join(from_environment("cpu"), timeout=60) as group:
-        agreement = group.agreement()
-        heard = [agreement.ask(rank == 1 and call == 2, False) for call in range(5)]
+        heard = [group.agree(rank == 1 and call == 2, False) for call in range(5)]
         answers.put((rank, {
             "sum": group.sum(torch.tensor([rank + 1.0])).item(),
             "gather": group.gather({"rank": rank}),
@@ -95,7 +94,7 @@ def test_alone_nothing_is_waited_for():
         assert group.alone
         assert group.gather(3) == [3]
         assert group.from_first("x") == "x"
-        assert group.agreement().ask(True, False) == (True, False)
+        assert group.agree(True, False) == (True, False)
         assert group.sum(torch.ones(2)).tolist() == [1, 1]
     assert Group().is_first
     assert not is_launched({})

@@ -67,14 +67,22 @@ def test_a_wait_for_data_is_broken_off(backend, steps, number, tmp_path, undistu
     check(runs, pids, undisturbed, "epoch ", number)
 
 
-@pytest.mark.parametrize("backend", ["main", "process", "thread"])
+@pytest.mark.parametrize(
+    "backend", ["main", "process", pytest.param("thread", marks=pytest.mark.stress)]
+)
 def test_so_is_one_in_validation(backend, tmp_path, undisturbed):
     runs = Runs(tmp_path / "runs", backend, more=NO_BASELINE)
     runs.stall("val", 13)
     check(runs, runs.begin(), undisturbed, "epoch 0, step 16")
 
 
-@pytest.mark.parametrize(("backend", "to"), [("process", None), ("thread", [1])])
+@pytest.mark.parametrize(
+    ("backend", "to"),
+    [
+        pytest.param("process", None, marks=pytest.mark.stress),
+        ("thread", [1]),
+    ],
+)
 def test_ranks_that_wait_agree_although_one_alone_was_asked(backend, to, tmp_path, undisturbed):
     runs = Runs(tmp_path / "runs", backend, 2, NO_BASELINE)
     pids = runs.begin()
@@ -96,8 +104,8 @@ def test_the_best_constant_is_not_waited_for(backend, after, place, tmp_path):
     assert codes == [75], runs.log.read_text()
     assert seconds < SOON
     said = runs.log.read_text()
-    assert f"SIGTERM: stopped {place}; nothing was lost. To go on:" in said
-    hint = said.rpartition("To go on:\n")[2]
+    assert f"SIGTERM: stopped {place}; nothing was lost. To resume:" in said
+    hint = said.rpartition("To resume:\n")[2]
     assert hint.split()[:2] == ["python", "run.py"]
     assert hint.split()[-1] == f"resume={runs.run}", "after what the run was allowed"
     runs.flow()

@@ -104,6 +104,7 @@ def told(steps):
             for step in steps]  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("on_error", ["substitute", "skip"])
 def test_the_same_is_left_out_for_any_ranks_and_nothing_else_changes(folders, name, on_error):
@@ -130,6 +131,7 @@ def test_the_same_is_left_out_for_any_ranks_and_nothing_else_changes(folders, na
         assert all(len(share.indices) >= 1 for step in shared for share in step)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", ["2 processes", "3 threads"])
 @pytest.mark.parametrize("name", ["random", "weighted", "identity", "torch"])
 @pytest.mark.parametrize("on_error", ["substitute", "skip"])

@@ -577,7 +577,13 @@ def test_persistent_workers_are_the_same_in_every_epoch():
     assert {row[3] for row in fresh}.isdisjoint({row[3] for row in fresh})
 
 
-@pytest.mark.parametrize("method", ["spawn", torch.multiprocessing.get_context("fork")])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param("spawn", marks=pytest.mark.stress),
+        torch.multiprocessing.get_context("fork"),
+    ],
+)
 def test_processes_are_started_as_asked_for(method):
     batches = everything(Squares(), 7, num_workers=1, multiprocessing_context=method)
     assert batches == theirs(Squares(), 7)
@@ -985,6 +991,7 @@ def test_the_rest_of_a_stream_follows_from_its_state_at_every_step(kind, size):
             assert plain(list(other)) == expected, (step, every)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", STREAMS)
 def test_the_rest_of_a_stream_is_the_same_with_other_workers(kind):
     def make(workers):

@@ -32,7 +32,8 @@ def test_the_executor_does_not_appear_in_the_digest(faces, capsys):
         assert run(capsys, *DIGEST, *faces, *options).out == expected.out, options
 
 
-@pytest.mark.parametrize("context", [pytest.param("spawn", marks=pytest.mark.stress), "forkserver"])
+@pytest.mark.stress
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_nor_does_the_start_method(faces, capsys, context):
     options = [f"loader.multiprocessing_context={context}", "loader.num_workers=1"]
     expected = run(capsys, *DIGEST, *faces, *IN_MAIN)

@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 from pipeline.errors import ConfigError, DataError
 from pipeline.loading.fetch import SampleError
 from pipeline.loading.workers.backends import LoaderOptions, WorkerError
-from pipeline.order.thread_generators import SharedGeneratorError
+from pipeline.order.seeding import SharedGeneratorError
 from tests import toy
 
 MAIN = LoaderOptions()
@@ -49,6 +49,7 @@ def test_batches_are_the_same_whoever_works_on_them(name):
     assert expected[0] != expected[1]
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize(("context", "workers"), [("spawn", 1), ("forkserver", 2)])
 def test_batches_are_the_same_for_any_start_method(context, workers):
     options = LoaderOptions(

@@ -10,7 +10,7 @@ from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.order.plan import Plan
 from pipeline.order.samplers import Random
 from pipeline.transforms.batch import BatchCompose
-from pipeline.transforms.batch_colors import Normalize
+from pipeline.transforms.batch_colors import BatchNormalize
 from tests import toy
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -116,7 +116,7 @@ def test_every_batch_arrives_as_it_was(name):
 
 @needs_gpu
 def test_bytes_cross_and_become_floats_there():
-    compose = BatchCompose({"normalize": Normalize()}, 0)
+    compose = BatchCompose({"normalize": BatchNormalize()}, 0)
     with loader_on("cuda", OPTIONS["main"], compose) as found:
         batch = next(iter(found))
     assert batch["image"].dtype == torch.float32

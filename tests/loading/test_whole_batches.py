@@ -26,8 +26,8 @@ from pipeline.order.samplers import Random, Sequential
 from pipeline.packing.packing import pack
 from pipeline.packing.recipe import Recipe
 from pipeline.transforms import native_images
-from pipeline.transforms.batch_colors import Normalize
-from pipeline.transforms.crops import CenterCrop, RandomResizedCrop, Whole
+from pipeline.transforms.batch_colors import BatchNormalize
+from pipeline.transforms.crops import CenterCrop, RandomAreaCrop, Whole
 from pipeline.transforms.image import Compose
 from pipeline.transforms.image_decoding import (
     DecodeRandomResizedCrop,
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.skipif(
 
 STEPS = {
     "random": lambda: DecodeRandomResizedCrop([40, 32]),
-    "floats": lambda: DecodeRandomResizedCrop([40, 32]).normalizing(Normalize()),
+    "floats": lambda: DecodeRandomResizedCrop([40, 32]).normalizing(BatchNormalize()),
     "centre": lambda: DecodeResizeCenterCrop(24, 30),
     "whole": lambda: DecodeResize([20, 50]),
 }
@@ -226,7 +226,7 @@ SHARES = st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)).map(sorted)
 )
 def test_crops_of_many_are_those_of_each(keys, sizes, scale, ratio, flip):
     widths, heights = np.array(sizes[: len(keys)], np.int64).T
-    for rule in (RandomResizedCrop(scale, ratio, flip), CenterCrop((20, 30), 40), Whole()):
+    for rule in (RandomAreaCrop(scale, ratio, flip), CenterCrop((20, 30), 40), Whole()):
         many = rule.many(np.array(keys, np.uint64), widths, heights)
         each = [rule(*one) for one in zip(keys, widths.tolist(), heights.tolist(), strict=True)]
         assert many.regions.tolist() == [list(crop[:4]) for crop in each]

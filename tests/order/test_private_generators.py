@@ -26,8 +26,8 @@ from pipeline.order.plan import Plan
 from pipeline.order.private_generators import PrivateDraws, generators_in
 from pipeline.order.randomness import GLOBAL, scope
 from pipeline.order.samplers import Random
+from pipeline.order.seeding import SharedGeneratorError
 from pipeline.order.streams import StreamOrder, StreamPlan
-from pipeline.order.thread_generators import SharedGeneratorError
 from pipeline.transforms.batch import BatchCompose
 from tests import toy
 

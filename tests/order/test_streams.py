@@ -150,7 +150,7 @@ class Noise:
 
 
 def test_threads_refuse_a_stream_that_draws_where_they_cannot_follow():
-    from pipeline.order.thread_generators import SharedGeneratorError
+    from pipeline.order.seeding import SharedGeneratorError
 
     with pytest.raises(SharedGeneratorError, match="random"):
         list(loader_of(streams.Drawing(20), OPTIONS["3 threads"]))
@@ -283,7 +283,7 @@ def of_kind(kind, length, options, world):
 
 
 @pytest.mark.parametrize(
-    "workers", [0, 1, 3, *(pytest.param(n, marks=pytest.mark.stress) for n in (2, 4))]
+    "workers", [0, 2, *(pytest.param(n, marks=pytest.mark.stress) for n in (1, 3, 4))]
 )
 @pytest.mark.parametrize("kind", ["map-style", "stream", "sharded stream", "mixed"])
 def test_every_kind_for_any_workers_and_ranks(kind, workers):

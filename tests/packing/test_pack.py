@@ -258,7 +258,7 @@ def test_a_folder_of_ones_own_is_not_written_over(capsys, tmp_path, images):
     (tmp_path / "mine" / "train" / "letter.txt").write_text("keep me")
     foreign = run(capsys, "task=pack", f"pack.out={tmp_path / 'mine'}", *overrides)
     assert foreign.code == 2
-    assert "is no pack" in foreign.err
+    assert "is not a pack" in foreign.err
 
 
 def test_a_damaged_image_is_named_and_nothing_remains(capsys, tmp_path, images):

@@ -243,7 +243,7 @@ def test_training_on_packed_data_ends_as_on_the_files(capsys, tmp_path, images):
         (lambda folder: os.truncate(folder / "image.npy", 2000), "image.npy.*cut off.*Delete"),
         (lambda folder: (folder / "label.npy").unlink(), r"label\.npy.*No such file"),
         (lambda folder: (folder / "pack.json").write_text("{"), r"json.*damaged|damaged.*json"),
-        (lambda folder: (folder / "pack.json").unlink(), "holds no packed data.*task=pack"),
+        (lambda folder: (folder / "pack.json").unlink(), "has no packed data.*task=pack"),
         (lambda folder: (folder / "pack.json").write_text("{}"), "does not describe"),
     ],
 )  # fmt: skip

@@ -163,7 +163,7 @@ def test_truncation_is_noticed_at_every_length(tmp_path: Path) -> None:
     data = path.read_bytes()
     for length in range(0, len(data), 7):
         path.write_bytes(data[:length])
-        with pytest.raises(CheckpointError, match="cut off or damaged"):
+        with pytest.raises(CheckpointError, match="truncated or damaged"):
             checkpoint.load(path)
 
 
@@ -195,14 +195,14 @@ def test_pickles_are_refused_unread(tmp_path: Path) -> None:
     torch.save({"x": Bomb()}, tmp_path / "torch.pt")
     (tmp_path / "plain.pkl").write_bytes(pickle.dumps(Bomb()))
     for name in ("torch.pt", "plain.pkl"):
-        with pytest.raises(PenstockError, match=f"{name}: this is a pickle.*never does"):
+        with pytest.raises(PenstockError, match=f"{name}: this is a pickle.*does not"):
             checkpoint.load(tmp_path / name)
     assert not Bomb.exploded
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "weights.safetensors")
-    with pytest.raises(PenstockError, match="no checkpoint of Penstock's"):
+    with pytest.raises(PenstockError, match="not a checkpoint of Penstock's"):
         checkpoint.load(tmp_path / "weights.safetensors")
     with pytest.raises(PenstockError, match="there is no such checkpoint"):
         checkpoint.load(tmp_path / "absent")
@@ -357,14 +357,14 @@ def test_an_error_in_the_background_is_that_of_the_next_save(tmp_path: Path) -> 
     kept = failing(tmp_path)
     with pytest.raises(CheckpointError, match=r"step-00000002.* cannot be written"):
         kept.save({"step": 3}, 3)
-    kept.close()  # it has been told
+    kept.flush()  # it has been told
     assert checkpoint.load(tmp_path / "c" / "step-00000001.safetensors") == {"step": 1}
     assert [path.name for path in (tmp_path / "c").iterdir() if path.name.startswith(".")] == []
 
 
 def test_an_error_in_the_background_is_that_of_closing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"step-00000002.* cannot be written"):
-        failing(tmp_path).close()
+        failing(tmp_path).flush()
 
 
 def test_an_error_while_closing_does_not_hide_another(
@@ -378,10 +378,10 @@ def test_an_error_while_closing_does_not_hide_another(
 def test_old_ones_go_only_when_the_new_one_is_there(tmp_path: Path) -> None:
     kept = failing(tmp_path)
     with pytest.raises(CheckpointError):
-        kept.close()
+        kept.flush()
     shutil.rmtree(tmp_path / "c" / "step-00000002.safetensors")
     kept.save({"step": 3}, 3)
-    kept.close()
+    kept.flush()
     assert [path.name for path in kept.saved()] == ["step-00000003.safetensors"]
 
 
@@ -411,14 +411,14 @@ def test_the_newest_good_one_is_found(tmp_path: Path) -> None:
     assert found.state["updates"] == 2
     assert [path for path, _ in found.skipped] == [paths[3], paths[2]]
     assert "checksum" in found.skipped[0][1]
-    assert "cut off" in found.skipped[1][1]
+    assert "truncated" in found.skipped[1][1]
     os.truncate(paths[1], 0)
     paths[0].write_bytes(with_format(paths[0].read_bytes(), "9"))
     with pytest.raises(
         CheckpointError, match=r"none of its checkpoints(.|\n)*step-00000001.*newer"
     ):
         checkpoint.find_newest(tmp_path / "checkpoints")
-    with pytest.raises(CheckpointError, match="cut off"):  # and one that is named is an error
+    with pytest.raises(CheckpointError, match="truncated"):  # and one that is named is an error
         checkpoint.load(paths[1])
 
 

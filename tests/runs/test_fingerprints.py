@@ -324,7 +324,7 @@ def test_a_dataset_of_ones_own_is_told_by_its_paths(tmp_path):
         with pytest.raises(ConfigError, match=rf"dataset\.fingerprint: .*{lacks}"):
             fingerprint_of(dataset, mode, tmp_path)
     one.path = lambda index: f"row {index} of a database"
-    with pytest.raises(ConfigError, match="does not tell them"):
+    with pytest.raises(ConfigError, match="does not list"):
         fingerprint_of(one, "content", tmp_path)
 
 
@@ -424,7 +424,7 @@ def test_verify_says_how_data_was_told_and_which_code_differs(data, capsys):
 
     found = rows("sizes", "content")
     assert found["data.fingerprint"].split()[1:] == ["sizes", "content"]
-    assert found["data.train"].endswith("told by sizes and by content")
+    assert found["data.train"].endswith("fingerprinted by sizes and content")
     found = rows("content", "third")
     assert "data.fingerprint" not in found
     assert found["data.train"].endswith("other data")

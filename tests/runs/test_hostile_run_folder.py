@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pipeline.config import tuned
-from pipeline.datasets.reading.cache_folder import CacheFolder
+from pipeline.datasets.reading.generated_folder import CacheFolder
 from pipeline.datasets.remote.file_cache import FileCache
 from pipeline.errors import ConfigError, DataError, PenstockError
 from pipeline.files import disk, plain_json
@@ -121,7 +121,7 @@ def test_what_is_put_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_pat
     assert (tmp_path / "x").read_bytes() == b"new"
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / ".result.json").symlink_to(precious / "file")
-    sweep.Result([], "done", None, None, None, 0.0, None, 0, 0.0).write(tmp_path / "job")
+    sweep.JobResult([], "done", None, None, None, 0.0, None, 0, 0.0).write(tmp_path / "job")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -160,17 +160,17 @@ def test_the_names_that_a_run_itself_makes_are_no_strangers(tmp_path):
 MANIFESTS = {
     "nested": ("[" * 50_000, "nested more than"),
     "nested a little": ('{"a": ' * 200 + "1" + "}" * 200, "nested more than"),
-    "list": ("[]", "holds a list"),
-    "null": ("null", "holds null"),
+    "list": ("[]", "it is a list, not a mapping"),
+    "null": ("null", "it is null, not a mapping"),
     "empty": ("", "it is empty"),
     "cut off": ('{"status": "running", "overrides": ["see', "it is cut off"),
-    "no text": (b"\xff\xfe\x00", "no text"),
+    "no text": (b"\xff\xfe\x00", "not text"),
     "digits": ('{"seed": ' + "9" * 5000 + "}", "a number of 5000 digits"),
     "huge number": ('{"seed": 1e999}', "too large"),
     "nan": ('{"seed": NaN}', "NaN"),
-    "sessions": ('{"sessions": {"a": 1}}', "sessions are no list"),
+    "sessions": ('{"sessions": {"a": 1}}', "sessions are not a list"),
     "overrides": (json.dumps({"overrides": ["seed=1"] * 200_000}), "200000 overrides"),
-    "numbers": ('{"overrides": [1]}', "no list of texts"),
+    "numbers": ('{"overrides": [1]}', "not a list of texts"),
     "large": (b'{"a": "' + b"x" * (100 << 20) + b'"}', "larger than 16 MiB"),
 }
 
@@ -191,7 +191,7 @@ def test_a_holder_that_is_no_holder_is_passed_over(folder):
     for content in ("[" * 50_000, '{"pid": 1}', "x" * (2 << 20), '{"pid": ' + "9" * 5000 + "}"):
         hold = disk.Hold.take(folder / "holder.json")
         (folder / "holder.json").write_text(content)
-        with pytest.raises(ConfigError, match="held by another process"):
+        with pytest.raises(ConfigError, match="in use by another process"):
             RunFolder.reopen(folder)
         hold.release()
 
@@ -226,13 +226,13 @@ def changed(state, key, value):
 
 DELETED = object()
 TEXTS = {
-    "null": ("null", "null where a mapping"),
-    "list": ("[1]", "a list where a mapping"),
+    "null": ("null", "it is null, not a mapping"),
+    "list": ("[1]", "it is a list, not a mapping"),
     "nested": ('{"a": ' * 90_000 + "1" + "}" * 90_000, "nested more than"),
     "digits": ('{"updates": ' + "9" * 5000 + "}", "5000 digits"),
     "nan": ('{"updates": NaN}', "NaN"),
     "tensor": ('{"model": {"w": {"$tensor": "nowhere"}}}', "nowhere"),
-    "float": ('{"model": {"$float": "1' + "0" * 10_000_000 + '"}}', "is no number"),
+    "float": ('{"model": {"$float": "1' + "0" * 10_000_000 + '"}}', "is not a number"),
     "unhashable": ('{"$dict": [[[1], 2]]}', "unhashable"),
     "keys": ("{" + ",".join(f'"k{i}": {i}' for i in range(10**5)) + "}", "loader is missing"),
 }
@@ -307,7 +307,7 @@ def test_a_checkpoint_of_another_version_has_any_number_of_digits(tmp_path):
     with pytest.raises(CheckpointError, match="by a newer Penstock"):
         checkpoint.load(path)
     path.write_bytes(raw_safetensors({"format": "٣", "state": "{}", "sha256": ""}))
-    with pytest.raises(CheckpointError, match="no checkpoint of Penstock's"):
+    with pytest.raises(CheckpointError, match="not a checkpoint of Penstock's"):
         checkpoint.load(path)
 
 
@@ -373,11 +373,11 @@ HEAD = ",".join(quarantine.COLUMNS) + "\n"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (HEAD + "train," + "9" * 5000 + ",,0,0,0,c,f\n", "is no number"),
-        (HEAD + "train,1,,0,0,0,c\n", "7 fields in place of 8"),
+        (HEAD + "train," + "9" * 5000 + ",,0,0,0,c,f\n", "is not a number"),
+        (HEAD + "train,1,,0,0,0,c\n", "7 fields, and needs 8"),
         (HEAD + "train,1,,0,0,0," + "c" * 200_000 + ",f\n", "field larger than field limit"),
         (HEAD + "a,1,,0,0,0,c,f\n" * 600_000, "more than 500000 lines"),
-        ("x," * 100_000 + "\n", "no quarantine.csv of a run"),
+        ("x," * 100_000 + "\n", "not the quarantine.csv of a run"),
     ],
 )
 def test_a_quarantine_of_a_stranger_is_one_message(content, message, tmp_path):
@@ -420,7 +420,7 @@ def test_a_line_without_end_is_not_read_whole(tmp_path):
 def test_a_configuration_that_grows_is_refused_by_verify(folder):
     lines = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))]
     for text, message in (("\n".join(lines), "aliases"), ("[" * 50_000, "config.yaml"),
-                          ("[]", "holds a list"), ("a" * (5 << 20), "larger than")):  # fmt: skip
+                          ("[]", "it is a list"), ("a" * (5 << 20), "larger than")):  # fmt: skip
         (folder / "config.yaml").write_text(text)
         with pytest.raises(ConfigError, match=message):
             verify.Run.read(folder)
@@ -573,17 +573,17 @@ def test_a_strangers_cache(tmp_path, precious):
             get_both(FileCache(broken, 1 << 20))
         shutil.rmtree(broken)
 
-    def write(folder):
-        np.save(folder / "x.npy", np.zeros(1))
-
-    for name in ("made", "made/x.npy", ".made.lock", ".made.kept.lock"):
+    def made():
         index = CacheFolder(str(tmp_path / "text"), "key")
-        index.made("made", write, lambda folder: True)
+        return index.arrays("made", lambda: {"x": np.zeros(1)}, lambda found: "x" in found)
+
+    for name in ("made", "made/x.npy", ".made.lock"):
+        made()
         replace(tmp_path / "text" / "key" / name, "link", precious)
         if name.endswith(".lock"):
             shutil.rmtree(tmp_path / "text" / "key" / "made")
         with pytest.raises(NotOwnError, match=name.rpartition("/")[2]):
-            index.made("made", write, lambda folder: True)
+            made()
         shutil.rmtree(tmp_path / "text")
     uses = {
         "statistics": lambda: statistics.statistics_of(Fingerprinted(), tmp_path),

@@ -67,7 +67,7 @@ def test_images_of_different_sizes_and_captions(tmp_path):
 
 def test_learning_curves_have_a_panel_for_each_metric(tmp_path, monkeypatch):
     saved = []
-    monkeypatch.setattr(pictures, "_save", lambda figure, path: saved.append(figure) or path)
+    monkeypatch.setattr(pictures, "save", lambda figure, path: saved.append(figure) or path)
     history = [{"epoch": e, "train/loss": 1 / (e + 1), "lr": 0.1, "seconds": 1.0} for e in range(4)]
     for epoch in (1, 3):
         history[epoch] |= {"val/loss": 0.5, "val/nme": 0.1, "val/recall/ants": 1.0,
@@ -104,7 +104,7 @@ def test_no_global_state_of_matplotlib_is_touched(tmp_path):
 def figures(monkeypatch):
     """The figures that would have been saved."""
     saved = []
-    monkeypatch.setattr(pictures, "_save", lambda figure, path: saved.append(figure) or path)
+    monkeypatch.setattr(pictures, "save", lambda figure, path: saved.append(figure) or path)
     return saved
 
 

@@ -171,8 +171,8 @@ def test_a_quarantine_of_other_files_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [(None, "cannot be read: No such file"), ("a,b\n1,2\n", "columns are a, b; expected split"),
-     (",".join(COLUMNS) + "\ntrain,x,,0,0,0,c,f\n", "line 2: 'x' is no number"),
-     (",".join(COLUMNS) + "\ntrain,1\n", "line 2: it has 2 fields in place of 8"),
+     (",".join(COLUMNS) + "\ntrain,x,,0,0,0,c,f\n", "line 2: 'x' is not a number"),
+     (",".join(COLUMNS) + "\ntrain,1\n", "line 2: it has 2 fields, and needs 8"),
      (b"\xff\xfe\n", "cannot be")],
 )  # fmt: skip
 def test_what_is_no_quarantine_is_refused(tmp_path, content, message):

@@ -200,8 +200,8 @@ def test_of_many_that_reopen_at_the_same_time_one_gets_the_folder(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (None, "is not there"),
-        ({}, "no folder of a run"),
+        (None, "does not exist"),
+        ({}, "not a run.s folder"),
         ({"manifest.json": "{"}, "is damaged: it is cut off"),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_signal_stops_a_run_that_can_go_on(number, undisturbed, tmp_path, caps
     assert 60 <= len(ledger(folder)) < 150
     found = run(capsys, f"resume={folder}", "loader.num_workers=0")
     assert found.code == 0, found.err
-    assert f"going on with {folder} at epoch" in found.err
+    assert f"resuming {folder} at epoch" in found.err
     assert torch.equal(weights(folder), weights(undisturbed))
     assert ledger(folder) == ledger(undisturbed)
     assert left_behind(folder) == []
@@ -115,7 +115,7 @@ def test_a_damaged_checkpoint_costs_steps_that_are_named(tmp_path, capsys):
     found = run(capsys, f"resume={folder}", "trainer.max_steps=25")
     assert found.code == 0, found.err
     assert f"cannot use {newest}" in found.err
-    assert "going on from an older one, after 14 steps; the 7 steps since then" in found.err
+    assert "resuming from an older one, after 14 steps; the 7 steps since then" in found.err
 
 
 @pytest.mark.stress
@@ -163,7 +163,7 @@ def test_what_cannot_be_gone_on_with_is_explained(tmp_path, capsys):
     assert (missing.code, "does not exist" in missing.err) == (2, True)
     (tmp_path / "empty").mkdir()
     empty = run(capsys, *SMALL, f"resume={tmp_path}/empty")
-    assert (empty.code, "no folder of a run" in empty.err) == (2, True)
+    assert (empty.code, "neither a run's folder" in empty.err) == (2, True)
     timed = run(capsys, *SMALL, "resume=auto")
     assert (timed.code, "set run_dir=outputs/<name>" in timed.err) == (2, True)
 

@@ -167,7 +167,8 @@ def test_help_names_parts_examples_and_exit_codes(here, capsys):
     assert "2 configuration, 3 data" in out
 
 
-def test_looking_does_not_wait_for_torch(here):
+def test_looking_and_most_mistakes_do_not_wait_for_torch(here):
+    """Of two mistakes, the one that needs the class of the model waits for the next round."""
     script = """
         import runpy, sys
         sys.argv[1:] = ["--cfg", "job"]
@@ -175,6 +176,10 @@ def test_looking_does_not_wait_for_torch(here):
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")
         finally:
+            from pipeline import command
+            assert command.main(["loader=fsat"]) == 2
+            assert command.main(["trainer.max_epoch=3", "batch.size=0", "+model.foo=1",
+                                 "optimizer._target_=os.system"]) == 2
             assert "hydra" in sys.modules and not {"torch", "numpy"} & set(sys.modules)
     """
     script = f"import sys; sys.argv = [{str(ROOT / 'run.py')!r}]\n" + textwrap.dedent(script)
@@ -183,6 +188,11 @@ def test_looking_does_not_wait_for_torch(here):
     )
     assert done.returncode == 0, done.stderr
     assert "seed:" in done.stdout
+    first, second, *problems = done.stderr.splitlines()
+    assert "has no 'fsat' (did you mean 'fast'?)" in first
+    assert second == "3 errors in the configuration:"
+    keys = [line.split(":")[0].strip() for line in problems]
+    assert keys == ["trainer.max_epoch", "batch.size", "optimizer._target_"]
 
 
 @pytest.mark.parametrize("flag", ["--help", "--hydra-help", "--cfg=all", "--info=config"])

@@ -158,7 +158,7 @@ def test_an_interrupted_run_says_so_and_keeps_its_checkpoint(faces, tmp_path, ca
     done = run(capsys, *faces, *QUICK, "trainer.max_epochs=5", "trainer.baseline=false")
     assert done.code == command.INTERRUPTED
     assert "Traceback" not in done.err
-    assert "what there is of the run is in run" in done.err
+    assert "stopped; the run is in run" in done.err
     said = manifest(tmp_path / "run")
     assert said["status"] == "interrupted"
     assert checkpoint.load(checkpoint.find(tmp_path / "run"))["updates"] == 6
@@ -188,7 +188,7 @@ def test_how_often_the_scheduler_moves():
     by_epoch = TrainOptions(max_epochs=9, max_steps=25, schedule="epoch")
     assert scheduler_moves(by_epoch, plan(10)) == 3
     assert scheduler_moves(TrainOptions(max_epochs=3, max_steps=25), plan(None)) == 25
-    with pytest.raises(ConfigError, match=r"scheduler: needs to know how long.*trainer.max_steps"):
+    with pytest.raises(ConfigError, match=r"scheduler: needs the length.*trainer.max_steps"):
         scheduler_moves(TrainOptions(max_epochs=3), plan(None))
 
 

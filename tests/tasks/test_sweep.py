@@ -10,7 +10,7 @@ import pytest
 
 from pipeline import command, tasks
 from pipeline.errors import DataError
-from pipeline.tasks.sweep import Result, best_of, read_results, table
+from pipeline.tasks.sweep import JobResult, best_of, read_results, table
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_job_that_measures_nothing(sweep, capsys):
 def result(value, mode="min", **changes):
     fields = {"overrides": ["a=1"], "status": "done", "metric": "nme", "mode": mode, "value": value,
               "seconds": 1.0, "error": None, "exit_code": 0, "started": 5.0}  # fmt: skip
-    return Result(**{**fields, **changes})
+    return JobResult(**{**fields, **changes})
 
 
 def test_results_come_back_from_files_in_the_order_of_jobs(tmp_path):
@@ -173,7 +173,7 @@ def test_a_sweep_that_is_left_says_how_far_it_came_and_goes_on(sweep, capsys):
         ["2", "3", "not"],
     ]
     assert "Traceback" not in err
-    line = err.splitlines()[err.splitlines().index("to go on with the sweep:") + 1]
+    line = err.splitlines()[err.splitlines().index("to resume the sweep:") + 1]
     words = shlex.split(line)
     assert words[0] == "python"
     assert words[2:] == ["-m", "seed=1,2,3", "batch.size=8", "model=landmark_net",

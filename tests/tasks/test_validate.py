@@ -48,7 +48,7 @@ def test_it_returns_the_monitored_metric_and_writes_nothing(faces, capsys, tmp_p
 def test_wrong_checkpoints_are_refused(faces, capsys, tmp_path):
     done = run(capsys, *faces, *QUICK, "task=validate", "checkpoint=nowhere")
     assert done.code == 2
-    assert "nowhere: there is no checkpoint in it" in done.err
+    assert "nowhere: it holds no checkpoint" in done.err
     checkpoint.save(tmp_path / "other", {"model": nn.Linear(2, 3).state_dict()})
     with pytest.raises(PenstockError, match=r"does not fit the model.*overrides of its run"):
         load_weights(nn.Linear(3, 2), tmp_path / "other")

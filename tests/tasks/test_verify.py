@@ -76,7 +76,7 @@ def test_other_samples_are_told_from_other_losses(pair, capsys):
     done = verify(capsys, first, second)
     assert done.code == 1
     assert (
-        "samples      part at epoch 0, step 5: other samples, or in another order (8 and 8)"
+        "samples      first differ at epoch 0, step 5: other samples, or in another order (8 and 8)"
         in done.out
     )
     assert "; 2 of 8 steps differ\n" in done.out
@@ -92,7 +92,7 @@ def test_losses_are_told_apart_by_one_bit(pair, capsys):
     done = verify(capsys, first, second)
     assert done.code == 1
     apart = f"{loss!r} and {math.nextafter(loss, 9)!r}"
-    assert f"losses       part at epoch 0, step 2: {apart}" in done.out
+    assert f"losses       first differ at epoch 0, step 2: {apart}" in done.out
     assert "ulps of float32 apart; 1 of 8 steps differ, by up to" in done.out
     assert "samples      the same at 8 steps" in done.out
 
@@ -104,7 +104,7 @@ def test_samples_made_differently_are_found(pair, capsys):
     assert done.code == 1
     assert "samples      the same at 8 steps" in done.out
     assert "losses       the same at 8 steps" in done.out
-    assert "digests      part at epoch 0, step 7" in done.out
+    assert "digests      first differ at epoch 0, step 7" in done.out
 
 
 def test_runs_of_unequal_length(pair, capsys):
@@ -136,7 +136,7 @@ def test_with_nothing_to_compare(pair, capsys):
     shutil.rmtree(second / "checkpoints")
     done = verify(capsys, first, second)
     assert done.code == 1
-    assert "there is nothing to compare" in done.err
+    assert "nothing to compare" in done.err
     assert "trainer.ledger=true" in done.err
 
 
@@ -169,7 +169,7 @@ def test_weights_of_other_models_are_not_compared(pair, capsys):
     with_weights(second, lambda state: state["model"].update(extra=torch.ones(1)))
     done = verify(capsys, first, second)
     assert done.code == 1
-    assert "not of the same model: extra is in one only" in done.out
+    assert "of different models: only one has extra" in done.out
 
 
 def test_weights_that_are_no_numbers_are_the_same_as_such(pair, tmp_path, capsys):
@@ -219,7 +219,7 @@ def test_a_damaged_checkpoint_is_left_out(pair, capsys):
     newest = checkpoint.find_newest(second).path
     newest.write_bytes(newest.read_bytes()[:-1])
     done = verify(capsys, first, second)
-    assert f"weights      {newest} is left out: the checkpoint is cut off" in done.out
+    assert f"weights      cannot use {newest}: the checkpoint is truncated" in done.out
     assert done.code == 0  # the best is the same, and was no link in the copy
     best = second / "checkpoints" / checkpoint.BEST
     best.write_bytes(best.read_bytes()[:-1])
@@ -231,9 +231,9 @@ def test_a_damaged_checkpoint_is_left_out(pair, capsys):
 @pytest.mark.parametrize(
     ("runs", "message"),
     [
-        ("[x]", "two folders of runs are needed, and there are 1"),
-        ("[x,y,z]", "two folders of runs are needed, and there are 3"),
-        ("[x,y]", "x has no manifest.json, so it is no folder of a run"),
+        ("[x]", "needs the folders of two runs, and has 1"),
+        ("[x,y,z]", "needs the folders of two runs, and has 3"),
+        ("[x,y]", "x is not a run's folder: it has no manifest.json"),
     ],
 )
 def test_two_runs_have_to_be_given(capsys, tmp_path, monkeypatch, runs, message):

@@ -109,9 +109,9 @@ def test_every_classifier_ends_in_a_layer_that_can_be_replaced():
 
 
 def test_unknown_names_are_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match=r"model.name: 'resnet8' is no .*did you mean resnet"):
+    with pytest.raises(ConfigError, match=r"model.name: 'resnet8' is not a .*did you mean resnet"):
         torchvision_model("resnet8", 2)
-    with pytest.raises(ConfigError, match="no torchvision classifier"):
+    with pytest.raises(ConfigError, match="not a torchvision classifier"):
         torchvision_model("fasterrcnn_resnet50_fpn", 2)
     with pytest.raises(ConfigError, match=r"model.weights: resnet18 has no .*IMAGENET1K_V1"):
         torchvision_model("resnet18", 2, "IMAGENET1K_V9")

@@ -209,7 +209,7 @@ def test_wrong_outputs_and_fields_are_named():
         landmarks()(Constant(torch.zeros(4)), faces())
     with pytest.raises(ConfigError, match=r"gives \[4\] a sample; 3 classes"):
         classification()(Constant(torch.zeros(4)), classes())
-    with pytest.raises(ConfigError, match=r"asks for the field 'image'.*a batch has x, label"):
+    with pytest.raises(ConfigError, match=r"needs the field 'image'.*a batch has x, label"):
         landmarks()(Constant(torch.zeros(4)), classes())
     ragged = batch({"image": [torch.rand(3, 4, 4)], "landmarks": torch.rand(1, 2, 2)})
     with pytest.raises(ConfigError, match=r"'image' of a batch is a list.*collate that stacks"):

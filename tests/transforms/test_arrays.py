@@ -137,7 +137,7 @@ def test_what_imgaug_and_its_like_take_and_give():
 
 def test_a_function_that_moves_the_picture_is_refused_beside_landmarks():
     for function in (partial(transform.rotate, angle=10), partial(transform.rescale, scale=0.5)):
-        with pytest.raises(DataError, match=r"mask, landmarks, boxes would stay where it is"):
+        with pytest.raises(DataError, match=r"but not mask, landmarks, boxes"):
             OnPicture(function)(face())
         alone = OnPicture(function)({"image": face()["image"], "label": 1})
         assert alone["image"].dtype == torch.uint8

@@ -18,8 +18,8 @@ from pipeline.transforms.audio import (
     RandomCrop,
     Resample,
     Standardize,
+    mel_filters,
 )
-from pipeline.transforms.mel import mel_filters
 from pipeline.transforms.resampling import resample
 
 RATES = [(48000, 8000), (44100, 16000), (8000, 16000), (44100, 48000), (11025, 8000), (8001, 8000)]

@@ -15,14 +15,13 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.collate import List, Pad, Stack
 from pipeline.loading.fetch import Fetch, SampleError, batch_hash
 from pipeline.order.plan import Plan, Request
-from pipeline.order.sample_generators import KeyedRandom
+from pipeline.order.randomness import KeyedRandom
 from pipeline.order.samplers import Random, Sequential
 from pipeline.transforms import warping
 from pipeline.transforms.batch import BatchCompose
-from pipeline.transforms.batch_colors import ColorJitter, Normalize, RandomErasing
+from pipeline.transforms.batch_colors import BatchNormalize, ColorJitter, RandomErasing
 from pipeline.transforms.batch_geometry import Affine, HorizontalFlip, RandomResizedCrop, forward
-from pipeline.transforms.image import LandmarkFlip
-from pipeline.transforms.image import Normalize as NormalizeSample
+from pipeline.transforms.image import LandmarkFlip, Normalize
 from pipeline.transforms.mixing import CutMix, MixUp
 from pipeline.transforms.warping import affine, crop_nearest, crop_resize, crop_resize_dense, layout
 from tests.program import SHARED
@@ -111,7 +110,7 @@ EVERYTHING = {
     "erase": RandomErasing(0.5, value="random"),
     "mixup": MixUp(CLASSES, 0.4, 0.5),
     "cutmix": CutMix(CLASSES, 1.0, 0.5),
-    "normalize": Normalize(),
+    "normalize": BatchNormalize(),
 }
 
 
@@ -316,23 +315,23 @@ PARAMETERS = [(0, 1, 0, (0, 0)), (30, 1, 0, (0, 0)), (-15, 1.3, 8, (5, -3)), (90
 
 @pytest.mark.parametrize(("angle", "scale", "shear", "shift"), PARAMETERS)
 def test_an_affine_map_is_torchvisions(angle, scale, shear, shift):
-    from pipeline.transforms.batch_geometry import _Affine
+    from pipeline.transforms.batch_geometry import affine_move
 
     batch = batch_of(Marked(), rows=2)
     images = batch_of()["image"][:2]
     matrices = forward(*(torch.tensor([float(v)] * 2) for v in (angle, scale, shear)),
                        torch.tensor([shift] * 2))  # fmt: skip
-    move = _Affine(matrices, 64, 80, fill=0)
+    move = affine_move(matrices, 64, 80, fill=0)
     given_ = {"angle": angle, "translate": list(shift), "scale": scale, "shear": [shear, 0]}
     smooth = {**given_, "interpolation": F.InterpolationMode.BILINEAR}
     assert difference(move.image(images), F.affine(images, **smooth)).max() <= 1
     # With a colour to fill in, torchvision takes what is half outside twice as dark.
     inside = F.affine(torch.ones(1, 64, 80), **smooth)
     expected = F.affine(images.float(), **smooth) + 7 * (1 - inside)
-    assert difference(_Affine(matrices, 64, 80, fill=7).image(images), expected).max() <= 1
+    assert difference(affine_move(matrices, 64, 80, fill=7).image(images), expected).max() <= 1
     points = tv_tensors.KeyPoints(batch["landmarks"][0], canvas_size=(64, 80))
     torch.testing.assert_close(
-        move.keypoints(batch["landmarks"])[0], F.affine(points, **given_).as_subclass(torch.Tensor)
+        move.points(batch["landmarks"])[0], F.affine(points, **given_).as_subclass(torch.Tensor)
     )
 
 
@@ -417,11 +416,8 @@ def test_boxes_of_every_format_are_moved_and_cut_at_the_border(form):
     compose = BatchCompose({"affine": Affine(30, [0.3, 0.3], [0.7, 1.5])}, 0)
     moved = compose(batch)["boxes"]
     assert moved.shape == (8, 2, 4)
-    matrices = (
-        Affine(30, [0.3, 0.3], [0.7, 1.5])
-        .move(KeyedRandom.of(0, 0, np.arange(8), "batch/affine"), 64, 80)
-        ._forward
-    )
+    random = KeyedRandom.of(0, 0, np.arange(8), "batch/affine")
+    matrices = Affine(30, [0.3, 0.3], [0.7, 1.5]).matrices(random, 64, 80)
     for row in range(8):
         (a, b, c), (d, e, f) = matrices[row].tolist()
         for box, found in zip(corners.tolist(), moved[row], strict=True):
@@ -527,8 +523,8 @@ def test_colors_of_grey_pictures():
 def test_a_batch_is_normalised_like_its_samples(last):
     statistics = {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7]}
     batch = batch_of()
-    expected = NormalizeSample(statistics)({"image": tv_tensors.Image(batch["image"])})["image"]
-    step = Normalize(statistics, channels_last=last)
+    expected = Normalize(statistics)({"image": tv_tensors.Image(batch["image"])})["image"]
+    step = BatchNormalize(statistics, channels_last=last)
     found = step(batch, keyed())["image"]
     torch.testing.assert_close(found, expected.as_subclass(torch.Tensor), atol=1e-5, rtol=1e-5)
     assert layout(found) == (torch.channels_last if last else torch.contiguous_format)
@@ -596,7 +592,7 @@ def test_half_of_the_rows_are_mixed_when_asked():
 
 def test_what_cannot_be_mixed_is_refused():
     with pytest.raises(
-        DataError, match=r"MixUp mixes pictures of classes.* of mask \(field 'mask'"
+        DataError, match=r"MixUp mixes pictures of classes, and cannot mix mask \(field 'mask'"
     ):
         MixUp(CLASSES)(batch_of(Marked()), keyed())
     with pytest.raises(DataError, match="the field 'name' of the batch is not int64"):

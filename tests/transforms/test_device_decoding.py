@@ -11,8 +11,7 @@ from pipeline.datasets.image_folder import ImageFolder
 from pipeline.errors import DataError
 from pipeline.loading.batch import Batch
 from pipeline.order.plan import Request
-from pipeline.order.randomness import begin_sample
-from pipeline.order.sample_generators import KeyedRandom
+from pipeline.order.randomness import KeyedRandom, begin_sample
 from pipeline.transforms.device_decoding import (
     DecodeBatchRandomResizedCrop,
     DecodeBatchResizeCenterCrop,

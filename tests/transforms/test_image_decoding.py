@@ -28,8 +28,8 @@ from pipeline.loading.loader import Loader, LoaderOptions
 from pipeline.order.randomness import begin_sample, hash64, uniform, uniform_at
 from pipeline.transforms import native_images
 from pipeline.transforms.batch import BatchCompose
-from pipeline.transforms.batch_colors import Normalize
-from pipeline.transforms.crops import CenterCrop, Crop, RandomResizedCrop
+from pipeline.transforms.batch_colors import BatchNormalize
+from pipeline.transforms.crops import CenterCrop, Crop, RandomAreaCrop
 from pipeline.transforms.image import Compose
 from pipeline.transforms.image_decoding import (
     Decode,
@@ -114,7 +114,7 @@ def test_every_kind_of_file_gives_what_the_reader_gives(tmp_path, decoder, name)
     assert (jpeg_header(path.read_bytes()) is not None) == quick
     whole = read_image(str(path))
     height, width = whole.shape[1:]
-    step = RandomResizedCrop((0.1, 1.0), (3 / 4, 4 / 3), 0.5)
+    step = RandomAreaCrop((0.1, 1.0), (3 / 4, 4 / 3), 0.5)
     for key in range(6):
         crop = step(key, width, height)
         left, top, right, bottom = map(int, crop[:4])
@@ -315,7 +315,7 @@ def test_orientations_that_make_no_sense():
 
 
 def test_crops_follow_from_key_and_size():
-    step = RandomResizedCrop((0.08, 1.0), (3 / 4, 4 / 3), 0.5)
+    step = RandomAreaCrop((0.08, 1.0), (3 / 4, 4 / 3), 0.5)
     crops = [step(hash64(key), 500, 375) for key in range(4000)]
     assert crops == [step(hash64(key), 500, 375) for key in range(4000)]
     sides = np.array([crop[:4] for crop in crops])
@@ -336,7 +336,7 @@ def test_crops_follow_from_key_and_size():
 
 def test_crops_are_pinned():
     """An update of Penstock does not change which part of a picture a key means."""
-    step = RandomResizedCrop((0.08, 1.0), (3 / 4, 4 / 3), 0.5)
+    step = RandomAreaCrop((0.08, 1.0), (3 / 4, 4 / 3), 0.5)
     assert [tuple(step(hash64(key), 500, 375)[:5]) for key in range(3)] == PINNED
 
 
@@ -346,7 +346,7 @@ def test_one_number_is_one_of_many():
 
 
 def test_pictures_too_narrow_for_any_allowed_shape():
-    step = RandomResizedCrop((0.9, 1.0), (3 / 4, 4 / 3), 0.0)
+    step = RandomAreaCrop((0.9, 1.0), (3 / 4, 4 / 3), 0.0)
     for width, height in ((1000, 3), (3, 1000), (1, 1)):
         left, top, right, bottom = step(1, width, height)[:4]
         assert 0 <= left < right <= width
@@ -468,7 +468,7 @@ def test_normalising_while_decoding_changes_no_bit(tmp_path, decoder):
     assert early.batch_transform is None or not early.batch_transform.steps
     bytes_first = parts.train.fetch(whole=True)
     bytes_first.transform = parts.train.transform
-    bytes_first.batch_transform = BatchCompose({"normalize": Normalize("imagenet")}, 0)
+    bytes_first.batch_transform = BatchCompose({"normalize": BatchNormalize("imagenet")}, 0)
     one, other = early(request)["image"], bytes_first(request)["image"]
     assert torch.equal(one, other)
 

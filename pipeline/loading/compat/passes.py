@@ -1,10 +1,7 @@
-"""One way through an epoch of a DataLoader, over the workers of a backend.
+"""One pass through an epoch of a DataLoader.
 
-    EpochIterator   the iterator: asks a backend for requests and hands on what they made
-    Kept    persistent workers, which end with the last that holds them
-
-An error of a person's code is raised when its turn comes, in the type that it had, and the pass can
-be gone on with after it. Workers that could not make a batch are told of in torch's words, which
+An error of a person's code is raised when its turn comes, in its original type, and the pass can be
+continued after it. Where workers could not make a batch, the error begins with torch's words, which
 programs look for.
 """
 
@@ -13,43 +10,17 @@ from __future__ import annotations
 import signal
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.loading.compat.item_fetch import FetchResult
 from pipeline.loading.compat.progress import Progress, State
-from pipeline.loading.workers.backends import Backend, Failure, LoaderOptions, WorkerError
+from pipeline.loading.workers.backends import Backend, Failure, WorkerError
 
 
 class WorkersLostError(WorkerError, RuntimeError):
     """Workers died or hung, again and again; a RuntimeError, as torch raises."""
-
-
-class KeptWorkers:
-    """A backend that works for one pass after another; closed when nobody holds it any more."""
-
-    def __init__(self, options: LoaderOptions, backend: Backend) -> None:
-        self.options, self.backend = options, backend
-
-    def __del__(self) -> None:
-        self.backend.close()
-
-
-class StatedLength(NamedTuple):
-    """What `len()` of a loader has said of an iterable dataset.
-
-    Attributes:
-        dataset: in words.
-        samples: that it has.
-        batches: that they make.
-        size: samples of a batch.
-    """
-
-    dataset: str
-    samples: int
-    batches: int
-    size: int
 
 
 class EpochIterator(Iterator[Any]):
@@ -57,43 +28,42 @@ class EpochIterator(Iterator[Any]):
 
     Args:
         progress: what to ask for.
-        backend: which works on it; a kept one stays open, any other is closed with the pass.
+        backend: works on it.
+        keeps: leave the backend open, for the next pass.
         pin: put batches into page-locked memory where the backend has not.
-        claim: what the loader said; None: nothing.
+        delivers: called for each batch with the number of those delivered.
     """
 
     def __init__(
-        self,
-        progress: Progress,
-        backend: Backend | KeptWorkers,
-        pin: bool,
-        claim: StatedLength | None,
-    ) -> None:
+        self, progress: Progress, backend: Backend, keeps: bool, pin: bool,
+        delivers: Callable[[int], None] | None,
+    ) -> None:  # fmt: skip
         self.progress = progress
-        self._kept = backend if isinstance(backend, KeptWorkers) else None
-        works = backend.backend if isinstance(backend, KeptWorkers) else backend
-        self._backend = works
-        self._pins = pin and not works.pins
-        self._claim = claim
+        self._backend: Backend | None = backend
+        self._keeps = keeps
+        self._pins = pin and not backend.pins
+        self._delivers = delivers
         self._delivered = 0
         self._closed = self._is_superseded = False
         self._early: deque[Any] = deque()  # results, or an error, that were waited for before
         self._open = ExitStack()
-        if self._kept is None:
-            self._open.callback(works.close)
+        if not keeps:
+            self._open.callback(backend.close)
         try:
-            self._results = self._open.enter_context(works.run(progress.requests()))
+            self._results = self._open.enter_context(backend.run(progress.requests()))
         except BaseException:
             self.close()
             raise
 
     def __next__(self) -> Any:
-        while (made := self._take()) is not None:
-            if self.progress.accept(made):
+        while (result := self._next_result()) is not None:
+            if self.progress.accept(result):
                 self._delivered += 1
-                if self._claim is not None and self._delivered > self._claim.batches:
-                    self._warn(self._claim)
-                return (made.pin_memory() if self._pins and made.error is None else made).get()
+                if self._delivers is not None:
+                    self._delivers(self._delivered)
+                if self._pins and result.error is None:
+                    result.pin_memory()
+                return result.get()
         raise StopIteration
 
     def __len__(self) -> int:
@@ -109,7 +79,7 @@ class EpochIterator(Iterator[Any]):
         return [] if workers is None else workers()
 
     def state(self) -> State:
-        """Of the progress; waits until the readers have said with what they began."""
+        """Of the progress; waits until the shards have said with which state they began."""
         while self.progress.is_waiting and not self._closed:
             try:
                 result = next(self._results, None)
@@ -134,23 +104,26 @@ class EpochIterator(Iterator[Any]):
         self._closed = True
         self._early.clear()
         self._open.close()
-        self._kept = None
+        if self._keeps:  # it ends with whoever holds it last
+            self._backend = None
 
     def __del__(self) -> None:
         if hasattr(self, "_open"):
             self.close()
 
-    def _take(self) -> Any:
-        """The next result, a `FetchResult`; None at the end."""
+    def _next_result(self) -> FetchResult | None:
+        """None at the end."""
+        if self._is_superseded:
+            raise RuntimeError(
+                "another iterator of this DataLoader was made, and its persistent workers go "
+                "through one epoch at a time; use persistent_workers=False for several at once"
+            )
         if self._closed:
-            if self._is_superseded:
-                raise RuntimeError(
-                    "another iterator of this DataLoader was made, and its persistent workers go "
-                    "through one epoch at a time; use persistent_workers=False for several at once"
-                )
             return None
         try:
-            result: Any = self._next_early() if self._early else next(self._results, None)
+            result: Any = self._early.popleft() if self._early else next(self._results, None)
+            if isinstance(result, Exception):
+                raise result
         except BaseException as error:
             self.close()
             if isinstance(error, WorkerError):
@@ -164,17 +137,13 @@ class EpochIterator(Iterator[Any]):
             self.close()
         return result
 
-    def _next_early(self) -> Any:
-        result = self._early.popleft()
-        if isinstance(result, Exception):
-            raise result
-        return result
 
-    def _warn(self, claim: StatedLength) -> None:
-        fetched = (self._delivered - 1) * claim.size + 1
+def check_length(dataset: str, samples: int, batches: int, size: int, delivered: int) -> None:
+    """Warn if `len()` of the loader claimed fewer batches of an iterable dataset."""
+    if delivered > batches:
         warnings.warn(
-            f"Length of IterableDataset {claim.dataset} was reported to be {claim.samples} (when "
-            f"accessing len(dataloader)), but {fetched} samples have been fetched. For "
+            f"Length of IterableDataset {dataset} was reported to be {samples} (when accessing "
+            f"len(dataloader)), but {(delivered - 1) * size + 1} samples have been fetched. For "
             "multiprocessing data-loading, this could be caused by not properly configuring the "
             "IterableDataset replica at each worker: its __iter__ has to divide itself by "
             "get_worker_info(), or each worker gives all of it",
@@ -193,14 +162,13 @@ def _lost(error: Exception) -> Exception:
             "(ulimit -n), or call torch.multiprocessing.set_sharing_strategy('file_system')"
         )
     if error.died is not None:
-        text = f"{_in_torchs_words(*error.died)}\n{text}"
+        pid, code = error.died
+        how = f"exited unexpectedly with exit code {code}"
+        if code < 0:
+            how = f"is killed by signal: {signal.strsignal(-code) or -code}"
+        # torch's words
+        text = (
+            f"DataLoader worker (pid(s) {pid}) exited unexpectedly: DataLoader worker (pid {pid}) "
+            f"{how}\n{text}"
+        )
     return WorkersLostError(text)
-
-
-def _in_torchs_words(pid: int, code: int) -> str:
-    how = f"exited unexpectedly with exit code {code}"
-    if code < 0:
-        how = f"is killed by signal: {signal.strsignal(-code) or -code}"
-    return (
-        f"DataLoader worker (pid(s) {pid}) exited unexpectedly: DataLoader worker (pid {pid}) {how}"
-    )

@@ -1,8 +1,7 @@
-"""Who works on requests: what backends have in common, and the one that works in this process.
+"""Backends: who works on requests, in which order, and how far ahead.
 
-A backend takes requests and gives results, as far ahead and in the order that its options say.
-Every backend runs the same fetch; an error becomes a `Failure` that takes the batch's place in the
-order, so that it is raised when its turn comes and reads alike wherever it happened.
+Every backend runs the same fetch. An error becomes a `Failure` in the batch's place, so that it is
+raised when its turn comes and reads alike wherever it happened.
 
     main       in this process, when a batch is asked for
     process    in worker processes (pipeline/loading/workers/process_backend.py)
@@ -11,9 +10,12 @@ order, so that it is raised when its turn comes and reads alike wherever it happ
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, Protocol
 
 from pipeline.distributed.preemption import waiting
@@ -25,16 +27,19 @@ from pipeline.loading.fetch import Fetch
 from pipeline.order.plan import Request
 from pipeline.order.randomness import scope
 from pipeline.order.streams import End, StreamRequest
+from pipeline.torch_internals import ExceptionWrapper
 
 DEFAULT_TIMEOUT = 300.0
 BackendName = Literal["main", "process", "thread"]
+POLL = 0.5  # seconds between two looks at workers that report nothing
 
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """Who works, and how far ahead. All but `backend` and `max_deaths` have torch's names.
+    """Who works, and how far ahead.
 
-    They have torch's meaning, too, except that workers which die or hang are replaced.
+    All but `backend` and `max_deaths` have torch's names and meanings, except that workers which
+    die or hang are replaced.
 
     Attributes:
         backend: "main", "process" or "thread"; with no workers it is "main".
@@ -44,13 +49,13 @@ class LoaderOptions:
             it hangs; None is DEFAULT_TIMEOUT, 0 waits for ever, for debuggers.
         max_deaths: of worker processes at one address, after which the run stops.
         batch_timeout: seconds without a batch, while one is waited for, after which the run ends,
-            as torch's own `timeout` has it; 0 waits for ever.
-        generator: seed of torch's own generator for worker seeds; None derives it from the run's.
-            No batch depends on it, unless they are not `keyed`.
-        keyed: whether the generators are seeded for each sample. If not, draws are torch's: in this
-            process from the generators as they are, in worker processes from `generator` plus the
-            worker's number on.
-        auto: tune the number of workers while they work; `num_workers` is where it begins.
+            like torch's `timeout`; 0 waits for ever.
+        generator: seed of the generator that worker seeds are drawn from; None derives it from the
+            run's. No batch depends on it unless `keyed` is False.
+        keyed: seed the generators for each sample. If False, draws are torch's: in this process
+            from the generators as they are, in worker processes from `generator` plus the worker's
+            number on.
+        auto: tune the number of workers during the run, starting from `num_workers`.
     """
 
     backend: BackendName = "main"
@@ -73,6 +78,11 @@ class LoaderOptions:
     def limit(self) -> float:
         """`timeout` with its default."""
         return DEFAULT_TIMEOUT if self.timeout is None else self.timeout
+
+    @property
+    def ahead(self) -> int:
+        """Batches that each worker is ahead."""
+        return self.prefetch_factor or 2
 
 
 @dataclass
@@ -130,6 +140,68 @@ def attempt(fetch: Callable[[Any], Batch | End], request: Asked) -> Result:
         worker_status.idle()
 
 
+class Task:
+    """A request that a worker has.
+
+    Attributes:
+        result: None until it is there. An unexpected error is an exception to raise, or torch's
+            wrapper of one from another process.
+        deaths: of the workers that had it.
+        last_death: how and where the last of them died.
+    """
+
+    def __init__(self, request: Asked) -> None:
+        self.request = request
+        self.result: Any = None
+        self.deaths = 0
+        self.last_death: Any = None
+
+    def take(self) -> Result:
+        """The result, which belongs to its consumer alone; raises an unexpected error."""
+        result, self.result = self.result, None
+        if isinstance(result, ExceptionWrapper):
+            result.reraise()
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+
+class Pool(Protocol):
+    """Workers, as `windowed` uses them."""
+
+    def submit(self, request: Asked) -> Task: ...
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long for a result of any task; whether there is one."""
+
+    def late(self, limit: float) -> str:
+        """A report on workers that have made no batch in `limit` seconds; may be empty."""
+
+
+def windowed(pool: Pool, requests: Iterator[Asked], options: LoaderOptions) -> Results:
+    """Results of `requests`, a window of which is handed to the pool at once."""
+    window = options.num_workers * options.ahead
+    return _taken(pool, deque(map(pool.submit, islice(requests, window))), requests, options)
+
+
+def _taken(
+    pool: Pool, pending: deque[Task], requests: Iterator[Asked], options: LoaderOptions
+) -> Results:
+    limit = options.batch_timeout
+    while pending:
+        heard = time.monotonic()
+        candidates = [pending[0]] if options.in_order else pending
+        while (task := next((one for one in candidates if one.result is not None), None)) is None:
+            if pool.wait(min(limit or POLL, POLL)):
+                heard = time.monotonic()
+            elif limit and time.monotonic() - heard >= limit:
+                # torch's words, which programs look for
+                raise RuntimeError(f"DataLoader timed out after {limit} seconds{pool.late(limit)}")
+        pending.remove(task)
+        pending.extend(map(pool.submit, islice(requests, 1)))
+        yield task.take()
+
+
 class MainBackend:
     """Works in this process, when a batch is asked for."""
 
@@ -139,19 +211,14 @@ class MainBackend:
     def __init__(self, fetch: Fetch, keyed: bool = True) -> None:
         self._fetch = fetch
         # The training loop draws from the same generators.
-        apart = keyed and not getattr(fetch, "leaves_generators", False)
-        self._work = self._scoped if apart else self._attempt
+        self._is_scoped = keyed and not getattr(fetch, "leaves_generators", False)
 
     @contextmanager
     def run(self, requests: Iterator[Asked]) -> Iterator[Results]:
         yield map(self._work, requests)
 
-    def _attempt(self, request: Asked) -> Result:
-        with waiting():
-            return attempt(self._fetch, request)
-
-    def _scoped(self, request: Asked) -> Result:
-        with scope(), waiting():
+    def _work(self, request: Asked) -> Result:
+        with scope() if self._is_scoped else nullcontext(), waiting():
             return attempt(self._fetch, request)
 
     def close(self) -> None:

@@ -1,14 +1,14 @@
 """Messages between two processes that survive the death of either.
 
-    send(sock, *pack(thing))        a thing and the memory of its tensors, as file descriptors
+    send(sock, pack(thing))         a thing and the memory of its tensors, as file descriptors
     Receiver(sock).take()           a message once it is there in full; never waits
     unpack(message)                 the thing; its tensors lie in the sender's memory, uncopied
 
 `multiprocessing.Queue` shares a pipe and locks among all senders: one that is killed in the middle
-of a message stops the others, and who reads waits for the rest of it for ever. And what it sends of
-a tensor is an invitation to fetch the descriptor from the sender, who may be dead by then, or
-stopped. Here each process has a socket of its own, there are no locks, reading never waits, and a
-message that has arrived needs its sender no more.
+of a message stops the others, and its reader waits for the rest for ever. For a tensor it sends an
+address at which to fetch the descriptor from the sender, who may be dead by then, or stopped. Here
+each process has a socket of its own, there are no locks, reading never waits, and a message that
+has arrived no longer needs its sender.
 
 Memory for tensors is anonymous (memfd). torch creates a named file in /dev/shm, fills it (3 ms for
 20 MB) and unlinks it; a process that is killed in between leaves it there.
@@ -25,6 +25,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -45,25 +46,19 @@ class ChannelError(PenstockError):
     """A message could not be received on this machine."""
 
 
-class Packed(NamedTuple):
-    """A message to be sent.
+class Message(NamedTuple):
+    """A message to be sent, or one that has arrived.
 
     Attributes:
         data: the pickled thing.
-        descriptors: of its tensors' memory, in the order in which `data` counts them.
-        owner: keeps the descriptors open.
+        descriptors: of its tensors' memory, in the order in which `data` counts them. Of one that
+            has arrived, `unpack` or `drop` closes them.
+        storages: that own the descriptors of one to be sent.
     """
-
-    data: bytes | memoryview
-    descriptors: list[int]
-    owner: Any
-
-
-class Message(NamedTuple):
-    """A message that has arrived; `unpack` or `drop` closes its descriptors."""
 
     data: memoryview
     descriptors: list[int]
+    storages: Sequence[torch.UntypedStorage] = ()
 
     def drop(self) -> None:
         for descriptor in self.descriptors:
@@ -79,7 +74,11 @@ class _Pickler(ForkingPickler):
         self.storages: list[torch.UntypedStorage] = []
 
     def reducer_override(self, thing: Any) -> Any:
-        if type(thing) is not torch.UntypedStorage or not _by_descriptor(thing):
+        if (
+            type(thing) is not torch.UntypedStorage
+            or torch.multiprocessing.get_sharing_strategy() != "file_descriptor"
+            or not (_HAS_MEMFD and thing.device.type == "cpu" and thing.nbytes() > 0)
+        ):
             return NotImplemented
         shared: Any = thing
         descriptor = torch_internals.descriptor_of(shared) if thing.is_shared() else -1
@@ -91,13 +90,8 @@ class _Pickler(ForkingPickler):
         return _received, (len(self.descriptors) - 1, thing.nbytes())
 
 
-def _by_descriptor(storage: torch.UntypedStorage) -> bool:
-    chosen = torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
-    return chosen and _HAS_MEMFD and storage.device.type == "cpu" and storage.nbytes() > 0
-
-
 def new_shared(size: int) -> torch.UntypedStorage:
-    """`size` bytes that another process can be handed; there is no file to leave behind."""
+    """`size` bytes that another process can map; no file stays behind."""
     descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC)
     try:
         os.truncate(descriptor, size)
@@ -107,41 +101,34 @@ def new_shared(size: int) -> torch.UntypedStorage:
 
 
 def share_anonymously() -> None:
-    """Let torch's own shared memory in this process (that of default_collate) be `new_shared`."""
-    if not _HAS_MEMFD:
-        return
-    torch_internals.share_by(new_shared)
+    """Make torch's own shared memory in this process (default_collate's) with `new_shared`."""
+    if _HAS_MEMFD:
+        torch_internals.share_by(new_shared)
 
 
-class _Incoming(threading.local):
-    """Descriptors of the message that this thread unpacks."""
-
-    descriptors: list[int] = []
-
-
-_incoming = _Incoming()
+_incoming = threading.local()  # descriptors of the message that this thread unpacks
 
 
 def _received(place: int, size: int) -> torch.UntypedStorage:
     return torch_internals.map_descriptor(_incoming.descriptors[place], size)
 
 
-def pack(thing: Any) -> Packed:
-    """A message of `thing`; whatever it raises is pickling's."""
+def pack(thing: Any) -> Message:
+    """A message of `thing`; raises pickling's errors."""
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(thing)
-    return Packed(file.getbuffer(), pickler.descriptors, pickler.storages)
+    return Message(file.getbuffer(), pickler.descriptors, pickler.storages)
 
 
 def framed(thing: Any) -> memoryview:
-    """A message of a thing without tensors, to be written by the caller."""
+    """The bytes of a message without tensors."""
     data = ForkingPickler.dumps(thing)
     return memoryview(_HEADER.pack(len(data), 0) + bytes(data))
 
 
 def unpack(message: Message) -> Any:
-    """The thing that was sent; whatever it raises is pickling's."""
+    """The thing that was sent; raises pickling's errors."""
     _incoming.descriptors = message.descriptors
     try:
         return pickle.loads(message.data)
@@ -150,7 +137,7 @@ def unpack(message: Message) -> Any:
         message.drop()
 
 
-def send(sock: socket.socket, packed: Packed) -> None:
+def send(sock: socket.socket, packed: Message) -> None:
     """Send a message; waits while the other side does not read."""
     sock.sendall(_HEADER.pack(len(packed.data), len(packed.descriptors)))
     for start in range(0, len(packed.descriptors), _AT_ONCE):
@@ -164,18 +151,14 @@ def _send_descriptors(sock: socket.socket, descriptors: list[int]) -> None:
             socket.send_fds(sock, [b"\0"], descriptors)
             return
         except OSError as error:
-            # As many are under way as this user may have; the other side will take some.
+            # Too many are in flight for this user; the other side will take some.
             if error.errno != errno.ETOOMANYREFS:
                 raise
             time.sleep(0.01)
 
 
 class Receiver:
-    """Puts messages together from what has arrived.
-
-    Attributes:
-        arrived: bytes so far.
-    """
+    """Assembles messages from the bytes of a socket, of which `arrived` have come so far."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.arrived = 0
@@ -207,7 +190,7 @@ class Receiver:
         return None
 
     def drop(self) -> None:
-        """Forget a message of which only a part has come."""
+        """Forget a message that has arrived in part."""
         Message(memoryview(b""), self._descriptors).drop()
         self._expect_header()
 

@@ -1,4 +1,4 @@
-"""What is said of a worker that died or hangs: how, where it stood, and what it held."""
+"""Reports on workers that died or hang: how, where they stood, and which requests they had."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.distributed.presence import state_of as state_of
 from pipeline.loading import memory, worker_status
 from pipeline.loading.bad_samples import path_of
 from pipeline.loading.worker_status import WorkerStatus
 from pipeline.order.plan import Request
 
-MOST_LISTED = 32  # samples of a batch that are listed
+_MOST_LISTED = 32  # samples of a batch that are listed
 _STACK_BYTES = 64 << 10
-_SWITCHES = re.compile(r"voluntary_ctxt_switches:\s*(\d+)")
 _STACK_SECONDS = 1.0
+_SWITCHES = re.compile(r"voluntary_ctxt_switches:\s*(\d+)")
 _OWN_THREAD = re.compile(r"worker_side\.py.* in _\w+$", re.MULTILINE)
-_START_OF_WORK = re.compile(r"\n[^\n]*torch/utils/data/_utils/(?:fetch|worker)\.py")
+_START_OF_WORK = re.compile(r"\n[^\n]*loading/workers/(?:backends|worker_side)\.py")
 
 
 @dataclass
@@ -33,7 +34,7 @@ class FailureReport:
         who: which worker, with its pid where it has one.
         how: what happened to it, as the end of a sentence about it.
         status: where it stood last.
-        held: what it was asked for and had not handed over, the first of which it worked on.
+        held: its requests without a result; it worked on the first.
         stack: of its threads; "" if there is none.
         hint: what else is known.
     """
@@ -47,8 +48,7 @@ class FailureReport:
 
     def report(self, dataset: Any) -> str:
         """Some lines, without an end of line."""
-        lines = [f"{self.who} {self.how}"]
-        lines.append(f"    it was {self._place(dataset)}")
+        lines = [f"{self.who} {self.how}", f"    it was {self._place(dataset)}"]
         lines += [f"    it held {_described(request, dataset)}" for request in self.held]
         if self.hint:
             lines.append(f"    {self.hint}")
@@ -57,42 +57,50 @@ class FailureReport:
         return "\n".join(lines)
 
     def _place(self, dataset: Any) -> str:
-        if self.status.stage == worker_status.STARTING:
+        status = self.status
+        if status.stage == worker_status.STARTING:
             return "starting"
-        if not self.status.works:
+        if not status.works:
             return "idle" if not self.held else "between two batches"
-        stage = worker_status.STAGES[self.status.stage]
-        address = self.status[:2]
-        now = next((one for one in self.held if one.address == address), None)
-        where = f"at stage '{stage}' of epoch {address[0]}, step {address[1]}"
-        if not isinstance(now, Request) or not 0 <= self.status.place < len(now):
+        where = (f"at stage '{worker_status.STAGES[status.stage]}' of epoch {status.epoch}, "
+                 f"step {status.step}")  # fmt: skip
+        now = next((one for one in self.held if one.address == status[:2]), None)
+        rows = [] if now is None else _rows(now)
+        if not 0 <= status.place < len(rows):
             return where
-        row = int(now.indices[self.status.place])
+        row = rows[status.place]
         path = path_of(dataset, row)
         sample = f"sample {row}{f' ({path})' if path else ''}"
-        return f"{where}, {sample}, {self.status.place + 1} of {len(now)}"
+        return f"{where}, {sample}, {status.place + 1} of {len(rows)}"
 
 
 def _described(request: Any, dataset: Any) -> str:
     """An address and its samples, with their paths as far as the dataset knows them."""
     where = f"epoch {request.epoch}, step {request.step}"
-    if not isinstance(request, Request):
+    rows = _rows(request)
+    if not rows:
         return f"{where} of a stream"
-    rows = request.indices.tolist()
-    paths = [path_of(dataset, row) for row in rows[:MOST_LISTED]]
-    named = [f"{row} {path}".rstrip() for row, path in zip(rows, paths, strict=False)]
-    more = f" and {len(rows) - MOST_LISTED} more" if len(rows) > MOST_LISTED else ""
+    named = [f"{row} {path_of(dataset, row)}".rstrip() for row in rows[:_MOST_LISTED]]
+    more = f" and {len(rows) - _MOST_LISTED} more" if len(rows) > _MOST_LISTED else ""
     return f"{where}: samples {', '.join(named)}{more}"
 
 
+def _rows(request: Any) -> list[int]:
+    """Indices of its samples, or keys that are such; none of a stream."""
+    if isinstance(request, Request):
+        return request.indices.tolist()
+    keys = getattr(request, "keys", None)
+    listed: list[Any] = list(keys) if isinstance(keys, (list, tuple)) else [keys]
+    return listed if all(type(key) is int for key in listed) else []
+
+
 def by_exit_code(code: int) -> str:
-    """What an exit code of multiprocessing says."""
+    """An exit code of multiprocessing in words."""
     if code >= 0:
         return f"exited unexpectedly with code {code}"
-    try:
+    name = ""
+    with suppress(ValueError):
         name = f" ({signal.Signals(-code).name})"
-    except ValueError:
-        name = ""
     return f"was killed by signal {-code}{name}"
 
 
@@ -105,37 +113,32 @@ def hint_for(code: int, size: int = 0, kills: int = 0) -> str:
     """
     if code == -signal.SIGKILL:
         most, what = memory.limit()
-        had = f"It had {_gib(size)} of memory when last looked at; " if size else ""
-        limit = f"the limit is {_gib(most)}, {what}"
+        had = f"It had {size / 2**30:.2f} GiB of memory when last looked at; " if size else ""
+        why = ("SIGKILL leaves no stack behind; the system also sends it when memory runs out "
+               "(dmesg tells)")  # fmt: skip
         if memory.kills() > kills:
             why = "SIGKILL: the kernel ended it because memory ran out"
-        else:
-            why = ("SIGKILL leaves no stack behind; the system also sends it when memory runs out "
-                   "(dmesg tells)")  # fmt: skip
-        return f"{why}. {had}{limit}"
+        return f"{why}. {had}the limit is {most / 2**30:.2f} GiB, {what}"
     if code == -signal.SIGBUS:
         return "SIGBUS also comes when shared memory or a mapped file runs out of space"
     return ""
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"
-
-
-def state_of(pid: int) -> str:
-    """The state of a process as in /proc ("R", "S", "D", "T" ...); "" where that is not known."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+def hint_for_state(state: str) -> str:
+    """What the state of a process that hangs tells."""
+    if state in ("T", "t"):
+        return "it had been stopped (SIGSTOP, or a debugger); the stack is from after it continued"
+    if state == "D":
+        return "it waits inside the kernel, often for a disk or a network file system"
+    return ""
 
 
 def waits_for_locks(pid: int) -> Any:
     """How often each thread of a process went to sleep, if all of them wait for locks now.
 
     Where two looks give the same, no thread has woken in between. None where a thread does
-    anything else, sleeping and waiting for a disk or the network included, and where the kernel
-    does not tell.
+    anything else, such as sleeping or waiting for a disk or the network, or the kernel does not
+    tell.
     """
     try:
         tasks = sorted(Path(f"/proc/{pid}/task").iterdir())
@@ -146,17 +149,8 @@ def waits_for_locks(pid: int) -> Any:
         return None
 
 
-def hint_for_state(state: str) -> str:
-    """What the state of a process that hangs tells."""
-    if state in ("T", "t"):
-        return "it had been stopped (SIGSTOP, or a debugger); the stack is that of going on"
-    if state == "D":
-        return "it waits inside the kernel, often for a disk or a network file system"
-    return ""
-
-
 def stack_of(descriptor: int) -> str:
-    """What a worker has written of its stack: what it did, without how it came to be started."""
+    """The stack that a worker has written, without the frames that started its work."""
     text = os.pread(descriptor, _STACK_BYTES, 0).decode(errors="replace").strip()
     threads = [thread for thread in text.split("\n\n") if not _OWN_THREAD.search(thread)]
     return "\n".join(_START_OF_WORK.split(thread)[0] for thread in threads)

@@ -1,14 +1,8 @@
-"""Worker processes that are replaced when they die or hang, under torch's DataLoader.
+"""A pool of worker processes, which are replaced when they die or hang.
 
-    DataLoader(..., multiprocessing_context=CrewContext("fork", terms, dataset))
-
-torch's iterator makes its queues, its event and its processes through that context, and gets ours:
-the pool is the queue of results, a worker (worker.py) is a process and its queue of tasks.
-All of torch's options keep their meaning, since its iterator and its worker loop run unchanged.
-
-A death is looked for wherever torch asks for a result, be it in the main thread, another one, or
-torch's thread that pins. The others work on meanwhile; only what the dead one had not handed over
-is made again. After `max_deaths` at one address, an error takes that batch's place in the order.
+Deaths are looked for while somebody waits for a result: the main thread, another one, or the thread
+that pins. The other workers continue; only what the dead one had not handed over is made again.
+After `max_deaths` at one address, an error takes that batch's place in the order.
 
 Cost: 30 us a batch. A result is noticed at once, a death too, one that hangs within 0.2 s.
 """
@@ -17,376 +11,332 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import queue
 import signal
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from multiprocessing.connection import wait
-from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize
 from typing import Any
 
-from pipeline.distributed.preemption import waiting
+import torch
+
+from pipeline.distributed.preemption import asked, waiting
 from pipeline.loading import memory, worker_status
+from pipeline.loading.fetch import Fetch
 from pipeline.loading.workers import failures
-from pipeline.loading.workers.backends import WorkerError
+from pipeline.loading.workers.backends import Asked, Failure, LoaderOptions, Task, WorkerError
 from pipeline.loading.workers.channel import ChannelError
 from pipeline.loading.workers.failures import FailureReport
-from pipeline.loading.workers.worker import Handle, Task, Worker
-from pipeline.loading.workers.worker_side import Flag, Memory
+from pipeline.loading.workers.worker import Worker
+from pipeline.loading.workers.worker_side import SharedState, WorkerContext
+from pipeline.torch_internals import ExceptionWrapper, pin_memory
 
 log = logging.getLogger(__name__)
 
-_POLL = 0.2  # seconds between two looks at workers of which nothing is heard
-# What is asked of the system once nothing is heard (Linux): one that is stopped (SIGSTOP) does not
-# go on by itself; nor does one of which every thread waits for a lock, as after a fork that copied
-# a lock in use. One that sleeps, reads or waits for the network may well be at work.
+_POLL = 0.2  # seconds between two looks at workers that report nothing
+# A worker that is stopped (SIGSTOP) does not continue by itself; nor does one of which every thread
+# waits for a lock, as after a fork that copied a lock in use (Linux tells). One that sleeps, reads
+# or waits for the network may well be at work.
 _STOPPED, _LOCKED = 5.0, 30.0  # seconds
 # A fault of the code, which comes again where it is not for the memory of the machine.
-_FAULTS = tuple(
-    -getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
-    if hasattr(signal, name)
-)  # fmt: skip
+_FAULTS = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL)
 _START = 60.0  # seconds that a process may take to start, whatever the limit
-
-
-@dataclass(frozen=True)
-class WorkerLimits:
-    """When a worker is given up.
-
-    Attributes:
-        workers: how many there are.
-        limit: seconds without a sign of life; 0: for ever.
-        max_deaths: at one address, after which the run stops.
-    """
-
-    workers: int
-    limit: float
-    max_deaths: int
-
-
-class PoolContext(BaseContext):
-    """What torch's iterator takes for a multiprocessing context.
-
-    Args:
-        method: how processes are started.
-        dataset: the person's, which knows paths.
-
-    Attributes:
-        deaths: of all crews so far.
-    """
-
-    def __init__(self, method: str, limits: WorkerLimits, dataset: Any) -> None:
-        self._deaths = [0]
-        self._context: Any = multiprocessing.get_context(method)
-        self._limits = limits
-        self._dataset = dataset
-        self._pool: WorkerPool | None = None
-
-    # In the order in which torch's iterator calls them: one queue for results, one event, and for
-    # each worker a queue of tasks and a process.
-
-    def Queue(self, maxsize: int = 0) -> Any:
-        if self._pool is None:
-            count = partial(_add_one, self._deaths)
-            self._pool = WorkerPool(self._context, self._limits, self._dataset, count)
-            return self._pool
-        return self._pool.spawn()
-
-    def Event(self) -> Any:
-        assert self._pool is not None
-        return self._pool.done
-
-    def Process(self, target: Any = None, args: Any = ()) -> Any:
-        assert self._pool is not None
-        worker = self._pool.workers[-1]
-        worker.prepare(target, args)
-        return worker
-
-    def shut_down(self) -> None:
-        """End all workers that are left; the next iterator gets another pool."""
-        if self._pool is not None:
-            self._pool.shut_down()
-            self._pool = None
-
-    def end_workers(self) -> None:
-        """Kill them; torch is told afterwards."""
-        if self._pool is not None:
-            self._pool.end_workers()
-
-    def pids(self) -> list[int]:
-        """Of the workers that are there."""
-        return self._pool.pids() if self._pool else []
-
-    def handles(self) -> list[Handle]:
-        """The workers' processes, those that have ended included."""
-        return [Handle(worker) for worker in self._pool.workers] if self._pool else []
-
-    @property
-    def deaths(self) -> int:
-        return self._deaths[0]
+_END = 5.0  # seconds that one may take to end by itself
 
 
 class WorkerPool:
-    """The workers of one iterator of torch's, and the queue of their results.
+    """Worker processes, and the results that they send.
 
     Args:
-        count: called at each death.
+        fetch: what they do; its dataset knows paths.
+        seed: of the first worker's generators.
+        method: how processes are started.
+        options: how many there are, and when one is given up.
+        pin: put results into page-locked memory, in a thread that waits for workers.
     """
 
     def __init__(
-        self, context: Any, limits: WorkerLimits, dataset: Any, count: Callable[[], None]
+        self, fetch: Fetch, seed: int, method: str, options: LoaderOptions, pin: bool
     ) -> None:
-        self.workers: list[Worker] = []
-        self._memory = Memory(context, 1 + limits.workers * worker_status.FIELDS)
-        self.done = Flag(self._memory)
-        self._context, self._limits, self._dataset, self._count = context, limits, dataset, count
+        context: Any = multiprocessing.get_context(method)
+        self._owner, size = os.getpid(), options.num_workers
+        self._options, self._dataset = options, fetch.dataset
+        self._shared = SharedState(context, size)
+        given = WorkerContext(fetch, options.worker_init_fn, size, seed, self._shared, self._owner)
+        self.workers = [Worker(number, context, given) for number in range(size)]
+        self._turns = count()
         self._lock = threading.RLock()
-        self._ready: deque[Any] = deque()
+        self._ready: deque[tuple[Task, Any]] = deque()
+        # The thread that pins is woken by the bell, and reports each result or its own error.
         self._bell, self._rings = socket.socketpair()
         self._rings.setblocking(False)
         self._bell.setblocking(False)
+        self._pinned: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._pinner: threading.Thread | None = None
         self._looked = time.monotonic()
         self._kills = memory.kills()
-        self._is_slow_to_start = context.get_start_method() != "fork"
+        self._is_slow_to_start = method != "fork"
         # multiprocessing waits for its processes at exit, for one that does not end without end.
         # This comes before, also where this process is itself one of multiprocessing's.
         # It holds all that it takes, since nothing else may be left at the interpreter's end.
-        things = self.workers, self.done, self._lock, (self._bell, self._rings)
+        things = self.workers, self._shared, self._lock, (self._bell, self._rings)
         self._end_all = Finalize(self, _end_all, args=things, exitpriority=100)
+        try:
+            for worker in self.workers:
+                worker.start()
+        except BaseException:
+            self._end_all()
+            raise
+        if pin:
+            self._pinner = threading.Thread(target=self._pin_all, name="penstock-pin", daemon=True)
+            self._device = torch.accelerator.current_device_index()
+            self._pinner.start()
 
-    def spawn(self) -> Worker:
-        """One more worker, not yet started."""
-        changed = partial(_ring, self._bell)
-        worker = Worker(len(self.workers), self._context, self._memory, self.done, self._lock,
-                        changed, self._count, self.workers)  # fmt: skip
-        self.workers.append(worker)
-        return worker
+    @property
+    def deaths(self) -> int:
+        return sum(worker.deaths for worker in self.workers)
 
-    def pids(self) -> list[int]:
-        """Of the workers that are there."""
-        with self._lock:
-            return [one.process.pid for one in self.workers if one.exit_code is None]
-
-    # What torch's iterator and its pinning thread call.
-
-    def get(self, timeout: float) -> Any:
-        """The next result.
-
-        Raises:
-            queue.Empty: none came within `timeout` seconds.
-        """
-        ends = time.monotonic() + timeout
-        while True:
+    def begin(self) -> None:
+        """Another run: its first request goes to the first worker."""
+        self._turns = count()
+        if self._pinner is None:  # which looks all the time for workers that died while idle
             with self._lock:
-                if self._ready:
-                    return self._ready.popleft()
-                for worker in self.workers:
-                    if worker.rests:  # the error was taken, and somebody waits for more
-                        worker.replace()
                 self._supervise()
-                sources, busy = self._sources()
-            rest = ends - time.monotonic()
-            if not self._ready:
-                with waiting():
-                    heard = wait(sources, min(max(rest, 0), 0.01 if busy else _POLL))
-                self._listen(heard)
-            if rest <= 0 and not self._ready:
-                raise queue.Empty
 
-    def put(self, item: Any) -> None:
-        """From the main process: wakes the thread that pins."""
+    def submit(self, request: Asked) -> Task:
+        """Hand a request to a worker; never waits."""
         with self._lock:
-            self._ready.append(item)
-        _ring(self._bell)
+            loads = [len(worker.tasks) for worker in self.workers]
+            if hasattr(request, "assigned"):
+                number, request = request.assigned(loads)
+            elif self._options.in_order:
+                number = next(self._turns) % len(loads)
+            else:
+                number = loads.index(min(loads))
+            task = Task(request)
+            self.workers[number].take(task)
+        if self._pinner is not None:  # there may be a new process to wait for
+            _ring(self._bell)
+        return task
 
-    def cancel_join_thread(self) -> None:
-        """There is no thread to wait for."""
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long for a result; whether there is one."""
+        if self._pinner is None:
+            return self._listen(seconds)
+        try:
+            with waiting():
+                error = self._pinned.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        if error is not None:
+            self._pinned.put(error)  # that thread has ended
+            raise error
+        return True
 
-    def close(self) -> None:
-        """`shut_down` closes it."""
-
-    # The rest is ours.
+    def late(self, limit: float) -> str:
+        return ""
 
     def shut_down(self) -> None:
-        """End all workers at once, and what they talk through."""
-        self._end_all()
+        """End the workers in good order, or at once when the run is to stop."""
+        if self._shared.is_done or self._owner != os.getpid():
+            return
+        self._shared.end()
+        try:
+            if self._pinner is not None and self._pinner is not threading.current_thread():
+                _ring(self._bell)
+                self._pinner.join()
+            if not asked():
+                with self._lock:
+                    for worker in self.workers:
+                        worker.wake()
+                    for worker in self.workers:
+                        worker.wait_for_end(_END)
+        finally:
+            self._end_all()
 
-    def end_workers(self) -> None:
-        """End all workers at once."""
-        _end_workers(self.workers, self.done, self._lock)
+    def _pin_all(self) -> None:
+        try:
+            torch.set_num_threads(1)  # of this thread: copies shall not take all cores
+            torch.accelerator.set_device_index(self._device)
+            while not self._shared.is_done:
+                self._listen(_POLL)
+        except BaseException as error:
+            self._pinned.put(error)
 
-    def _sources(self) -> tuple[list[Any], bool]:
-        """What to wait for, and whether there is something to send, too."""
-        there = [worker for worker in self.workers if worker.process is not None]
-        sources = [self._rings, *(worker.sock for worker in there if not worker.is_cut_off)]
-        sources += [worker.process.sentinel for worker in there]
-        return sources, any(worker.waits_to_send for worker in there)
+    def _pin(self, result: Any) -> Any:
+        if isinstance(result, ExceptionWrapper):
+            return result
+        try:
+            device = torch.accelerator.current_accelerator()
+            return pin_memory(result, None if device is None else device.type)
+        except Exception:
+            return ExceptionWrapper(where=f"in pin memory thread for device {self._device}")
 
-    def _listen(self, heard: list[Any]) -> None:
+    def _listen(self, seconds: float) -> bool:
+        """Look after the workers, then wait at most so long for results; whether there are any."""
         with self._lock:
-            if self._rings in heard:
-                self._rings.recv(1 << 12)
             for worker in self.workers:
-                if worker.process is not None:
-                    worker.flush()
-                    self._receive(worker)
+                if worker.rests:  # the error was taken, and somebody waits for more
+                    worker.replace()
+            self._supervise()
+            there = [worker for worker in self.workers if worker.process is not None]
+            sources: list[Any] = [self._rings]
+            sources += [worker.sock for worker in there if not worker.is_cut_off]
+            sources += [worker.process.sentinel for worker in there]
+            busy = any(worker.unsent for worker in there)
+        if not self._ready:
+            with waiting():
+                heard = wait(sources, min(seconds, 0.01 if busy else _POLL))
+            with self._lock:
+                if self._rings in heard:
+                    self._rings.recv(1 << 12)
+                for worker in self.workers:
+                    if worker.process is not None:
+                        worker.flush()
+                        self._receive(worker)
+        if not self._ready:
+            return False
+        while self._ready:
+            task, result = self._ready.popleft()
+            if self._pinner is None:
+                task.result = result
+            else:
+                task.result = self._pin(result)
+                self._pinned.put(None)
+        return True
 
     def _receive(self, worker: Worker) -> None:
         try:
             self._ready.extend(worker.results())
         except ChannelError as error:  # and nothing after it can be read
-            task = worker.tasks.popleft()
-            self._ready.append(task.failed(error))
+            self._fail(worker, error)
             worker.end()
             worker.replace()
+
+    def _fail(self, worker: Worker, error: Exception) -> None:
+        """Let an error be the result of a worker's first task."""
+        task = worker.tasks.popleft()
+        self._ready.append((task, Failure(task.request, error)))
 
     def _supervise(self) -> None:
         """Replace the workers that died, and end those that hang."""
         now = time.monotonic()
-        # Only time that was spent waiting counts: this process may have been stopped meanwhile.
+        # Only time spent waiting counts: this process may have been stopped meanwhile.
         passed, self._looked = min(now - self._looked, 2 * _POLL), now
         for worker in self.workers:
             if worker.process is None:
                 continue
-            code = worker.exit_code
+            code = worker.exitcode
             if code is not None:
                 self._receive(worker)
-                self._reap(worker, FailureReport(
-                    self._name(worker), failures.by_exit_code(code), worker.status,
-                    self._held(worker), worker.stack(),
-                    failures.hint_for(code, worker.size, self._kills),
-                ))  # fmt: skip
+                hint = failures.hint_for(code, worker.size, self._kills)
+                self._reap(worker, failures.by_exit_code(code), worker.stack, hint)
                 continue
             worker.look(passed)
             how = self._hangs(worker)
             if how:
-                self._end(worker, how)
+                state = failures.state_of(worker.pid)
+                stack = partial(worker.stack, state in ("T", "t"))
+                hint = failures.hint_for_state(state)
+                self._reap(worker, f"{how} and was killed", stack, hint)
 
     def _hangs(self, worker: Worker) -> str:
         """What shows that it hangs; "" if nothing does."""
-        limit = self._limits.limit
+        limit = self._options.limit
         if not limit:
             return ""
         if worker.stopped >= _STOPPED:
             return f"had been stopped for {_STOPPED:g} s"
-        if worker.locked >= _LOCKED and not self._others_work(worker):
+        # Another worker that works may hold the lock that this one waits for.
+        others = (one for one in self.workers if one.tasks and one is not worker)
+        if worker.locked >= _LOCKED and all(one.locked for one in others):
             return f"waited for a lock that nobody was there to release, for {_LOCKED:g} s,"
         if worker.silent < limit:
             return ""
         starts = worker.status.stage == worker_status.STARTING and worker.silent < _START
-        if starts and failures.state_of(worker.process.pid) not in ("T", "t"):
+        if starts and failures.state_of(worker.pid) not in ("T", "t"):
             return ""
         return f"gave no sign of life for {limit:g} s (loader.timeout)"
 
-    def _others_work(self, worker: Worker) -> bool:
-        """Whether another worker may hold a lock that this one waits for."""
-        return any(one.tasks and one is not worker and not one.locked for one in self.workers)
-
-    def _end(self, worker: Worker, how: str) -> None:
-        """Kill one that hangs."""
-        state = failures.state_of(worker.process.pid)
-        how += " and was killed"
-        hint = failures.hint_for_state(state)
-        found = FailureReport(self._name(worker), how, worker.status, self._held(worker), "", hint)
-        found.stack = worker.ask_for_stack(state in ("T", "t"))
-        self._reap(worker, found)
-
-    def _reap(self, worker: Worker, found: FailureReport) -> None:
-        """Report a death, and go on with another process or with an error."""
-        if self.done.is_set():
+    def _reap(self, worker: Worker, how: str, stack: Any, hint: str) -> None:
+        """Report a death, and continue with another process or with an error."""
+        if self._shared.is_done:
             worker.end()
             return
-        self._count()
-        worker.is_told_of = True
+        worker.deaths += 1
+        worker.is_reported = True
+        who = f"DataLoader worker {worker.number} (pid {worker.pid})"
+        held = [task.request for task in worker.tasks]
+        found = FailureReport(who, how, worker.status, held, stack(), hint)
         text = found.report(self._dataset)
         worker.end()
-        pid, code = worker.pid_and_code
-        task = worker.tasks[0] if worker.tasks else None
-        if task is None:
+        if not worker.tasks:
             log.warning("%s\n    it is started again when there is work", text)
             return
+        code, task = worker.exitcode, worker.tasks[0]
         task.deaths += 1
-        most = self._limits.max_deaths
         last, task.last_death = task.last_death, (code, found.status)
         # Each try takes seconds where processes are slow to start.
         repeats = (
             self._is_slow_to_start and code in _FAULTS and last == task.last_death
-            and task.request is not None and found.status[:2] == task.request.address
+            and found.status[:2] == task.request.address
         )  # fmt: skip
-        if task.deaths >= most or repeats:
-            worker.tasks.popleft()
-            error = self._given_up(task, text, repeats)
-            error.died = None if code is None else (pid, code)
-            self._ready.append(task.failed(error))
-            if self._is_slow_to_start:
-                worker.rests = True
-                return
-        else:
+        limit = self._options.max_deaths
+        if task.deaths < limit and not repeats:
             log.warning("%s\n    death %d of %d at this address; another process makes the same "
-                        "batches", text, task.deaths, most)  # fmt: skip
-        self._replace(worker)
+                        "batches", text, task.deaths, limit)  # fmt: skip
+            self._replace(worker)
+            return
+        again = "at the same place as the one before, so that it would come again"
+        why = again if repeats else f"and loader.max_deaths={limit}"
+        error = WorkerError(
+            f"{text}\n    death {task.deaths} at this address, {why}. Look at its samples "
+            "(task=replay makes that one batch again in this process), or leave them out"
+        )
+        error.died = None if code is None else (worker.pid, code)
+        self._fail(worker, error)
+        if self._is_slow_to_start:
+            worker.rests = True
+        else:
+            self._replace(worker)
 
     def _replace(self, worker: Worker) -> None:
         """Have what a dead worker held made again, as soon as can be.
 
         A fork is there at once. Where a process takes seconds to start, one that is there makes it
-        meanwhile; unless torch waits to hear from this very one before another epoch begins.
+        meanwhile.
         """
-        batches = all(task.request is not None for task in worker.tasks)
-        ready = [one for one in self.workers if one is not worker and one.is_ready]
-        if self._is_slow_to_start and ready and batches:
+        others = [one for one in self.workers if one is not worker and one.is_alive()]
+        ready = [one for one in others if one.status.stage != worker_status.STARTING]
+        if self._is_slow_to_start and ready:
             min(ready, key=lambda one: len(one.tasks)).take_over(worker)
             worker.start()  # for the tasks to come
         else:
             worker.replace()
 
-    def _given_up(self, task: Task, text: str, repeats: bool) -> WorkerError:
-        limit = f"loader.max_deaths={self._limits.max_deaths}"
-        why = "at the same place as the one before, so that it would come again"
-        return WorkerError(
-            f"{text}\n    death {task.deaths} at this address, {why if repeats else f'and {limit}'}"
-            f". Look at its samples (task=replay makes that one batch "
-            "again in this process), or leave them out"
-        )
 
-    def _held(self, worker: Worker) -> list[Any]:
-        return [task.request for task in worker.tasks if task.request is not None]
-
-    def _name(self, worker: Worker) -> str:
-        return f"DataLoader worker {worker.number} (pid {worker.process.pid})"
-
-
-def _end_all(workers: list[Worker], done: Flag, lock: Any, bells: tuple[Any, Any]) -> None:
-    # multiprocessing calls it once, and only in the process in which the pool was made.
-    _end_workers(workers, done, lock)
-    with lock:
-        for bell in bells:
-            bell.close()
-
-
-def _end_workers(workers: list[Worker], done: Flag, lock: Any) -> None:
-    done.set()
+def _end_all(workers: list[Worker], shared: SharedState, lock: Any, bells: tuple[Any, Any]) -> None:
+    # multiprocessing calls it once, and only in the process in which the pool was made. It knows no
+    # pool, which could not be collected if its own finalizer led back to it.
+    shared.end()
     with lock:
         for worker in workers:
-            if worker.exit_code is None:
-                worker.is_told_of = True  # it did not die by itself
+            if worker.is_alive():
+                worker.is_reported = True  # it did not die by itself
                 worker.process.kill()
         for worker in workers:
             worker.end()
+        for bell in bells:
+            bell.close()
 
 
 def _ring(bell: socket.socket) -> None:
     with suppress(OSError):  # it rings already, or nobody is there
         bell.send(b"\0")
-
-
-def _add_one(count: list[int]) -> None:
-    # Knows no pool, which could not be collected if its own finalizer led back to it.
-    count[0] += 1

@@ -1,186 +1,95 @@
-"""Works in worker processes: torch's DataLoader, given requests in place of indices.
-
-torch is told not to batch, so that all of its options keep their meaning. Its processes and queues
-are those of a pool (pipeline/loading/workers/pool.py), which replaces workers that die or hang.
-"""
+"""Works in worker processes, with the arguments of torch's DataLoader and their meanings."""
 
 from __future__ import annotations
 
 import multiprocessing
 import pickle
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from itertools import islice
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import context, forkserver
 from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from pipeline.distributed.preemption import asked, waiting
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.fetch import Fetch
-from pipeline.loading.workers import worker_side
-from pipeline.loading.workers.backends import Asked, LoaderOptions, Result, Results, attempt
-from pipeline.loading.workers.pool import PoolContext, WorkerLimits
-from pipeline.loading.workers.worker import Handle
+from pipeline.loading.workers.backends import Asked, LoaderOptions, Results, windowed
+from pipeline.loading.workers.pool import WorkerPool
+from pipeline.loading.workers.worker import Worker
 from pipeline.order.randomness import hash64
-from pipeline.torch_internals import numpy_seed
 
 _NOT_SENT = (pickle.PicklingError, AttributeError, TypeError)
 
 
 class ProcessBackend:
-    """Works in torch DataLoader worker processes."""
+    """Works in worker processes; those of a pool live for one run, or are persistent."""
 
     pins = True
 
     def __init__(self, fetch: Fetch, options: LoaderOptions, pin: bool) -> None:
-        method = start_method(options)
-        if method == "forkserver":
+        self._method = start_method(options)
+        if self._method == "forkserver":
             _preload()
-        self._fetch, self._method = fetch, method
-        self._feed = _Feed()
-        self._pins_here = pin  # then a thread of torch's waits for workers, and this one for that
-        limits = WorkerLimits(options.num_workers, options.limit, options.max_deaths)
-        self._context = PoolContext(method, limits, fetch.dataset)
+        if pin and options.pin_memory_device:
+            warnings.warn(
+                f"pin_memory_device={options.pin_memory_device!r} is ignored, as in torch: the "
+                "current accelerator is used",
+                stacklevel=2,
+            )
+        self._fetch, self._options, self._pin = fetch, options, pin
         seed = hash64(fetch.seed, "workers") if options.generator is None else options.generator
-        self._loader = _Loader(
-            _Requests(fetch),
-            batch_size=None,
-            sampler=self._feed,
-            collate_fn=_unchanged,
-            num_workers=options.num_workers,
-            prefetch_factor=options.prefetch_factor,
-            persistent_workers=options.persistent_workers,
-            pin_memory=pin,
-            pin_memory_device=options.pin_memory_device if pin else "",
-            timeout=options.batch_timeout,
-            worker_init_fn=_WorkerStart(options.worker_init_fn, None if options.keyed else seed),
-            multiprocessing_context=self._context,
-            in_order=options.in_order,
-            generator=torch.Generator().manual_seed(seed),
-        )
+        self._seed, self._generator = seed, torch.Generator().manual_seed(seed)
+        self._pool: WorkerPool | None = None
+        self._deaths = 0  # in pools that were shut down
 
     @property
     def deaths(self) -> int:
-        return self._context.deaths
+        return self._deaths + (self._pool.deaths if self._pool else 0)
 
     def pids(self) -> list[int]:
         """Of the worker processes that are there."""
-        return self._context.pids()
+        return [worker.pid for worker in self.workers() if worker.is_alive()]
 
-    def workers(self) -> list[Handle]:
-        """The worker processes, as multiprocessing shows processes."""
-        return self._context.handles()
+    def workers(self) -> list[Worker]:
+        """The workers, those that have ended included."""
+        return self._pool.workers if self._pool else []
 
     @contextmanager
     def run(self, requests: Iterator[Asked]) -> Iterator[Results]:
-        self._feed.requests = requests
-        iterator = None
+        if self._pool is None:
+            self._pool = self._new_pool()
         try:
-            with waiting() if self._pins_here else nullcontext():
-                iterator = self._begun()  # from now on the workers work
-            yield _interruptible(iterator) if self._pins_here else iterator
+            self._pool.begin()
+            yield windowed(self._pool, requests, self._options)  # from now on the workers work
         finally:
-            if self._loader._iterator is None:  # torch keeps that of persistent workers there
-                self._end(iterator)
+            if not self._options.persistent_workers:
+                self.close()
 
-    def _begun(self) -> Any:
+    def _new_pool(self) -> WorkerPool:
+        options, seed = self._options, self._seed
+        if options.keyed:  # else draws are as torch's from that very seed
+            drawn = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
+            seed = int(drawn.item())
         try:
-            return iter(self._loader)
+            return WorkerPool(self._fetch, seed, self._method, options, self._pin)
         except _NOT_SENT as error:
             problems = _unpicklable(self._fetch, self._method)
             if problems:
                 raise ConfigError(problems) from error
             raise
 
-    def _end(self, iterator: Any) -> None:
-        """Let torch end its workers in good order, then end what is left; in haste, kill them."""
-        if asked():
-            self._context.end_workers()
-        try:
-            if iterator is not None:
-                iterator._shutdown_workers()
-        finally:
-            self._context.shut_down()
-
     def close(self) -> None:
-        iterator, self._loader._iterator = self._loader._iterator, None
-        self._end(iterator)
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shut_down()
+            self._deaths += pool.deaths
 
-
-class _Loader(DataLoader[Any]):
-    """torch's, without its warning of more workers than cores, which it gives twice a loader.
-
-    A configured run says it once for all loaders (pipeline.config.notices).
-    """
-
-    def check_worker_number_rationality(self) -> None:
-        """Nothing is said here."""
-
-
-class _Feed:
-    """The sampler of the DataLoader: the requests of the epoch at hand."""
-
-    def __init__(self) -> None:
-        self.requests: Iterator[Asked] = iter(())
-
-    def __iter__(self) -> Iterator[Asked]:
-        return self.requests
-
-
-class _Requests(Dataset[Any]):
-    """The dataset of the DataLoader: a request's batch, worked on in a worker process."""
-
-    def __init__(self, fetch: Fetch) -> None:
-        self.fetch = fetch
-
-    def __getitem__(self, request: Asked) -> Result:
-        return attempt(self.fetch, request)
-
-
-class _WorkerStart:
-    """What a worker process does before its first request, and the person's `worker_init_fn`.
-
-    Args:
-        seed: of the first worker's generators, the next number for the next worker's, as torch
-            seeds them; None: samples have keys of their own.
-    """
-
-    def __init__(self, own: Callable[[int], None] | None, seed: int | None) -> None:
-        self.own = own
-        self.seed = seed
-
-    def __call__(self, worker_id: int) -> None:
-        worker_side.settle()
-        info: Any = get_worker_info()
-        # People's code expects its own dataset there, not our wrapper (the class is frozen).
-        object.__setattr__(info, "dataset", info.dataset.fetch.dataset_of_worker())
-        if self.seed is not None:
-            object.__setattr__(info, "seed", self.seed + worker_id)
-            random.seed(info.seed)
-            np.random.seed(numpy_seed(self.seed, worker_id))
-            torch.manual_seed(info.seed)
-        if self.own is not None:
-            self.own(worker_id)
-
-
-def _interruptible(iterator: Iterator[Result]) -> Results:
-    """`iterator`, of which the wait for each result can be broken off."""
-    while True:
-        with waiting():
-            found = list(islice(iterator, 1))
-        if not found:
-            return
-        yield found.pop()
-
-
-def _unchanged(value: Any) -> Any:
-    return value
+    def __del__(self) -> None:
+        if hasattr(self, "_pool"):
+            self.close()
 
 
 def start_method(options: LoaderOptions) -> str:
@@ -232,21 +141,12 @@ def _unpicklable(fetch: Fetch, method: str) -> list[Problem]:
     return problems
 
 
-class _Nobody:
-    """Stands for the process to be started; what it is lent stays here."""
-
-    def duplicate_for_child(self, descriptor: int) -> int:
-        return descriptor
-
-    def DupFd(self, descriptor: int) -> int:
-        return descriptor
-
-
 @contextmanager
 def _as_if_spawning() -> Iterator[None]:
-    """Let multiprocessing's own Values and Locks be pickled, which are for new processes alone."""
+    """Let multiprocessing's Values and Locks be pickled, which only works for a new process."""
     outside = context.get_spawning_popen()
-    context.set_spawning_popen(_Nobody())  # type: ignore[arg-type]
+    nobody: Any = SimpleNamespace(duplicate_for_child=int, DupFd=int)  # nothing is passed on
+    context.set_spawning_popen(nobody)
     try:
         yield
     finally:

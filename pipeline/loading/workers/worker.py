@@ -1,8 +1,6 @@
-"""A worker process that is replaced when it dies; to torch it is a process and a task queue.
+"""A worker of a pool: a process, replaced when it dies, and the tasks that it has.
 
-torch's iterator puts tasks into the queue and takes results from the pool. Results of a worker come
-in the order of its tasks, so what has no result yet is a queue of its own: a new process is handed
-it again, and torch notices nothing.
+Results come in the order of the tasks, so a new process is simply handed those without one again.
 """
 
 from __future__ import annotations
@@ -13,186 +11,152 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 from pipeline.distributed.preemption import asked
 from pipeline.loading import memory, worker_status
 from pipeline.loading.worker_status import WorkerStatus
 from pipeline.loading.workers import failures
-from pipeline.loading.workers.backends import Asked, Failure, WorkerError
+from pipeline.loading.workers.backends import Failure, Task, WorkerError
 from pipeline.loading.workers.channel import Message, Receiver, framed, unpack
 from pipeline.loading.workers.worker_side import (
     DUMP,
-    Connection,
-    File,
-    Flag,
-    Memory,
     WorkerContext,
     run,
 )
 
-_PATIENCE = 2.0  # seconds for a killed process to be gone
-_WEIGHED = 0.1  # seconds between two looks at its memory
+_KILL_SECONDS = 2.0  # for a killed process to be gone
+_SIZE_SECONDS = 0.1  # between two looks at its memory
 _QUIET = 1.0  # seconds without a sign of life from which on more is asked
-
-
-class Task:
-    """Something that torch has put for a worker, without a result yet.
-
-    Attributes:
-        item: (number, request), or what torch sends to start another epoch.
-        deaths: of the workers that had it before them.
-        last_death: how and where the last of them died.
-    """
-
-    def __init__(self, item: Any) -> None:
-        self.item = item
-        self.deaths = 0
-        self.last_death: Any = None
-
-    @property
-    def request(self) -> Asked | None:
-        """What is asked for; None where torch only wants to hear of it."""
-        return self.item[1] if isinstance(self.item, tuple) else None
-
-    def answer(self, result: Any) -> Any:
-        """What torch expects for it, with `result` in the place of the batch."""
-        return (self.item, None) if self.request is None else (self.item[0], result)
-
-    def failed(self, error: Exception) -> Any:
-        """What torch is given when there will be no batch."""
-        return self.answer(None if self.request is None else Failure(self.request, error))
 
 
 class Worker:
     """One worker; the pool's lock is held wherever it is changed.
 
     Args:
-        number: torch's id of it.
         context: multiprocessing's, of the start method.
-        memory: the status cells of the pool; the worker's own follows the `done` flag in it.
-        done: set when torch is through.
-        changed: called when there is something new to wait for.
-        died: called when a process of its own has died, that the pool has not told of.
-        peers: all workers of the pool, this one included.
+        given: what all workers of the pool are given.
 
     Attributes:
+        number: its place in the pool, from 0.
         tasks: without a result, in order.
+        deaths: of its processes.
         rests: whether its process died and another is not to be started with the next task.
-        pid_and_code: of its process, or of the last that it had.
+        process: None before the first, and between two.
         silent: seconds without a sign of life, as the main process has seen it.
         stopped, locked: seconds of these in which it was stopped by a signal, or each of its
             threads waited for a lock and did not wake once.
         size: bytes that it had in memory when it was last looked at; 0: not known.
+        unsent: parts of tasks that did not fit into the socket.
         is_cut_off: whether nothing more can come from its process.
+        is_reported: whether the end of its process is known, or intended.
     """
 
-    def __init__(
-        self, number: int, context: Any, memory: Memory, done: Flag, lock: Any,
-        changed: Callable[[], None], died: Callable[[], None], peers: list[Worker],
-    ) -> None:  # fmt: skip
+    def __init__(self, number: int, context: Any, given: WorkerContext) -> None:
         self.number = number
-        self.rests = False
-        self.pid_and_code: tuple[int, int | None] = (-1, None)
-        self._peers = peers
-        self.daemon = True
         self.tasks: deque[Task] = deque()
-        self.silent = self.stopped = self.locked = 0.0
-        self.is_cut_off = False
+        self.deaths = 0
         self.process: Any = None
-        self._context, self._memory, self._done = context, memory, done
-        self._lock, self._changed, self._died = lock, changed, died
-        self.is_told_of = False
-        self._place = 1 + number * worker_status.FIELDS
-        self._cell = memory.numbers[self._place : self._place + worker_status.FIELDS]
-        self._call: tuple[Callable[..., None], tuple[Any, ...]] | None = None
-        self._unsent: deque[memoryview] = deque()  # of tasks, what did not fit into the socket
+        self.sock: socket.socket | None = None
+        self._context, self._given = context, given
+        self._cell = given.shared.cell(number)
+        self._last: tuple[int, int | None] = (-1, None)
+        self.unsent: deque[memoryview] = deque()
+        self._stack: Any = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.rests = self.is_cut_off = self.is_reported = False
+        self.silent = self.stopped = self.locked = 0.0
+        self.size, self._sized = 0, 0.0
         self._seen: tuple[Any, ...] = ()
         self._waits: Any = None
-        self.size, self._weighed = 0, 0.0
-        self.sock: socket.socket | None = None
-        self._stack = -1
+        worker_status.clear(self._cell)
 
-    # What torch's iterator calls.
+    # As multiprocessing shows a process, for code that looks after processes.
 
     @property
     def pid(self) -> int:
-        """This process, not the worker's.
+        """Of its process, or of the last that it had."""
+        return self._last[0] if self.process is None else int(self.process.pid)
 
-        torch's handler of SIGCHLD raises in the main thread, in whatever line of the training loop
-        is running, when a child of a registered pid has failed. It ignores what is no child.
-        """
-        return os.getpid()
-
-    def prepare(self, target: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """What the process is to run; arguments that are ours become its side of them."""
-        self._call = target, args
-
-    def start(self) -> None:
-        with self._lock:
-            self._start()
-
-    def put(self, item: Any) -> None:
-        """Hand a task over; never waits."""
-        with self._lock:
-            if item is None:  # torch is through; the flag says so, too
-                self._send(item)
-            elif isinstance(item, tuple) and hasattr(item[1], "assigned"):
-                number, request = item[1].assigned([len(peer.tasks) for peer in self._peers])
-                self._peers[number]._take((item[0], request))
-            else:
-                self._take(item)
-
-    def _take(self, item: Any) -> None:
-        self.tasks.append(Task(item))
-        if self.process is not None:
-            self._send(item)
-        elif self._call is not None and not self.rests:
-            self._start()
-            self._changed()
-
-    def cancel_join_thread(self) -> None:
-        """There is no thread to wait for."""
+    @property
+    def exitcode(self) -> int | None:
+        """Of its process, or of the last that it had; None while it runs."""
+        return self._last[1] if self.process is None else self.process.exitcode
 
     def is_alive(self) -> bool:
-        """Whether torch is to count on it: one that is dead will be replaced."""
-        return not self._done.is_set() or self.exit_code is None
+        return self.process is not None and self.process.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
-        ends = time.monotonic() + (timeout if timeout is not None else _PATIENCE)
-        while self.process is not None and self.process.exitcode is None:
-            if asked() or failures.state_of(self.process.pid) in ("T", "t"):
-                break  # in haste; and a stopped process ends when it is killed, and not before
-            if time.monotonic() > ends:
-                break
-            self.process.join(0.1)
+        process = self.process
+        if process is not None:
+            process.join(timeout)
 
     def terminate(self) -> None:
-        """End it; SIGTERM would not reach one that is stopped."""
-        with self._lock:
-            self.end()
+        """End this process; the pool may start another one in its place."""
+        process = self.process
+        if process is not None:
+            process.terminate()
 
-    def close(self) -> None:
-        with self._lock:
-            self.end()
+    kill = terminate
 
     # What the pool calls.
 
     @property
-    def exit_code(self) -> int | None:
-        """As of multiprocessing; None while it runs, 0 where there is none."""
-        return 0 if self.process is None else self.process.exitcode
-
-    @property
     def status(self) -> WorkerStatus:
-        """Where it stands."""
         return worker_status.read(self._cell)
 
+    def start(self) -> None:
+        """Start a process and hand it the tasks that there are."""
+        self._reset()
+        self.sock, theirs = socket.socketpair()
+        self.sock.setblocking(False)
+        self._receiver = Receiver(self.sock)
+        self._stack = Connection(_anonymous_file())
+        steady = threading.current_thread() is threading.main_thread()
+        with theirs:
+            given = replace(self._given, number=self.number, steady=steady, sock=theirs,
+                            stack=self._stack)  # fmt: skip
+            self.process = self._context.Process(target=run, args=(given,), daemon=True)
+            try:
+                self.process.start()
+            except BaseException:
+                self.process = None
+                self.end()
+                raise
+        for task in self.tasks:
+            self._send(task)
+
+    def take(self, task: Task) -> None:
+        """Hand a task over; never waits."""
+        self.tasks.append(task)
+        if self.process is not None:
+            self._send(task)
+        elif not self.rests:
+            self.start()
+
+    def replace(self) -> None:
+        """Start another process if there is anything to do; else with the next task."""
+        self.rests = False
+        if self.tasks:
+            self.start()
+
+    def take_over(self, dead: Worker) -> None:
+        """Make what another one had not handed over, after its own tasks."""
+        while dead.tasks:
+            self.take(dead.tasks.popleft())
+
     def look(self, passed: float) -> None:
-        """Count the time without a sign of life: a step on its board, or bytes that came."""
+        """Count the time without a sign of life: a change of its status, or bytes that came."""
         seen = (self.status, self._receiver.arrived)
-        self._weigh()
+        now = time.monotonic()
+        if now - self._sized >= _SIZE_SECONDS:
+            # A process that has just ended has no size any more.
+            self.size, self._sized = memory.size_of(self.process.pid) or self.size, now
         alive = seen != self._seen or not self.tasks
         self.silent = 0.0 if alive else self.silent + passed
         self._seen = seen
@@ -205,93 +169,84 @@ class Worker:
         same = waits is not None and waits == self._waits
         self.locked, self._waits = self.locked + passed if same else 0.0, waits
 
-    def _weigh(self) -> None:
-        now = time.monotonic()
-        if now - self._weighed >= _WEIGHED:
-            # A process that has just ended has no size any more.
-            self.size, self._weighed = memory.size_of(self.process.pid) or self.size, now
+    def results(self) -> Iterator[tuple[Task, Any]]:
+        """Tasks whose results have arrived in full.
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether it could begin with a task at once, or after those that it has."""
-        return self.exit_code is None and self.status.stage != worker_status.STARTING
-
-    def replace(self) -> None:
-        """Start another process if there is anything to do; else with the next task."""
-        self.rests = False
-        if self.tasks:
-            self._start()
-
-    def take_over(self, dead: Worker) -> None:
-        """Make what another one had not handed over, after what it has itself."""
-        self.tasks.extend(dead.tasks)
-        for task in dead.tasks:
-            self._send(task.item)
-        dead.tasks.clear()
-
-    def results(self) -> Iterator[Any]:
-        """What has arrived, in full."""
+        Raises:
+            ChannelError: nothing more can be read.
+        """
         while True:
             try:
                 message = self._receiver.take()
             except (EOFError, OSError):
                 self.is_cut_off = True  # dead, as a rule; its exit code will tell
                 return
-            if message is None:
-                return
-            result = self._unpacked(message, self.tasks[0])
+            result = None if message is None else self._unpacked(message)
             if result is None:
                 return
-            self.tasks.popleft()
-            yield result
+            yield self.tasks.popleft(), result
 
-    def _unpacked(self, message: Message, task: Task) -> Any:
-        """The result of a task; None if it is to be made again."""
+    def _unpacked(self, message: Message) -> Any:
+        """The result of the first task; None if it is to be made again."""
         try:
             return unpack(message)
         except Exception as error:
-            if isinstance(error, OSError) and self.exit_code is not None:
+            if isinstance(error, OSError) and not self.is_alive():
                 return None  # a part of it was still to be had from the dead
             text = f"a batch cannot be received: {type(error).__name__}: {error}"
-            return task.failed(WorkerError(text))
+            return Failure(self.tasks[0].request, WorkerError(text))
+
+    def _send(self, task: Task) -> None:
+        self.unsent.append(framed(task.request))
+        self.flush()
 
     def flush(self) -> None:
         """Send what did not fit before."""
-        while self._unsent and self.sock is not None:
+        while self.unsent and self.sock is not None:
             try:
-                sent = self.sock.send(self._unsent[0])
+                sent = self.sock.send(self.unsent[0])
             except BlockingIOError:
                 return
             except OSError:
-                self._unsent.clear()  # dead; its exit code will tell
+                self.unsent.clear()  # dead; its exit code will tell
                 return
-            self._unsent[0] = self._unsent[0][sent:]
-            if not self._unsent[0]:
-                self._unsent.popleft()
+            self.unsent[0] = self.unsent[0][sent:]
+            if not self.unsent[0]:
+                self.unsent.popleft()
 
-    @property
-    def waits_to_send(self) -> bool:
-        return bool(self._unsent)
+    def stack(self, stopped: bool | None = None) -> str:
+        """The stack that a dead process left; with `stopped`, one that hangs is asked for it."""
+        if stopped is None:
+            return failures.stack_of(self._stack.fileno())
+        return failures.ask_for_stack(self.process.pid, DUMP, self._stack.fileno(), stopped)
 
-    def ask_for_stack(self, stopped: bool) -> str:
-        """The stack of one that hangs."""
-        return failures.ask_for_stack(self.process.pid, DUMP, self._stack, stopped)
+    def wake(self) -> None:
+        """Let it see that all is done."""
+        if self.sock is not None:
+            try:
+                self.sock.shutdown(socket.SHUT_WR)
+            except OSError:
+                return  # it is dead
 
-    def stack(self) -> str:
-        """What one that died has left."""
-        return failures.stack_of(self._stack)
+    def wait_for_end(self, seconds: float) -> None:
+        """Wait until it has ended by itself, unless it is stopped or the run is in haste."""
+        ends = time.monotonic() + seconds
+        while self.is_alive() and not asked() and time.monotonic() < ends:
+            if failures.state_of(self.process.pid) in ("T", "t"):
+                return
+            self.process.join(0.1)
 
     def end(self) -> None:
-        """Kill it if it is there, and let go of all that was its own."""
+        """Kill it if it is there, and release all that was its own."""
         if self.process is not None:
             if self.process.exitcode is None:
                 self.process.kill()
-                self.process.join(_PATIENCE)
-            elif self.process.exitcode and not self.is_told_of:
-                self._died()  # while it was idle, or when the epoch was over
+                self.process.join(_KILL_SECONDS)
+            elif self.process.exitcode and not self.is_reported:
+                self.deaths += 1  # while it was idle, or when the epoch was over
             code = self.process.exitcode
-            self.pid_and_code = self.process.pid, code
-            if code is not None and code != 0:
+            self._last = self.process.pid, code
+            if code:
                 failures.remove_shared_files(self.process.pid)
             if code is not None:
                 self.process.close()
@@ -299,77 +254,9 @@ class Worker:
         if self.sock is not None:
             self._receiver.drop()
             self.sock.close()
-            os.close(self._stack)
-            self.sock = None
-        self._unsent.clear()
-
-    def _start(self) -> None:
-        assert self._call is not None
-        target, args = self._call
-        self.sock, theirs = socket.socketpair()
-        self.sock.setblocking(False)
-        self._receiver = Receiver(self.sock)
-        self._stack = _anonymous_file()
-        self.silent = self.stopped = self.locked = 0.0
-        self._seen, self._waits = (), None
-        self.size, self._weighed = 0, 0.0
-        self.is_cut_off = self.is_told_of = False
-        worker_status.clear(self._cell)
-        connection = Connection(theirs, self._done)
-        own = tuple(connection if hasattr(arg, "cancel_join_thread") else arg for arg in args)
-        steady = threading.current_thread() is threading.main_thread()
-        worker_context = WorkerContext(
-            os.getpid(), steady, self._memory, self._place, File(self._stack)
-        )
-        with theirs:
-            self.process = self._context.Process(
-                target=run, args=(worker_context, connection, target, own), daemon=self.daemon
-            )
-            try:
-                self.process.start()
-            except BaseException:
-                self.process = None
-                self.end()
-                raise
-        for task in self.tasks:
-            self._send(task.item)
-
-    def _send(self, item: Any) -> None:
-        self._unsent.append(framed(item))
-        self.flush()
-
-
-class Handle:
-    """A worker's process as multiprocessing shows one, for code that looks after processes."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    @property
-    def pid(self) -> int:
-        process = self._worker.process
-        return int(self._worker.pid_and_code[0] if process is None else process.pid)
-
-    @property
-    def exitcode(self) -> int | None:
-        process = self._worker.process
-        return self._worker.pid_and_code[1] if process is None else process.exitcode
-
-    def is_alive(self) -> bool:
-        return self._worker.exit_code is None
-
-    def join(self, timeout: float | None = None) -> None:
-        process = self._worker.process
-        if process is not None:
-            process.join(timeout)
-
-    def terminate(self) -> None:
-        """End this process; the pool may start another one in its place."""
-        process = self._worker.process
-        if process is not None:
-            process.terminate()
-
-    kill = terminate
+            self._stack.close()
+            self.sock = self._stack = None
+        self.unsent.clear()
 
 
 def _anonymous_file() -> int:

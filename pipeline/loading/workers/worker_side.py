@@ -1,9 +1,9 @@
-"""What runs in a worker process, around torch's worker loop.
+"""What runs in a worker process.
 
 1. The process ends with the one that it works for, however that ends.
 2. Its stack can be had from outside: a crash writes it, and so does DUMP when it hangs.
-3. It says on its board where it stands.
-4. torch's loop runs, with a `Connection` in the place of both of its queues.
+3. Its status says where it stands.
+4. It is seeded and described (`get_worker_info()`) as torch does it, then works on requests.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ctypes
 import faulthandler
 import os
 import queue
+import random
 import select
 import signal
 import socket
@@ -19,111 +20,129 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.reduction import DupFd
 from types import FrameType
 from typing import Any
 
+import numpy as np
+import torch
+
 from pipeline.loading import worker_status
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.workers.backends import attempt
 from pipeline.loading.workers.channel import Receiver, pack, send, share_anonymously, unpack
-from pipeline.torch_internals import ExceptionWrapper
+from pipeline.torch_internals import ExceptionWrapper, WorkerInfo, numpy_seed, worker_info
 
 DUMP = getattr(signal, "SIGRTMAX", signal.SIGUSR2)  # asks a worker for its stack
 
-_PR_SET_PDEATHSIG = 1
-_OF_THE_RUN = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)
-)
-
-_stacks = 2  # where this process writes them
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PARENT_SECONDS = 5.0  # between two looks whether the parent is there
 
 
-class Memory:
-    """int64 numbers that processes share, under any start method: an array of multiprocessing."""
+class SharedState:
+    """int64 numbers that a pool's processes share: a flag, then a status cell for each worker.
 
-    def __init__(self, context: Any, size: int) -> None:
-        self._array = context.RawArray("q", size)
+    An array of multiprocessing, for any start method. It has no lock that a killed process keeps.
+    """
+
+    def __init__(self, context: Any, workers: int) -> None:
+        self._array = context.RawArray("q", 1 + workers * worker_status.FIELDS)
 
     @property
-    def numbers(self) -> memoryview:
+    def _numbers(self) -> memoryview:
         return memoryview(self._array).cast("B").cast("q")
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the workers are to end."""
+        return bool(self._numbers[0])
 
-class Flag:
-    """An event without a lock, which a killed process could keep: one number, set once."""
+    def end(self) -> None:
+        self._numbers[0] = 1
 
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
-
-    def set(self) -> None:
-        self.memory.numbers[0] = 1
-
-    def is_set(self) -> bool:
-        return bool(self.memory.numbers[0])
-
-
-class File:
-    """A file descriptor that goes along when a process is started."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def __reduce__(self) -> Any:
-        return _file, (DupFd(self.descriptor),)
-
-
-def _file(sent: Any) -> File:
-    return File(sent.detach())
+    def cell(self, worker: int) -> worker_status.Cell:
+        start = 1 + worker * worker_status.FIELDS
+        return self._numbers[start : start + worker_status.FIELDS]
 
 
 @dataclass
 class WorkerContext:
-    """What a worker process is given besides torch's arguments.
+    """What a worker process is given.
 
     Attributes:
+        worker_init_fn: called with the worker's number before its first request.
+        workers: how many there are.
+        seed: of the first worker's generators, the next number for the next worker's.
         owner: pid of the process that it works for.
         steady: whether the thread that starts it lives as long as that process.
-        memory: the status cells of all workers.
-        cell: number of the first field of the worker's cell.
-        stack: where to write the stack.
+        sock: to the pool.
+        stack: descriptor to write the stack to, in a `multiprocessing.connection.Connection`, which
+            can be passed to a new process.
     """
 
+    fetch: Fetch
+    worker_init_fn: Callable[[int], None] | None
+    workers: int
+    seed: int
+    shared: SharedState
     owner: int
-    steady: bool
-    memory: Memory
-    cell: int
-    stack: File
+    number: int = 0
+    steady: bool = False
+    sock: Any = None
+    stack: Any = None
 
 
-def run(
-    worker_context: WorkerContext,
-    connection: Connection,
-    target: Callable[..., None],
-    args: tuple[Any, ...],
-) -> None:
-    """The worker process: settle down, then run torch's loop."""
-    end_with(worker_context.owner, worker_context.steady)
-    write_stacks(worker_context.stack.descriptor)
+def run(given: WorkerContext) -> None:
+    """The worker process."""
+    _end_with(given.owner, given.steady)
+    faulthandler.enable(given.stack.fileno(), all_threads=True)
+    faulthandler.register(DUMP, given.stack.fileno(), all_threads=True, chain=False)
+    # Signals that stop a run may reach the whole group; the main process ends its workers itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for signal_number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(signal_number, _ignore)
     share_anonymously()
-    worker_status.use(
-        worker_context.memory.numbers[
-            worker_context.cell : worker_context.cell + worker_status.FIELDS
-        ]
-    )
-    connection.open()
-    target(*args)
+    number, fetch = given.number, given.fetch
+    worker_status.use(given.shared.cell(number))
+    torch.set_num_threads(1)
+    random.seed(given.seed + number)
+    torch.manual_seed(given.seed + number)
+    np.random.seed(numpy_seed(given.seed, number))
+    info = WorkerInfo(
+        id=number, num_workers=given.workers, seed=given.seed + number,
+        dataset=fetch.dataset_of_worker(),
+    )  # fmt: skip
+    requests = PoolConnection(given.sock, given.shared)
+    where = f"in DataLoader worker process {number}"
+    with worker_info(info):
+        error: Any = None
+        try:
+            if given.worker_init_fn is not None:
+                given.worker_init_fn(number)
+        except Exception:
+            error = ExceptionWrapper(where=where)  # the first result
+        while (request := requests.get()) is not None:
+            try:
+                result = error or attempt(fetch, request)
+            except Exception:
+                result = ExceptionWrapper(where=where)
+            error = None
+            requests.put(result)
+            del request, result  # the next one may need their memory
 
 
-def end_with(owner: int, steady: bool) -> None:
+def _end_with(owner: int, steady: bool) -> None:
     """Let this process end when process `owner` does.
 
-    Linux kills it when the thread that started it ends; where that thread may end earlier, or
-    where somebody else is the parent, a thread of ours waits for the owner. Elsewhere torch's loop
+    Linux kills it when the thread that started it ends. Where that thread may end earlier, or where
+    somebody else is the parent, a thread here waits for the owner. On other systems the worker
     looks every five seconds whether its parent is there.
     """
     if not hasattr(os, "pidfd_open"):
         return
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_NAME, b"pt_data_worker")  # torch's name for them, in top
     if steady and os.getppid() == owner:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != owner:  # it ended in the meantime
             os._exit(1)
         return
@@ -141,68 +160,37 @@ def _wait_for_end(descriptor: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def write_stacks(descriptor: int) -> None:
-    """Write the stacks of all threads to `descriptor` on a crash, and when DUMP comes."""
-    global _stacks
-    _stacks = descriptor
-    faulthandler.enable(descriptor, all_threads=True)
-    faulthandler.register(DUMP, descriptor, all_threads=True, chain=False)
-
-
-def settle() -> None:
-    """What torch's loop undoes on its way to `worker_init_fn`: crash stacks and signals.
-
-    Signals that stop a run may reach the whole group; the main process ends its workers itself.
-    """
-    faulthandler.disable()
-    faulthandler.enable(_stacks, all_threads=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in _OF_THE_RUN:
-        signal.signal(number, _leave_it)
-
-
-def _leave_it(number: int, frame: FrameType | None) -> None:
+def _ignore(number: int, frame: FrameType | None) -> None:
     """Not SIG_IGN, which programs started from here would inherit."""
 
 
-class Connection:
-    """The worker's side of its socket; to torch's loop it is both of its queues."""
+class PoolConnection:
+    """The worker's side of its socket."""
 
-    def __init__(self, sock: socket.socket, done: Flag) -> None:
-        self._sock = sock
-        self._done = done
-
-    def open(self) -> None:
-        """Begin to work, in the worker process."""
-        self._receiver = Receiver(self._sock)
+    def __init__(self, sock: socket.socket, shared: SharedState) -> None:
+        self._sock, self._shared = sock, shared
+        self._parent = os.getppid()
+        self._receiver = Receiver(sock)
         self._poll = select.poll()
-        self._poll.register(self._sock, select.POLLIN)
+        self._poll.register(sock, select.POLLIN)
         self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        # A thread sends, so that a batch is worked on while the last one is under way.
+        # A thread sends, so that the next batch is worked on while one is under way.
         threading.Thread(target=self._send_all, name="penstock-send", daemon=True).start()
 
-    def get(self, timeout: float) -> Any:
-        """The next task; None once all is done."""
-        try:
-            message = self._receiver.take()
-            if message is None and self._poll.poll(timeout * 1000):
+    def get(self) -> Any:
+        """The next request; None once all is done."""
+        while not self._shared.is_done and os.getppid() == self._parent:
+            try:
                 message = self._receiver.take()
-        except (EOFError, OSError):
-            sys.exit(0)  # the main process is gone
-        if self._done.is_set():
-            return None
-        if message is None:
-            raise queue.Empty
-        return unpack(message)
+            except (EOFError, OSError):
+                sys.exit(0)  # the main process is gone
+            if message is not None:
+                return unpack(message)
+            self._poll.poll(_PARENT_SECONDS * 1000)
+        return None
 
     def put(self, result: Any) -> None:
         self._out.put(result)
-
-    def cancel_join_thread(self) -> None:
-        """Nothing waits for the sending thread anyway."""
-
-    def close(self) -> None:
-        """The socket is closed with the process."""
 
     def _send_all(self) -> None:
         while True:
@@ -213,7 +201,7 @@ class Connection:
             packed = pack(result)
         except Exception:
             where = f"in loader worker process {os.getpid()}, while its batch was sent"
-            packed = pack((result[0], ExceptionWrapper(where=where)))
+            packed = pack(ExceptionWrapper(where=where))
         del result
         try:
             send(self._sock, packed)

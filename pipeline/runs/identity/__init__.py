@@ -1,1 +1,1 @@
-"""What tells the data and the code of a run from those of another."""
+"""Fingerprints of a run's data and code."""

@@ -1,13 +1,7 @@
-"""Hashes of what is in files, each computed once.
+"""Hashes of the contents of files, each computed once.
 
-A hash is kept in `<cache_dir>/fingerprints` by device, inode, size and the times of the last change
-of a file, and is computed anew when one of them is another. The time of the change of the inode is
-among them, since no program can set it: a file that was replaced by one of the same size and age is
-noticed. Files that changed a moment ago are hashed each time, because one more change could leave
-the same times.
-
-Cost: about 1 GB/s and thread the first time, and then a `stat` a file. One process of a machine
-hashes; others that want the same wait for it.
+`<cache_dir>/fingerprints` keeps them by device, inode, size, mtime and ctime, which no program can
+set. Cost: about 1 GB/s and thread the first time, then a `stat` a file.
 """
 
 from __future__ import annotations
@@ -18,7 +12,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,20 +32,23 @@ _RECORD = struct.Struct("<QQQqq16s")  # device, inode, size, two times, hash
 _FILE = struct.Struct("<QQ")  # of those, the first
 _HEAD = 8 + 16  # a word and the hash of all records
 _WORD = b"PENSTFP1"
-_AT_ONCE = 1000  # files that a thread looks at before it takes others
-_QUIET = 3.0  # seconds until something is said, and between two lines
+_AT_ONCE = 1000  # files that a thread takes at a time
+_QUIET = 3.0  # seconds before the first message, and between two
 
 Kept = dict[bytes, bytes]  # the first two of a record -> the record
 
 
 def digests(paths: Sequence[str], cache_dir: str | Path, settled: float = SETTLED) -> list[str]:
-    """The hash of each file's content, 32 hex digits; UNREADABLE for what is no readable file.
+    """The hash of each file's content, 32 hex digits; UNREADABLE for an unreadable file.
 
     Args:
-        cache_dir: where hashes are kept; without them if nothing can be written there.
-        settled: seconds that a file has to be old for its hash to be kept.
+        cache_dir: keeps hashes, if it is writable.
+        settled: age in seconds of a file from which on its hash is kept.
     """
-    place = _place(paths, cache_dir)
+    # Hashes are kept together with those of the same folder.
+    folder = os.path.commonpath({str(Path(path).parent.absolute()) for path in paths})
+    name = hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()
+    place = Path(cache_dir).expanduser().absolute() / "fingerprints" / f"files-{name}.bin"
     looks = _looks(paths)
     found = _known(looks, _read(place))
     if all(one is not None for one in found):
@@ -69,27 +66,20 @@ def digests(paths: Sequence[str], cache_dir: str | Path, settled: float = SETTLE
     return [one or "" for one in found]
 
 
-def _place(paths: Sequence[str], cache_dir: str | Path) -> Path:
-    """Where the hashes of files are kept: together with those of the same folder."""
-    folder = os.path.commonpath({str(Path(path).parent.absolute()) for path in paths})
-    name = hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()
-    return Path(cache_dir).expanduser().absolute() / "fingerprints" / f"files-{name}.bin"
-
-
 def _looks(paths: Sequence[str]) -> list[bytes | None]:
-    """A record without hash of each file; None for what is no file."""
+    """A record without hash of each file; None for anything else."""
+
+    def look(path: str) -> bytes | None:
+        try:
+            found = Path(path).stat()
+        except (OSError, ValueError):
+            return None
+        return _packed(found) if stat.S_ISREG(found.st_mode) else None
+
     starts = range(0, len(paths), _AT_ONCE)
     with ThreadPoolExecutor(usable_cpus()) as pool:
-        parts = pool.map(lambda start: [*map(_look, paths[start : start + _AT_ONCE])], starts)
+        parts = pool.map(lambda start: [*map(look, paths[start : start + _AT_ONCE])], starts)
         return [one for part in parts for one in part]
-
-
-def _look(path: str) -> bytes | None:
-    try:
-        found = Path(path).stat()
-    except (OSError, ValueError):
-        return None
-    return _packed(found) if stat.S_ISREG(found.st_mode) else None
 
 
 def _packed(found: os.stat_result) -> bytes:
@@ -98,7 +88,7 @@ def _packed(found: os.stat_result) -> bytes:
 
 
 def _known(looks: Sequence[bytes | None], kept: Mapping[bytes, bytes]) -> list[str | None]:
-    """The hashes that are kept; None for the others."""
+    """The kept hashes; None for the others."""
     found: list[str | None] = []
     for look in looks:
         record = b"" if look is None else kept.get(look[: _FILE.size], b"")
@@ -112,11 +102,16 @@ def _hashed(
 ) -> Iterator[bytes]:
     """The record of each of the files `wanted`; empty for one that cannot be read."""
     sizes = [_RECORD.unpack((looks[row] or b"") + bytes(16))[2] for row in wanted]
-    tell = _teller(len(wanted), sum(sizes))
+    began = said = time.monotonic()
+    done = 0
     with ThreadPoolExecutor(usable_cpus()) as pool:
         records = pool.map(_hash, (paths[row] for row in wanted))
-        for record, size in zip(records, sizes, strict=True):
-            tell(size)
+        for count, (record, size) in enumerate(zip(records, sizes, strict=True), 1):
+            done, now = done + size, time.monotonic()
+            if now - said >= _QUIET or (count == len(wanted) and said > began):
+                said = now
+                say(f"hashing the data once: {count} of {len(wanted)} files, {done / 1e9:.1f} of "
+                    f"{sum(sizes) / 1e9:.1f} GB")  # fmt: skip
             yield record
 
 
@@ -134,29 +129,9 @@ def _hash(path: str) -> bytes:
         return b""
 
 
-def _teller(files: int, total: int) -> Callable[[int], None]:
-    """A function that takes the size of a file that is done, and says now and then how far it is.
-
-    On stderr, from some seconds on.
-    """
-    began = said = time.monotonic()
-    done = count = 0
-
-    def tell(size: int) -> None:
-        nonlocal done, count, said
-        done, count = done + size, count + 1
-        now = time.monotonic()
-        if now - said >= _QUIET or (count == files and said > began):
-            said = now
-            say(f"hashing the data once: {count} of {files} files, {done / 1e9:.1f} of "
-                f"{total / 1e9:.1f} GB")  # fmt: skip
-
-    return tell
-
-
 @contextmanager
 def _alone(place: Path) -> Iterator[None]:
-    """One process at a time, as far as the disk knows locks."""
+    """One process at a time, if the disk supports locks."""
     try:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = FileLock(place.with_name(f".{place.name}.lock"))
@@ -176,7 +151,7 @@ def _alone(place: Path) -> Iterator[None]:
 
 
 def _read(place: Path) -> Kept:
-    """What is kept; nothing if that is damaged."""
+    """The kept records; none if the file is damaged."""
     try:
         data = place.read_bytes()
     except OSError:
@@ -201,10 +176,11 @@ def _check(body: bytes) -> bytes:
 
 
 def write_list(path: Path, lines: Iterable[tuple[str, str]]) -> None:
-    """Keep hashes beside the names of their files; `b2sum -l 128 --check` reads most of that."""
+    """Write hashes and names of files; `b2sum -l 128 --check` reads it, but for addresses."""
     if path.exists():
         return
-    text = "".join(f"{digest}  {_line(name)}\n" for digest, name in lines)
+    signs = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r"})
+    text = "".join(f"{digest}  {name.translate(signs)}\n" for digest, name in lines)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, os.fsencode(text))
@@ -213,14 +189,10 @@ def write_list(path: Path, lines: Iterable[tuple[str, str]]) -> None:
 
 
 def read_list(path: Path) -> dict[str, str] | None:
-    """Hash by name of what `write_list` has kept; None if it has not."""
+    """Hashes by name that `write_list` wrote; None if it did not."""
     try:
         lines = os.fsdecode(path.read_bytes()).split("\n")
     except OSError:
         return None
     pairs = (line.partition("  ") for line in lines if line)
     return {name: digest for digest, _, name in pairs}
-
-
-def _line(name: str) -> str:
-    return name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")

@@ -1,12 +1,9 @@
-"""What a dataset's fingerprint covers: `dataset.fingerprint: names | sizes | content`.
+"""Dataset fingerprints: `dataset.fingerprint: names | sizes | content`.
 
-    names      how files are read and divided, and their names: no file is looked at
-    sizes      also their sizes, or blocks of a few large files: the dataset's own `fingerprint`
-    content    names, and a hash of each file (`contents`): any changed byte is noticed
-
-A dataset takes part in `content` by `data_files()`, which gives (name, path) of every file, or
-(name, address, version) where a store vouches for the content; or by `path(index)`. For `names` it
-needs `names_fingerprint()`.
+names      names of files, and how they are read and divided: `names_fingerprint()`
+sizes      also their sizes, or blocks of a few large files: `fingerprint`
+content    names, and a hash of each file: `data_files()`, with (name, path) of each, or (name,
+           address, version) if a store guarantees the content; or `path(index)`
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +25,14 @@ _HASH = re.compile(r"[0-9a-f]{32}")
 
 
 def fingerprint_of(dataset: Any, mode: str, cache_dir: str | Path) -> str:
-    """What `mode` tells a dataset from others by.
+    """The fingerprint of a dataset.
 
     Args:
-        cache_dir: where hashes of files are kept, and which files made a fingerprint.
+        cache_dir: keeps hashes of files, and the files of a fingerprint.
 
     Raises:
         ConfigError: this dataset has no fingerprint of this kind.
-        DataError: a store says nothing of a file's content.
+        DataError: a store gives no version of a file's content.
     """
     names = getattr(dataset, "names_fingerprint", None)
     if mode == "names":
@@ -48,14 +45,15 @@ def fingerprint_of(dataset: Any, mode: str, cache_dir: str | Path) -> str:
 
 
 def other_than_own(dataset: Any, config: Config) -> str | None:
-    """What a configuration tells a dataset by; None where that is the dataset's own word."""
+    """The configured fingerprint; None if that is the dataset's own one."""
     mode = mode_of(config)
     return None if mode == "sizes" else fingerprint_of(dataset, mode, config.cache_dir)
 
 
 def _with_content(dataset: Any, own: str, cache_dir: str | Path) -> str:
-    """The hash of `own` and of all files, and a list of these in the cache."""
-    files = list(dict.fromkeys((str(n), str(p), *map(str, v)) for n, p, *v in _files(dataset)))
+    """The hash of `own` and all files, which a list in the cache names."""
+    given = dataset.data_files() if hasattr(dataset, "data_files") else _by_path(dataset)
+    files = list(dict.fromkeys((str(n), str(p), *map(str, v)) for n, p, *v in given))
     if not files:
         raise _refusal(dataset, "content")
     here = {path: "" for _, path, *version in files if not any(version)}
@@ -74,15 +72,8 @@ def _with_content(dataset: Any, own: str, cache_dir: str | Path) -> str:
     return digest.hexdigest()
 
 
-def _files(dataset: Any) -> Iterable[tuple[str, ...]]:
-    if hasattr(dataset, "data_files"):
-        found: Iterable[tuple[str, ...]] = dataset.data_files()
-        return found
-    return _by_path(dataset)
-
-
 def _by_path(dataset: Any) -> Iterator[tuple[str, ...]]:
-    """The files that `path(index)` names, named from the folder that all of them are in."""
+    """The files that `path(index)` names, relative to their common folder."""
     length = length_of(dataset)
     if not length or not callable(getattr(dataset, "path", None)):
         raise _refusal(dataset, "content")
@@ -94,44 +85,43 @@ def _by_path(dataset: Any) -> Iterator[tuple[str, ...]]:
 def _refusal(dataset: Any, mode: str) -> ConfigError:
     wanted = "`names_fingerprint()`" if mode == "names" else "`data_files()`"
     return ConfigError(
-        Problem(KEY, f"{mode} needs to know the files of the dataset, and "
-                f"{type(dataset).__name__} does not tell them; give it {wanted} "
-                "(docs/own_dataset.md), or set it to sizes")
+        Problem(KEY, f"{mode} needs the files of the dataset, which {type(dataset).__name__} does "
+                f"not list; add {wanted} to it (docs/own_dataset.md), or set this to sizes")
     )  # fmt: skip
 
 
 def recorded(mode: str) -> dict[str, str]:
-    """How the data was told, beside a fingerprint; nothing for sizes, as it always was."""
+    """The entry of a run's fingerprint for `mode`; none for sizes."""
     return {} if mode == "sizes" else {KEY: mode}
 
 
 def mode_in(fingerprint: Mapping[str, str]) -> str:
-    """How the data of a saved fingerprint was told."""
+    """The mode of the data in a run's fingerprint."""
     return fingerprint.get(KEY, "sizes")
 
 
 def in_mode_of(
     saved: Mapping[str, str], own: Mapping[str, str], data: Callable[[str], str]
 ) -> Mapping[str, str]:
-    """`own`, with the data told as it is in `saved`, so that the two can be compared.
+    """`own` with the data in the mode of `saved`, so that the two can be compared.
 
     Args:
         saved, own: fingerprints of runs, by key.
-        data: the fingerprint of this run's training data in a mode.
+        data: mode -> the fingerprint of this run's training data.
     """
     mode = mode_in(saved)
     if mode == mode_in(own) or mode not in MODES:
         return own
     try:
-        told = {**own, "dataset": data(mode)}
-    except ConfigError:  # nothing to compare: both keys differ, and are refused as such
+        converted = {**own, "dataset": data(mode)}
+    except ConfigError:  # not comparable: both keys differ and are refused
         return own
-    told.pop(KEY, None)
-    return told | recorded(mode)
+    converted.pop(KEY, None)
+    return converted | recorded(mode)
 
 
 def first_difference(cache_dir: str | Path, before: str, now: str) -> str:
-    """In words, which file is another one under two fingerprints; empty if nobody knows."""
+    """In words, the first file that differs between two fingerprints; empty if unknown."""
     if not all(_HASH.fullmatch(str(one)) for one in (before, now)):
         return ""
     old, new = (read_list(_list(cache_dir, one)) for one in (before, now))

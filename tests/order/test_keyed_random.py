@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.order.plan import Plan
-from pipeline.order.randomness import hash64_array, hash64_rows
-from pipeline.order.sample_generators import KeyedRandom
+from pipeline.order.randomness import KeyedRandom, hash64_array, hash64_rows
 from pipeline.order.samplers import Random
 
 ROWS = 40_000

@@ -1,0 +1,87 @@
+"""Map-style datasets with one file a sample, all in one folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+
+from pipeline.datasets.reading.audio import lengths_and_rates, read_audio
+from pipeline.datasets.reading.damage import audio_damage, image_damage
+from pipeline.datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.fingerprint import FileDataset
+from pipeline.datasets.reading.folder import Folder
+from pipeline.errors import DataError
+from pipeline.files.limits import Limits
+from pipeline.order.randomness import IntArray
+
+T = TypeVar("T")
+
+
+class FolderDataset(FileDataset, Dataset[dict[str, Any]]):
+    """A dataset of images or other files; its constructor sets the attributes.
+
+    Attributes:
+        folder: the folder of the files.
+        names: bytes[N], the file of each sample, relative to `folder`.
+        limits: what a file may claim.
+    """
+
+    draws = False  # reading a sample takes no random numbers
+    folder: Folder
+    names: npt.NDArray[np.bytes_]
+    limits: Limits
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def check(self, index: int) -> str | None:
+        """Damage in the file of a sample that reading it does not show; None if there is none."""
+        return self._read(index, image_damage)
+
+    def path(self, index: int) -> str:
+        """The path or address of the file of a sample."""
+        return self.folder.path(self._name(index))
+
+    def data_files(self) -> Iterator[DataFile]:
+        return map(self.folder.data_file, self._names())
+
+    def _name(self, index: int) -> str:
+        return os.fsdecode(self.names[index])
+
+    def _names(self) -> list[str]:
+        return [os.fsdecode(name) for name in self.names.tolist()]
+
+    def _read(self, index: int, function: Callable[[str, Limits], T]) -> T:
+        return self.folder.read(self._name(index), lambda path: function(path, self.limits))
+
+
+class AudioFolder(FolderDataset):
+    """A dataset of recordings, one a file."""
+
+    def check(self, index: int) -> str | None:
+        return self._read(index, audio_damage)
+
+    def audio(self, index: int) -> tuple[torch.Tensor, int]:
+        """The recording of a sample, float32 [C, T], and its rate in Hz."""
+        return self._read(index, read_audio)
+
+    def _read(self, index: int, function: Callable[[str, Limits], T]) -> T:
+        def named(path: str, limits: Limits) -> T:
+            try:
+                return function(path, limits)
+            except DataError as error:  # it names the copy of a file that was fetched
+                message = str(error).replace(repr(path), repr(self.path(index)))
+                raise DataError(message) from error
+
+        return super()._read(index, named)
+
+    @cached_property
+    def _headers(self) -> tuple[IntArray, IntArray]:
+        return lengths_and_rates(self.folder, self._names(), self.limits)

@@ -1,0 +1,192 @@
+"""What Penstock uses of hydra and omegaconf that is not public there; no other file does.
+
+Tested with hydra 1.3.8 and omegaconf 2.3.1. With versions that lack one of these names, importing
+this file says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import hydra
+import omegaconf
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
+from hydra.errors import ConfigCompositionException
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+try:
+    from hydra._internal import hydra as _entry
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra._internal.utils import create_config_search_path, get_args_parser
+
+    _REPLACED = (vars(_entry)["ConfigLoaderImpl"], _entry.Hydra.get_mode, _entry.Hydra.get_help,
+                 _entry.Hydra.get_sanitized_cfg, ConfigLoaderImpl._load_configuration_impl,
+                 ConfigLoaderImpl._compose_config_from_defaults_list,
+                 ConfigLoaderImpl._process_config_searchpath)  # fmt: skip
+    _apply = ConfigLoaderImpl._apply_overrides_to_config
+    _get_node = DictConfig._get_node, ListConfig._get_node
+    _states = DictConfig._is_none, DictConfig._is_missing, DictConfig._is_interpolation
+    _value = DictConfig._value
+except (ImportError, AttributeError, KeyError) as error:
+    raise ImportError(
+        f"hydra {hydra.__version__} or omegaconf {omegaconf.__version__} is other inside than 1.3.8"
+        f" and 2.3.1, with which Penstock was tested: {error}. Install these versions, or a newer "
+        "Penstock"
+    ) from error
+
+__all__ = [
+    "BASIC_SWEEPER", "ConfigLoader", "apply_override", "create_config_search_path",
+    "get_args_parser", "hydra_config",
+    "is_mapping", "loaded_by", "raw_node", "raw_value", "replaced", "shown_by",
+]  # fmt: skip
+
+BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
+
+
+@contextmanager
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Replace attributes of a class or module for a time."""
+    kept = {name: vars(owner)[name] for name in attributes}
+    for name, value in attributes.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(owner, name, value)
+
+
+class ConfigLoader(ConfigLoaderImpl):
+    """hydra's config loader, with hooks for its single steps."""
+
+    def check_search_path(self, primary: DictConfig | None, overrides: Sequence[Override]) -> None:
+        """Called before packages of `hydra.searchpath` are imported."""
+
+    def merge(self, config: DictConfig, addition: DictConfig) -> None:
+        """Merge one YAML file into those before it."""
+        config.merge_with(addition)
+
+    def apply(self, override: Override, config: DictConfig) -> None:
+        """Apply one override to the merged files."""
+        apply_override(override, config)
+
+    def _load_configuration_impl(self, *args: Any, **options: Any) -> DictConfig:
+        def apply(overrides: Sequence[Override], config: DictConfig) -> None:
+            for override in overrides:
+                self.apply(override, config)
+
+        # hydra calls this static method by the name of its class.
+        with replaced(ConfigLoaderImpl, _apply_overrides_to_config=staticmethod(apply)):
+            return super()._load_configuration_impl(*args, **options)
+
+    def _compose_config_from_defaults_list(self, defaults: list[Any], repo: Any) -> DictConfig:
+        config = OmegaConf.create()
+        with flag_override(config, "no_deepcopy_set_nodes", True):
+            for default in defaults:
+                one = super()._compose_config_from_defaults_list([default], repo)
+                try:
+                    self.merge(config, one)
+                except OmegaConfBaseException as error:
+                    raise ConfigCompositionException(
+                        f"In '{default.config_path}': {type(error).__name__} raised while "
+                        f"composing config:\n{error}"
+                    ) from error
+        return config
+
+    def _process_config_searchpath(
+        self, config_name: str | None, parsed_overrides: list[Override], repo: Any
+    ) -> None:
+        # `repo` keeps what it has read, so hydra goes on with the configuration checked here.
+        primary = repo.load_config(config_name) if config_name is not None else None
+        self.check_search_path(primary and primary.config, parsed_overrides)
+        super()._process_config_searchpath(config_name, parsed_overrides, repo)
+
+
+def apply_override(override: Override, config: DictConfig) -> None:
+    """Apply one override to a composed configuration as hydra does."""
+    _apply([override], config)
+
+
+@contextmanager
+def loaded_by(make: Callable[..., ConfigLoader], single: bool) -> Iterator[None]:
+    """Let `hydra.main` load configurations with `make(config_search_path=...)`.
+
+    Args:
+        single: spare hydra a composition (0.1 s) from which it would learn that this is one run.
+    """
+    modes = {"get_mode": lambda *args, **options: RunMode.RUN} if single else {}
+    with replaced(_entry, ConfigLoaderImpl=make), replaced(_entry.Hydra, **modes):
+        yield
+
+
+@contextmanager
+def shown_by(
+    change: Callable[[DictConfig, DictConfig], DictConfig], change_help: Callable[[str], str]
+) -> Iterator[None]:
+    """Change the configurations and help texts that hydra prints.
+
+    Args:
+        change: from a configuration as hydra would show it, and its section `hydra:`.
+    """
+    sanitized, help_of = _entry.Hydra.get_sanitized_cfg, _entry.Hydra.get_help
+
+    def get_sanitized_cfg(self: Any, cfg: DictConfig, cfg_type: str) -> DictConfig:
+        section = cfg.hydra
+        return change(sanitized(self, cfg, cfg_type), section)
+
+    def get_help(*args: Any, **options: Any) -> str:
+        return change_help(help_of(*args, **options))
+
+    with replaced(_entry.Hydra, get_sanitized_cfg=get_sanitized_cfg, get_help=get_help):
+        yield
+
+
+@contextmanager
+def hydra_config(config: DictConfig) -> Iterator[None]:
+    """Let ${hydra:...} resolve, with placeholders for what only a running job knows.
+
+    Afterwards the section is as before.
+    """
+    runtime, job = config.hydra.runtime, config.hydra.job
+    places = ((runtime, "output_dir", "."), (job, "num", 0), (job, "id", "0"))
+    before = [(node, name, raw_value(node, name)) for node, name, _ in places]
+    state, locked = HydraConfig.instance(), OmegaConf.is_readonly(config.hydra)
+    kept = state.cfg
+
+    def fill(values: Iterable[tuple[DictConfig, str, Any]]) -> None:
+        with read_write(config), open_dict(config):
+            for node, name, value in values:
+                node[name] = value
+
+    fill(places)
+    state.set_config(config)  # which makes the section read-only
+    try:
+        yield
+    finally:
+        state.cfg = kept
+        OmegaConf.set_readonly(config.hydra, locked)
+        fill(before)
+
+
+def raw_node(config: DictConfig | ListConfig, name: Any) -> Any:
+    """The node under a key, with no interpolation followed; None if there is none."""
+    return config._get_node(name, validate_access=False)
+
+
+def raw_value(config: DictConfig | ListConfig, name: Any) -> Any:
+    """The value under a key as it is written; None if there is none."""
+    node = raw_node(config, name)
+    return None if node is None else node._value()
+
+
+def is_mapping(node: Any) -> bool:
+    """Whether a raw node is a mapping, and no interpolation, null or `???`."""
+    return isinstance(node, DictConfig) and not (
+        node._is_interpolation() or node._is_none() or node._is_missing()
+    )

@@ -1,0 +1,45 @@
+"""What is not public in torchmetrics does what Penstock takes it for, as installed."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torchmetrics import CatMetric, MeanMetric
+
+from pipeline.distributed import metric_states
+
+ROOT = Path(__file__).parents[2]
+
+
+class Twice:
+    """A group of two ranks that have counted the same."""
+
+    alone = False
+
+    def gather(self, value):
+        return [value, value]
+
+
+def test_ranks_are_added_up_and_not_gathered_again():
+    mean, every = MeanMetric(), CatMetric()
+    mean.update(torch.tensor([1.0, 2.0]))
+    every.update(torch.arange(3.0))
+    mean.compute()
+    metric_states.merge({"mean": mean, "every": every}, Twice())
+    assert (mean.update_count, float(mean.weight), float(mean.compute())) == (2, 4.0, 1.5)
+    assert every.compute().tolist() == [0.0, 1.0, 2.0] * 2
+    assert not any(one.sync_on_compute for one in (mean, every))
+
+
+@pytest.mark.parametrize("name", ["_computed", "_reductions", "_to_sync", "_update_count"])
+def test_a_torchmetrics_that_lacks_a_name_is_told(name):
+    metric = MeanMetric()
+    vars(metric).pop(name)
+    with pytest.raises(ImportError, match=rf"torchmetrics [\d.]+ .*MeanMetric has no {name}\."):
+        metric_states.merge({"mean": metric}, Twice())
+
+
+def test_it_was_tested_with_the_version_that_is_pinned():
+    (version,) = re.findall(r"torchmetrics (\d[\d.]*\d)", metric_states.__doc__)
+    assert f"torchmetrics=={version}\n" in (ROOT / "constraints.txt").read_text()
