@@ -29,7 +29,6 @@ from pipeline.loading.workers.backends import BackendName, LoaderOptions
 from pipeline.order.plan import Plan, not_empty
 from pipeline.order.samplers import Sequential
 from pipeline.order.streams import StreamOrder, StreamPlan, is_stream, length_of
-
 from pipeline.packing.packing import backend_for, pack
 from pipeline.packing.recipe import Recipe, fits
 from pipeline.runs import quarantine

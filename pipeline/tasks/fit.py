@@ -143,7 +143,9 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
     return result.best[f"val/{options.monitor}"] if result.best else None
 
 
-def _scheduled(parts: TrainingParts, model: nn.Module, steps: int) -> tuple[Optimizer, LRScheduler | None]:
+def _scheduled(
+    parts: TrainingParts, model: nn.Module, steps: int
+) -> tuple[Optimizer, LRScheduler | None]:
     """A new optimizer, and its schedule for that many steps (or epochs)."""
     optimizer = parts.optimizer(model)
     return optimizer, parts.scheduler(optimizer, steps)

@@ -68,9 +68,7 @@ def draw(
     return _listed(batch, objective, found, path.with_suffix(".md"))
 
 
-def _sheet(
-    split: Split, objective: Objective, outputs: Tensor, batch: Batch, path: Path
-) -> Path:
+def _sheet(split: Split, objective: Objective, outputs: Tensor, batch: Batch, path: Path) -> Path:
     images = batch[objective.inputs[0]]
     shown: Any = denormalized(images, split.transform, split.batch_transform)
     large = _large(split, objective.inputs[0], batch)

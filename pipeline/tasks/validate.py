@@ -65,7 +65,9 @@ def _run(config: Config, parts: TrainingParts, group: Group, path: Path) -> floa
         measured = validate(model, objective, loader, precision, group, observers=watching)
         columns = {str(config.split): measured}
         if config.trainer.baseline:
-            columns[objective.baseline_name] = baseline(parts.data, objective, loader, group, watching)
+            columns[objective.baseline_name] = baseline(
+                parts.data, objective, loader, group, watching
+            )
     if group.is_first:
         print_table(columns, name)
         put(f"checkpoint   {path}")
