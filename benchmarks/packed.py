@@ -138,15 +138,15 @@ def packing(name: str, folder: Path, workers: int) -> dict[str, float]:
     import torch
 
     import pipeline
-    from pipeline.build.parts import Parts
+    from pipeline.build.data import DataParts
     from pipeline.distributed.world import World
 
     torch.set_num_threads(1)
     out = folder.parent / "out"
     config = pipeline.compose(*overrides(folder, workers), *PACKING.get(name, []), "task=pack",
                               "split=train", f"pack.out={out}")  # fmt: skip
-    parts = Parts(config, World())
-    dataset = Parts(config, World()).dataset("train")
+    parts = DataParts(config, World())
+    dataset = DataParts(config, World()).train.dataset
     for _ in range(2):
         shutil.rmtree(out, ignore_errors=True)
         before, start = cpu_seconds(), time.perf_counter()
@@ -155,7 +155,7 @@ def packing(name: str, folder: Path, workers: int) -> dict[str, float]:
                 for _ in pool.map(lambda row: len(dataset[row]), range(len(dataset))):
                     pass
         else:
-            parts.pack("train")
+            parts.train.pack()
         seconds, cpu = time.perf_counter() - start, cpu_seconds() - before
     shutil.rmtree(out, ignore_errors=True)
     return {"cpu": cpu / len(dataset) * 1e3, "rate": len(dataset) / seconds, "memory": memory()}

@@ -14,14 +14,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.build.parts import build_train_loader, build_val_loader
+    from pipeline.build.data import build_train_loader, build_val_loader
     from pipeline.config.preflight import compose
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "build_train_loader": "pipeline.build.parts",
-    "build_val_loader": "pipeline.build.parts",
+    "build_train_loader": "pipeline.build.data",
+    "build_val_loader": "pipeline.build.data",
     "compose": "pipeline.config.preflight",
 }
 

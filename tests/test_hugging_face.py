@@ -23,7 +23,7 @@ needs_them = pytest.mark.skipif(
 )
 
 OURS = (
-    "import pipeline, pipeline.command, pipeline.datasets.synthetic_sequences, pipeline.build.parts"
+    "import pipeline, pipeline.command, pipeline.datasets.synthetic_sequences, pipeline.build.data"
 )
 IMPORTS = "import datasets, transformers, evaluate"
 

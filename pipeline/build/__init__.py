@@ -1,5 +1,5 @@
 """A checked configuration becomes objects.
 
-`parts.Parts` makes each part of a run when it is first asked for, `samples` those of the data:
-dataset, order, names of fields, collate function.
+`data` builds datasets, plans and loaders from it, `training` the model, objective and optimizer;
+`samples` those datasets, samplers and collate functions that were written for torch.
 """

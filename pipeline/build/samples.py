@@ -1,15 +1,14 @@
-"""Configuration to samples and batches of them: dataset, order, names of fields, collate function.
+"""Configuration to dataset, sampler, names of fields and collate function.
 
-Where datasets and collate functions were written for torch, and not for Penstock, they are taken
-as they are: a function that yields samples is a stream, `(x, y)` gets names, and a `collate_fn` is
-called as torch calls it.
+What was written for torch works unchanged: a generator function is a stream, `(x, y)` gets names,
+and a `collate_fn` is called as torch calls it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from inspect import isgenerator, isgeneratorfunction
+from inspect import isgeneratorfunction
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -26,11 +25,9 @@ from pipeline.loading.dataset_facts import table_of, tokenizer_of, with_token_le
 from pipeline.loading.named_fields import Fields, OwnCollate
 from pipeline.order.samplers import BatchStrategy, Order
 
-_OF_PADDING = "_lengths"  # a field that a collate function adds
-
 
 class Yielded(IterableDataset[Any]):
-    """The samples that a generator function yields, from the start in every pass."""
+    """The samples that a generator function yields; each epoch calls it again."""
 
     def __init__(self, function: Callable[[], Iterator[Any]]) -> None:
         self.function = function
@@ -53,8 +50,8 @@ def dataset_of(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> 
         made = make({**node, "_partial_": True}, key, supply, nested=True)
         return Yielded(made)
     made = make(node, key, supply, nested=True)
-    if isgenerator(made) or (hasattr(made, "__next__") and not hasattr(made, "__getitem__")
-                             and not isinstance(made, IterableDataset)):  # fmt: skip
+    read_once = hasattr(made, "__next__") and not hasattr(made, "__getitem__")
+    if read_once and not isinstance(made, IterableDataset):
         raise ConfigError(
             Problem(key, f"{target} gives a {type(made).__name__}, which can be read once, and "
                     "every epoch and worker reads it again. Name the generator function itself, or "
@@ -71,7 +68,7 @@ def sampler_of(
     Args:
         steps: of the split's transform; a text's length is the number of tokens that they make.
     """
-    table = partial(_table, dataset, fields, steps if reads_lengths(config) else {})
+    table = partial(_table, dataset, fields, steps if _reads_lengths(config) else {})
     supply = {
         "length": len(dataset),
         "seed": config.seed,
@@ -96,7 +93,7 @@ def _table(dataset: Any, fields: Fields, steps: Mapping[str, Any]) -> Any:
     return with_token_lengths(table_of(dataset, fields), dataset, steps)
 
 
-def reads_lengths(config: Config) -> bool:
+def _reads_lengths(config: Config) -> bool:
     """Whether the sampler chooses by the column `length`."""
     node = config.sampler
     sampler = allow_list.resolve(node["_target_"], "sampler._target_")
@@ -106,8 +103,8 @@ def reads_lengths(config: Config) -> bool:
 
 
 def lengths_told(config: Config, steps: Mapping[str, Any]) -> dict[str, str]:
-    """What an order by length depends on besides the data: how tokens are counted, if they are."""
-    tokenizer = tokenizer_of(steps) if reads_lengths(config) else None
+    """What a sampler by length depends on besides the data: how tokens are counted, if they are."""
+    tokenizer = tokenizer_of(steps) if _reads_lengths(config) else None
     return {} if tokenizer is None else {"lengths": tokenizer.counting}
 
 
@@ -117,21 +114,17 @@ def fields_of(config: Config) -> Fields:
     Without names, positions are the objective's inputs and then its target.
     """
     inputs = [str(name) for name in config.objective.get("inputs") or ("input",)]
-    kept = [
-        name
-        for name in inputs
-        if not (name.endswith(_OF_PADDING) and name.removesuffix(_OF_PADDING) in inputs)
-    ]
-    usual = list(dict.fromkeys([*kept, str(config.objective.get("target", "target"))]))
+    padding = {f"{name}_lengths" for name in inputs}  # fields that a collate function adds
+    target = str(config.objective.get("target", "target"))
+    usual = list(dict.fromkeys([*(name for name in inputs if name not in padding), target]))
     return Fields(of_the_build(config.dataset, "fields"), usual)
 
 
 def collate_of(config: Config, fields: Fields) -> Any:
     """The function that makes a batch of samples.
 
-    Without automatic batching (`batch.size=null`) a sample is a batch of one. What is not
-    Penstock's own is called as torch calls a `collate_fn`: with samples as the dataset gives them,
-    and without automatic batching with the sample itself.
+    What is not Penstock's own is called as torch calls a `collate_fn`: with samples as the dataset
+    gives them, and without automatic batching (`batch.size=null`) with the sample itself.
     """
     node = config.collate
     made = make(node_of(node), "collate")

@@ -1,18 +1,17 @@
 """What a configuration may call: an allow-list, by name and by the kind of object found.
 
-A `_target_` is a name that somebody wrote into a file, on a command line or behind an
-interpolation. It is called only if
+A `_target_` is a name from a file, a command line or an interpolation. It is called only if
 
 1. the written name lies under a rule's prefix, before anything is imported for it;
 2. the walk to it leads through no module that the name doesn't spell out (no way from
    `torch.nn.functional.torch` to the whole of torch);
-3. the object found is at home (`__module__`) where the rule says, and of the rule's kind: a
+3. the object found is defined (`__module__`) where the rule says, and of the rule's kind: a
    `torch.nn.Module` class, a torchvision model builder, a dataset of ours ...
 
-So loaders of pickles and of native code (`torch.load`, `torch.hub.load`, `numpy.load`, `ctypes`)
-and whatever runs code or touches files (`builtins`, `os`, `subprocess`, `hydra.utils.call`) are out
-by not being in. A person's own package is trusted by name from outside of the configuration only:
-`--trust mypackage` or the environment variable PENSTOCK_TRUST.
+So loaders of pickles and of native code (`torch.load`, `numpy.load`, `ctypes`) and whatever runs
+code or touches files (`builtins`, `os`, `hydra.utils.call`) are refused because nothing allows
+them. A person's own package is trusted by name from outside of the configuration only: `--trust
+mypackage` or the environment variable PENSTOCK_TRUST.
 
 Cost: a few us a name once it is resolved; the first time imports its module.
 """
@@ -22,7 +21,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import inspect
 import os
 import pkgutil
 import re
@@ -39,14 +37,14 @@ from pipeline.errors import ConfigError, Problem
 
 VARIABLE = "PENSTOCK_TRUST"
 
-# Never to be had by naming them after --trust: they read pickles, load native code or run whatever
-# they are told to. A person who needs one calls it from a function of their own package.
+# --trust refuses these: they read pickles, load native code or run what they are told to. A person
+# who needs one calls it from a function of their own package.
 NEVER = frozenset(sys.stdlib_module_names) | {
     "cloudpickle", "datasets", "dill", "hydra", "hydra_plugins", "joblib", "numpy", "omegaconf",
     "pandas", "pipeline", "pkg_resources", "pydantic", "setuptools", "torch", "torchvision", "yaml",
 }  # fmt: skip
 
-# Albumentations and its fork ask the network for news and tell of their use, unless told not to.
+# Albumentations and its fork look for updates and report their use, unless told not to.
 _OFFLINE = ("NO_ALBUMENTATIONS_UPDATE", "ALBUMENTATIONS_OFFLINE", "ALBUMENTATIONS_NO_TELEMETRY")
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
@@ -54,11 +52,11 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 
 @dataclass(frozen=True)
 class Rule:
-    """One room of the allow-list.
+    """One entry of the allow-list.
 
     Attributes:
-        prefix: what the written name begins with.
-        kind: what the object has to be, for people.
+        prefix: of the written name.
+        kind: of the object, for messages.
         fits: whether an object is of that kind.
         homes: modules (with all below them) where the object may be defined; the prefix if empty.
     """
@@ -67,9 +65,6 @@ class Rule:
     kind: str
     fits: Callable[[Any], bool]
     homes: tuple[str, ...] = ()
-
-    def covers(self, name: str) -> bool:
-        return name.startswith(self.prefix + ".")
 
     def admits(self, found: Any) -> bool:
         home = getattr(found, "__module__", None) or ""
@@ -84,15 +79,14 @@ def _under(name: str, prefix: str) -> bool:
 def _subclass(*bases: str) -> Callable[[Any], bool]:
     """Whether an object is a subclass of one of `bases`, which are imported when asked."""
 
+    def named(name: str) -> Any:
+        module, _, attribute = name.rpartition(".")
+        return getattr(importlib.import_module(module), attribute)
+
     def fits(found: Any) -> bool:
-        return isinstance(found, type) and any(issubclass(found, _named(base)) for base in bases)
+        return isinstance(found, type) and any(issubclass(found, named(base)) for base in bases)
 
     return fits
-
-
-def _named(name: str) -> Any:
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def _is_model(found: Any) -> bool:
@@ -112,18 +106,14 @@ def _is_class(found: Any) -> bool:
     return isinstance(found, type) and not issubclass(found, BaseException)
 
 
-def _is_ours(found: Any) -> bool:
-    return _is_class(found) or _is_function(found)
-
-
 # Of torch.utils.data besides samplers; its data pipes open files and run what they are given.
 _OF_TORCH = frozenset({
     "ChainDataset", "ConcatDataset", "StackDataset", "Subset", "TensorDataset", "default_collate",
     "default_convert",
 })  # fmt: skip
-# Datasets of torchvision's that read pictures, tables and archives. CIFAR's pickles are compared
-# with hashes of the true ones before they are read. Not here: what reads other pickles (LSUN),
-# takes files of torch's own, or plays films.
+# Datasets of torchvision that read pictures, tables and archives. CIFAR's pickles are compared
+# with hashes of the true ones before they are read. Not here: those that read other pickles (LSUN),
+# files of torch's own, or videos.
 _OF_TORCHVISION = frozenset({
     "CIFAR10", "CIFAR100", "CLEVRClassification", "Caltech101", "Caltech256", "CelebA",
     "Cityscapes", "CocoCaptions", "CocoDetection", "Country211", "DTD", "EMNIST", "EuroSAT",
@@ -136,7 +126,6 @@ _OF_TORCHVISION = frozenset({
 
 
 def _is_of_data(found: Any) -> bool:
-    """A sampler, a dataset made of tensors or of other datasets, or how torch collates."""
     known = getattr(found, "__name__", "") in _OF_TORCH
     return known or _subclass("torch.utils.data.Sampler")(found)
 
@@ -145,77 +134,50 @@ def _is_known(found: Any) -> bool:
     return isinstance(found, type) and found.__name__ in _OF_TORCHVISION
 
 
-_METRICS = tuple(
-    f"torchmetrics.{part}"
-    for part in ("aggregation", "classification", "clustering", "nominal", "regression",
-                 "retrieval", "segmentation", "wrappers")
-)  # fmt: skip
-
+_METRICS = ("aggregation", "classification", "clustering", "nominal", "regression", "retrieval",
+            "segmentation", "wrappers")  # fmt: skip
 # Functions of arrays. Not its `io` and `data`, which write files and fetch them from the network.
-_PICTURE_FUNCTIONS = tuple(
-    Rule(f"skimage.{part}", "a function of pictures", _is_function, homes=("skimage",))
-    for part in ("color", "exposure", "filters", "morphology", "restoration", "segmentation",
-                 "transform", "util")
-)  # fmt: skip
+_SKIMAGE = ("color", "exposure", "filters", "morphology", "restoration", "segmentation",
+            "transform", "util")  # fmt: skip
+# Modules of ours whose classes may all be called.
+_OURS = {
+    "order.samplers": "a sampler", "loading.collate": "a collate class",
+    "transforms.image": "a transform", "transforms.arrays": "a transform",
+    "transforms.audio": "a transform", "transforms.text": "a transform",
+    "transforms.batch_geometry": "a batch transform",
+    "transforms.batch_colors": "a batch transform", "transforms.mixing": "a batch transform",
+    "training.objective": "an objective", "training.metrics": "a metric",
+    "runs.tracker": "a tracker",
+}  # fmt: skip
 
 RULES = (
     Rule("torch.nn", "a torch.nn.Module", _subclass("torch.nn.Module")),
-    Rule(
-        "torch.optim",
-        "an optimizer or a scheduler",
-        _subclass("torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
-    ),
-    Rule(
-        "torch.utils.data",
-        "a sampler, a dataset or a collate function",
-        _is_of_data,
-    ),
+    Rule("torch.optim", "an optimizer or a scheduler",
+         _subclass("torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler")),
+    Rule("torch.utils.data", "a sampler, a dataset or a collate function", _is_of_data),
     Rule("torchvision.datasets", "a dataset that reads no pickles", _is_known),
     Rule("torchvision.transforms.v2.functional", "a transform function", _is_function),
-    Rule(
-        "torchvision.transforms.v2",
-        "a v2 transform",
-        _subclass("torchvision.transforms.v2.Transform"),
-    ),
+    Rule("torchvision.transforms.v2", "a v2 transform",
+         _subclass("torchvision.transforms.v2.Transform")),
     Rule("torchvision.models", "a model", _is_model),
-    Rule("torchmetrics", "a metric", _subclass("torchmetrics.Metric"), homes=_METRICS),
+    Rule("torchmetrics", "a metric", _subclass("torchmetrics.Metric"),
+         homes=tuple(f"torchmetrics.{name}" for name in _METRICS)),
+    Rule("albumentations", "a transform of Albumentations",
+         _subclass("albumentations.BasicTransform", "albumentations.BaseCompose")),
+    *(Rule(f"skimage.{name}", "a function of pictures", _is_function, homes=("skimage",))
+      for name in _SKIMAGE),
     Rule("pipeline.datasets", "a torch.utils.data.Dataset", _subclass("torch.utils.data.Dataset")),
     Rule("pipeline.datasets.files", "access to files", _subclass("pipeline.datasets.files.Files")),
-    Rule("pipeline.order.samplers", "a sampler", _is_class),
-    Rule(
-        "pipeline.order.streams",
-        "the order of a stream",
-        _subclass("pipeline.order.streams.StreamOrder"),
-    ),
-    Rule("pipeline.loading.collate", "a collate class", _is_class),
-    Rule("pipeline.transforms.image", "a transform", _is_class),
-    Rule("pipeline.transforms.arrays", "a transform", _is_class),
-    Rule(
-        "albumentations",
-        "a transform of Albumentations",
-        _subclass("albumentations.BasicTransform", "albumentations.BaseCompose"),
-    ),
-    *_PICTURE_FUNCTIONS,
-    Rule(
-        "pipeline.transforms.image_decoding",
-        "a decoding transform",
-        _subclass("pipeline.transforms.image_decoding.Decode"),
-    ),
-    Rule(
-        "pipeline.transforms.device_decoding",
-        "a decoding batch transform",
-        _subclass("pipeline.transforms.device_decoding.DecodeBatch"),
-    ),
-    Rule("pipeline.transforms.batch_geometry", "a batch transform", _is_class),
-    Rule("pipeline.transforms.batch_colors", "a batch transform", _is_class),
-    Rule("pipeline.transforms.mixing", "a batch transform", _is_class),
-    Rule("pipeline.transforms.audio", "a transform", _is_class),
-    Rule("pipeline.transforms.text", "a transform", _is_class),
-    Rule("pipeline.training.objective", "an objective", _is_class),
-    Rule("pipeline.training.models", "a model", _is_ours),
-    Rule("pipeline.training.metrics", "a metric", _is_class),
-    Rule("pipeline.runs.tracker", "a tracker", _is_class),
-)
+    Rule("pipeline.order.streams", "the order of a stream",
+         _subclass("pipeline.order.streams.StreamOrder")),
+    Rule("pipeline.transforms.image_decoding", "a decoding transform",
+         _subclass("pipeline.transforms.image_decoding.Decode")),
+    Rule("pipeline.transforms.device_decoding", "a decoding batch transform",
+         _subclass("pipeline.transforms.device_decoding.DecodeBatch")),
+    Rule("pipeline.training.models", "a model",
+         lambda found: _is_class(found) or _is_function(found)),
+    *(Rule(f"pipeline.{name}", kind, _is_class) for name, kind in _OURS.items()),
+)  # fmt: skip
 
 
 def trusted() -> tuple[str, ...]:
@@ -238,17 +200,17 @@ def is_trusted(name: str) -> bool:
 
 
 def check_trusted(names: Iterable[str], key: str = "--trust") -> list[Problem]:
-    """What is wrong with the names of packages to be trusted."""
+    """The problems with the names of packages to be trusted."""
     problems = []
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             problems.append(Problem(key, f"{name!r} is not the name of a package"))
         elif name.split(".")[0] in NEVER:
-            reason = (
-                "it can load pickles or native code, or run what it is told to. Call what you need "
-                "from a function in a package of your own, and trust that"
-            )
-            problems.append(Problem(key, f"{name!r} cannot be trusted as a whole: {reason}"))
+            problems.append(Problem(
+                key, f"{name!r} cannot be trusted as a whole: it can load pickles or native code, "
+                "or run what it is told to. Call what you need from a function in a package of "
+                "your own, and trust that"
+            ))  # fmt: skip
     return problems
 
 
@@ -288,7 +250,7 @@ def _resolve(name: str, packages: tuple[str, ...]) -> Any:
         raise _Refusal(f"{name} is {type(found).__name__}, not something that can be called")
     if not any(rule.admits(found) for rule in rules) and not _vouched(found, packages):
         home = f"{getattr(found, '__module__', '?')}.{getattr(found, '__qualname__', name)}"
-        kinds = " or ".join(rule.kind for rule in rules) or f"at home in {', '.join(packages)}"
+        kinds = " or ".join(rule.kind for rule in rules) or f"defined in {', '.join(packages)}"
         raise _Refusal(f"{name} is {home}, which is not {kinds}, so it is not called. {HOW}")
     return found
 
@@ -304,22 +266,18 @@ def _rules_for(name: Any, packages: tuple[str, ...]) -> list[Rule]:
         raise _Refusal(f"{name} reaches for an internal name, so it is not called")
     if any(_under(name, package) for package in packages):
         return []
-    rules = [rule for rule in RULES if rule.covers(name)]
-    if not rules or any(part.startswith("_") for part in name.split(".")):
-        raise _Refusal(_why_not(name))
-    return rules
-
-
-def _why_not(name: str) -> str:
+    rules = [rule for rule in RULES if name.startswith(rule.prefix + ".")]
+    if rules and not any(part.startswith("_") for part in name.split(".")):
+        return rules
     package = name.split(".")[0]
-    known = {rule.prefix.split(".")[0] for rule in RULES}
     if package in NEVER:
-        rooms = ", ".join(rule.prefix for rule in RULES if _under(rule.prefix, package))
-        inside = f" Of {package}, a configuration may call {rooms}." if rooms else ""
-        return f"{name} may not be called from a configuration.{inside} {HOW}"
+        allowed = ", ".join(rule.prefix for rule in RULES if _under(rule.prefix, package))
+        inside = f" Of {package}, a configuration may call {allowed}." if allowed else ""
+        raise _Refusal(f"{name} may not be called from a configuration.{inside} {HOW}")
+    known = {rule.prefix.split(".")[0] for rule in RULES}
     close = get_close_matches(package, known, n=1, cutoff=0.8)
     near = f" (did you mean {close[0]!r}?)" if close else ""
-    return (
+    raise _Refusal(
         f"{name} may not be called from a configuration{near}: {package!r} is not trusted. If it "
         f"is yours, or you have read it: --trust {package} (or {VARIABLE}={package})"
     )
@@ -339,23 +297,17 @@ def _walk(name: str, packages: tuple[str, ...]) -> Any:
 
 
 def _step(found: Any, part: str, path: str) -> Any:
-    if inspect.isclass(found) or not isinstance(found, ModuleType):
-        if hasattr(found, part):
-            return getattr(found, part)
-        raise _Refusal(f"{path} has no {part!r}{nearest(part, dir(found))}")
-    try:
+    if hasattr(found, part):
         return getattr(found, part)
-    except AttributeError:
-        below = f"{path}.{part}"
-        if hasattr(found, "__path__") and importlib.util.find_spec(below) is not None:
-            return _import(below)
-    raise _Refusal(f"there is no {part!r} in {path}{nearest(part, _public(found))}")
-
-
-def _public(module: ModuleType) -> list[str]:
-    names = [name for name, value in vars(module).items() if not name.startswith("_")
-             and not isinstance(value, ModuleType) and callable(value)]  # fmt: skip
-    return names + [entry.name for entry in pkgutil.iter_modules(getattr(module, "__path__", []))]
+    if not isinstance(found, ModuleType):
+        raise _Refusal(f"{path} has no {part!r}{nearest(part, dir(found))}")
+    inside = getattr(found, "__path__", [])
+    if inside and importlib.util.find_spec(f"{path}.{part}") is not None:
+        return _import(f"{path}.{part}")
+    public = [name for name, value in vars(found).items() if not name.startswith("_")
+              and not isinstance(value, ModuleType) and callable(value)]  # fmt: skip
+    public += [entry.name for entry in pkgutil.iter_modules(inside)]
+    raise _Refusal(f"there is no {part!r} in {path}{nearest(part, public)}")
 
 
 def _import(name: str) -> Any:
@@ -375,7 +327,7 @@ def _import(name: str) -> Any:
 
 
 def _vouched(found: Any, packages: tuple[str, ...]) -> bool:
-    """Whether an object is at home in a trusted package, or is one that a rule admits anyway."""
+    """Whether an object is defined in a trusted package, or imported there and allowed anyway."""
     while isinstance(found, functools.partial):
         found = found.func
     found = found if hasattr(found, "__module__") else type(found)

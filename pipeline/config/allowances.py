@@ -1,11 +1,11 @@
 """What a person allows from outside of the configuration, for one command and all its processes.
 
     --trust PACKAGE         a configuration may call what is in it
-    --allow-env NAME        what a variable of the environment holds may leave this machine
+    --allow-env NAME        the value of an environment variable may leave this machine
     --allow-endpoint HOST   credentials may go to this server
 
-Each may be given several times, or with commas. In the environment, the processes that launchers
-start see them too; a configuration cannot set them (`hydra.job.env_set`).
+Each may be given several times, or with commas. They travel in the environment, where processes of
+launchers see them too; a configuration cannot set them (`hydra.job.env_set`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ OPTIONS = {
 
 
 def names(given: Iterable[str]) -> list[str]:
-    """The names in words such as "a,b"."""
+    """The names in values such as "a,b"."""
     return [name.strip() for word in given for name in word.split(",") if name.strip()]
 
 
 def check(named: Mapping[str, list[str]]) -> list[Problem]:
-    """What is wrong with names, by the variable that they are for."""
+    """The problems with names, given by variable."""
     return [
         *allow_list.check_trusted(named[allow_list.VARIABLE]),
         *environment.check_allowed(named[environment.VARIABLE]),

@@ -1,9 +1,8 @@
-"""The first line of a run: what is about to happen, said before torch is imported.
+"""The first line of a run, printed before torch is imported, about half a second after the start.
 
     fit: training landmark_net on synthetic_faces for 20 epochs; run folder outputs/DATE/TIME
 
-torch takes seconds to import, and a dataset may take longer to open; until then this line is all
-that a person sees. It is made from the configuration alone, about half a second after the start.
+It is made from the configuration alone.
 """
 
 from __future__ import annotations
@@ -26,10 +25,18 @@ def of_run(config: Config, choices: Mapping[str, Any]) -> str:
         choices: the option chosen by group; a part without one goes by the name of what it calls.
     """
     shown = config.written()  # without secrets
+    trainer, place = config.trainer, ""
+    length = f"for {trainer.max_epochs} epoch{'s' * (trainer.max_epochs != 1)}"
+    if trainer.max_steps is not None:
+        length += f", {trainer.max_steps} steps at most"
+    if config.resume not in (None, "auto"):
+        place = f"; resuming {shown['resume']}"
+    elif config.task in _WRITES:
+        place = f"; run folder {shown['run_dir']}"
     data = _name("dataset", shown, choices)
     both = f"{_name('model', shown, choices)} on {data}"
     doing = {
-        "fit": f"training {both} {_length(config)}",
+        "fit": f"training {both} {length}",
         "validate": f"measuring {shown['checkpoint']} on {data}",
         "digest": f"hashing the batches of {data}",
         "replay": f"making batch ({config.epoch}, {config.step}) of {data} again",
@@ -40,7 +47,7 @@ def of_run(config: Config, choices: Mapping[str, Any]) -> str:
         "tune": f"looking for the fastest loader for {both}",
         "lr_find": f"looking for a learning rate for {both}",
     }[config.task]
-    return f"{config.task}: {doing}{_place(config, shown)}"
+    return f"{config.task}: {doing}{place}"
 
 
 def of_sweep(lines: Sequence[str], sizes: Sequence[int]) -> str:
@@ -60,15 +67,3 @@ def _name(part: str, shown: Mapping[str, Any], choices: Mapping[str, Any]) -> st
     called = str(node.get("_target_", "")).rpartition(".")[2]
     name = str(choices.get(part) or called or part)
     return f"{name} {node['name']}" if isinstance(node.get("name"), str) else name
-
-
-def _length(config: Config) -> str:
-    trainer = config.trainer
-    epochs = f"for {trainer.max_epochs} epoch{'s' * (trainer.max_epochs != 1)}"
-    return epochs if trainer.max_steps is None else f"{epochs}, {trainer.max_steps} steps at most"
-
-
-def _place(config: Config, shown: Mapping[str, Any]) -> str:
-    if config.resume not in (None, "auto"):
-        return f"; going on with {shown['resume']}"
-    return f"; run folder {shown['run_dir']}" if config.task in _WRITES else ""

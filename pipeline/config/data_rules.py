@@ -1,4 +1,7 @@
-"""What `dataset.fingerprint` may be, and what it needs of a dataset; names of fields."""
+"""Rules on the keys of `dataset` and `transform` that are ours, for `config/contradictions.py`.
+
+A rule gets the configuration and the callable of each part by key.
+"""
 
 from __future__ import annotations
 
@@ -6,60 +9,128 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.config.messages import not_allowed
-from pipeline.config.nodes import datasets, of_the_build
+from pipeline.config.nodes import called, datasets, of_the_build
 from pipeline.config.schema import Config
-from pipeline.errors import Problem
+from pipeline.distributed import world
+from pipeline.loading.collate import List, Single
+from pipeline.order.streams import is_stream
+from pipeline.transforms.image import Normalize
 
 KEY = "dataset.fingerprint"
-_ONE = "pipeline.loading.collate.Single"
 MODES = ("names", "sizes", "content")
 _NEEDS = {"names": ("names_fingerprint",), "content": ("data_files", "path")}
 
 
 def mode_of(config: Config) -> str:
-    """What data is told from other data by."""
+    """How datasets are told apart, one of MODES."""
     mode: str = config.dataset.get("fingerprint", "sizes")
     return mode
 
 
-def find(config: Config, found: Mapping[str, Any]) -> Iterator[Problem]:
-    """What is wrong.
-
-    Args:
-        found: callable by key of its part.
-    """
-    yield from _names(config.dataset, "dataset")
-    yield from _names(config.collate, "collate")
+def dataset_keys(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
+    """Names and facts of a dataset, and what `fingerprint` needs of it."""
+    for key, node in (("dataset", config.dataset), ("collate", config.collate)):
+        names = of_the_build(node, "fields")
+        if names is None:
+            continue
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            yield f"{key}.fields: {not_allowed(names, 'names of positions: [image, label]')}"
+        elif len(set(names)) != len(names) or not names:
+            given = ", ".join(names) or "no name"
+            yield f"{key}.fields: got {given}; every position needs a name of its own"
     facts = of_the_build(config.dataset, "facts")
     if facts is not None and not (
         isinstance(facts, Mapping) and all(type(one) is int for one in facts.values())
     ):
-        yield Problem("dataset.facts", not_allowed(facts, "whole numbers by name"))
-    if config.collate.get("_target_") == _ONE and config.batch.size is not None:
-        yield Problem("collate", f"Single takes one sample, and batch.size is {config.batch.size}; "
-                      "set batch.size=null, or collate=stack")  # fmt: skip
+        yield f"dataset.facts: {not_allowed(facts, 'whole numbers by name')}"
+    if called(config.collate) is Single and config.batch.size is not None:
+        yield (
+            f"collate: Single takes one sample, and batch.size is {config.batch.size}; set "
+            "batch.size=null, or collate=stack"
+        )
     mode = mode_of(config)
     if mode not in MODES:
-        yield Problem(KEY, not_allowed(mode, " | ".join(MODES), MODES))
+        yield f"{KEY}: {not_allowed(mode, ' | '.join(MODES), MODES)}"
         return
     for name, _ in datasets(config.dataset):
         kind, needed = found.get(name), _NEEDS.get(mode, ())
         if needed and isinstance(kind, type) and not any(hasattr(kind, one) for one in needed):
-            yield Problem(
-                KEY,
-                f"{mode} needs to know the files of a dataset, and {kind.__name__} does not tell "
-                f"them: it has no `{needed[0]}()` (docs/own_dataset.md); give it one, or set it "
-                "to sizes",
+            yield (
+                f"{KEY}: {mode} needs the files of a dataset, and {kind.__name__} does not tell "
+                f"them: it has no `{needed[0]}()` (docs/own_dataset.md); add it, or set the key to "
+                "sizes"
             )
 
 
-def _names(node: Mapping[str, Any], key: str) -> Iterator[Problem]:
-    """What is wrong with names for positions."""
-    names = of_the_build(node, "fields")
-    if names is None:
+def packed(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
+    """Packs, given or to be made."""
+    where = config.dataset.get("packed")
+    if where is not None and (not isinstance(where, str) or not where):
+        yield f"dataset.packed: {not_allowed(where, 'auto, the path of a pack, or null')}"
+    if where is None and config.task != "pack":
         return
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        yield Problem(f"{key}.fields", not_allowed(names, "names of positions: [image, label]"))
-    elif len(set(names)) != len(names) or not names:
-        said = ", ".join(names) or "no name"
-        yield Problem(f"{key}.fields", f"got {said}; every position needs a name of its own")
+    key = "task" if config.task == "pack" else "dataset.packed"
+    for name, _ in datasets(config.dataset):
+        kind = found.get(name)
+        if isinstance(kind, type) and is_stream(kind):
+            yield (
+                f"{key}: {kind.__name__} is a stream, which can only be read forwards; packing is "
+                "for datasets with rows"
+            )
+    if config.pack.format == "encoded" and config.pack.size is not None:
+        yield (
+            f"pack.size: {config.pack.size} would decode the files that pack.format=encoded keeps; "
+            "set pack.size=null or pack.format=pixels"
+        )
+
+
+def batch_steps(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
+    """Transforms of batches need stacked fields; mixing needs pairs; pixels are normalised once."""
+    for split in ("train", "val"):
+        steps, section = _steps(config, f"{split}_batch"), f"transform.{split}_batch"
+        if steps and config.batch.size is None:
+            yield (
+                f"{section}: works on batches, but batch.size=null passes samples through one by "
+                f"one; set batch.size, or {section}={{}}"
+            )
+        if steps and found.get("collate") is List:
+            yield (
+                f"{section}: works on stacked fields, but collate=list stacks nothing; set "
+                "collate=stack"
+            )
+        first, *others = [
+            key for key, step in {**_steps(config, split), **steps}.items()
+            if isinstance(step, type) and issubclass(step, Normalize)
+        ] or [""]  # fmt: skip
+        for other in others:
+            yield (
+                f"{other}: normalises what {first} has normalised; leave one of them out, "
+                f"{first}=null"
+            )
+        mixing = [key for key, step in steps.items() if getattr(step, "together", 1) > 1]
+        if mixing and split == "val":
+            yield (
+                f"{mixing[0]}: mixes samples of validation, whose metrics are of samples as they "
+                "are; move it to transform.train_batch"
+            )
+        elif mixing:
+            yield from _pairs(config, mixing[0])
+
+
+def _pairs(config: Config, key: str) -> Iterator[str]:
+    size, ranks = config.batch.size, world.launched_size()
+    if size is None or size % (2 * ranks) == 0:
+        return
+    low = size // (2 * ranks) * 2 * ranks
+    ways = " or ".join(str(one) for one in (low, low + 2 * ranks) if one)
+    yield (
+        f"batch.size: {size} cannot be cut into pairs for {ranks} process(es), and {key} mixes "
+        f"pairs; take {ways}"
+    )
+
+
+def _steps(config: Config, section: str) -> dict[str, Any]:
+    """The callables of a section of transforms, by key, without those that are wrong."""
+    nodes = getattr(config.transform, section)
+    found = {f"transform.{section}.{name}": called(node) for name, node in nodes.items()}
+    return {key: step for key, step in found.items() if step is not None}

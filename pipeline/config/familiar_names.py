@@ -1,114 +1,105 @@
-"""Names that people bring along from torch, Lightning and Hugging Face, and what means them here.
+"""Names that people know from torch, Lightning and Hugging Face, and what means the same here.
 
     key     a key (`batch_size`, `loader.shuffle`)             -> what to write (`batch.size=32`)
     choice  the option of a group (`model=resnet18`)           -> what to write
     value   of a key with few values (`trainer.precision=16`)  -> the value
 
-They are said in error messages, beside the nearest names that exist. They are no aliases: a
-configuration has one way to say a thing.
+Error messages give them beside the nearest names that exist. They are not aliases: a configuration
+has one way to say a thing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-VALUE = "{value}"  # in the place of what was given
+VALUE = "{value}"  # stands for what was given
+
+# What to write, and the names for it; "batch.size" alone is short for "batch.size={value}".
+_WAYS = {
+    # data and loader
+    "batch.size": "batch_size bs train_batch_size",
+    "batch.val_size": "eval_batch_size val_batch_size",
+    "batch.size={value}, over all devices": "per_device_train_batch_size",
+    "batch.val_size={value}, over all devices": "per_device_eval_batch_size",
+    "dataset": "dataset",
+    "dataset.root": "data_dir data_path data_root dataset_path dataset_dir train_dir root",
+    "transform": "transforms augmentation",
+    "sampler": "sampler",
+    "sampler=bucket": "group_by_length",
+    "sampler=bucket sampler.tokens={value}": "max_tokens",
+    "sampler=bucket or sampler._target_={value}, where samplers stand, too": "batch_sampler",
+    "collate=stack (or pad, list) or collate._target_={value}": "collate_fn",
+    "loader.num_workers": "workers n_workers num_proc dataloader_num_workers",
+    "loader.pin_memory": "dataloader_pin_memory",
+    "loader.persistent_workers": "dataloader_persistent_workers",
+    "loader.prefetch_factor": "dataloader_prefetch_factor",
+    # model and optimizer
+    "model": "arch backbone net network",
+    "objective.loss._target_": "criterion loss_fn loss",
+    "objective.metrics": "metrics",
+    "optimizer": "optim",
+    "optimizer.lr": "learning_rate base_lr lr",
+    "optimizer.weight_decay": "wd",
+    "+optimizer.eps": "adam_epsilon",
+    "optimizer=sgd optimizer.momentum={value}": "momentum",
+    "scheduler": "lr_scheduler_type lr_scheduler",
+    "scheduler.warmup": "warmup_steps warmup_ratio num_warmup_steps",
+    "scheduler.warmup=0.1, a share of all steps or a number of steps": "warmup_epochs",
+    # training
+    "seed": "seed_everything random_seed manual_seed random_state data_seed",
+    "trainer.max_epochs": "num_train_epochs epochs num_epochs n_epochs max_epoch",
+    "trainer.max_steps": "train_steps num_training_steps total_steps iterations",
+    "trainer.accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accum",
+    "trainer.clip_norm": "gradient_clip_val grad_clip clip_grad clip_grad_norm max_grad_norm",
+    "trainer.ema=0.999, the share that the average keeps at each step":
+        "ema ema_decay model_ema model_ema_decay",
+    "trainer.precision=fp16": "fp16",
+    "trainer.precision=bf16": "bf16 amp use_amp",
+    "trainer.compile": "torch_compile",
+    "trainer.device=cuda": "gpu cuda use_cuda",
+    "trainer.device=cpu": "no_cuda use_cpu",
+    "trainer.limit_batches.train": "limit_train_batches",
+    "trainer.limit_batches.val": "limit_val_batches",
+    "trainer.overfit_batches": "overfit_batches",
+    "trainer.fast_dev_run": "fast_dev_run",
+    "trainer.val_every": "check_val_every_n_epoch",
+    "trainer.val_every={value}, in epochs": "eval_steps",
+    "trainer.log_every": "log_every_n_steps logging_steps",
+    "trainer.monitor": "metric_for_best_model",
+    "trainer.patience": "early_stopping_patience early_stopping",
+    "trainer.checkpoint.every_steps": "save_steps",
+    "trainer.checkpoint.keep_last": "save_total_limit",
+    "trainer.checkpoint.keep_last={value} (the best one stays as well)": "save_top_k",
+    # runs and ranks
+    "run_dir": "default_root_dir output_dir logging_dir save_dir log_dir out_dir outdir work_dir",
+    "resume": "resume_from_checkpoint resume_from",
+    "resume={value}, or checkpoint={value} with task=validate": "ckpt_path",
+    "tracker": "logger report_to",
+    "task=lr_find": "auto_lr_find lr_find find_lr",
+    "task=validate checkpoint=...": "evaluate",
+    "distributed=ddp distributed.nproc={value}":
+        "gpus devices num_gpus num_devices num_processes nproc_per_node world_size nproc",
+    "distributed.sync_batchnorm": "sync_bn",
+    "torchrun or srun, which start the processes of several machines": "num_nodes nnodes",
+}  # fmt: skip
 
 _TRUE, _FALSE = "true", "false"
-_EPOCHS = "trainer.max_epochs={value}"
-_SIZE = "batch.size={value}"
-_VAL_SIZE = "batch.val_size={value}"
-_RANKS = "distributed=ddp distributed.nproc={value}"
-_WORKERS = "loader.num_workers={value}"
-_RUN = "run_dir={value}"
-_ROOT = "dataset.root={value}"
-_SHUFFLE = {_TRUE: "sampler=random", _FALSE: "sampler=sequential"}
 _DROP = {_TRUE: "batch.tail=drop", _FALSE: "batch.tail=keep"}
-_OWN_MACHINES = "torchrun or srun, which start the processes of several machines"
-_EMA = "trainer.ema=0.999, the share that the average keeps at each step"
-_QUIET = {_TRUE: "trainer.progress=none", _FALSE: "trainer.progress=auto"}
 
-# What to write; or that by the value that was given (in lower case), else all of the ways.
+# What to write by name; or by name and value (in lower case), else all of the ways.
 KEYS: dict[str, str | dict[str, str]] = {
-    # torch.utils.data.DataLoader
-    "batch_size": _SIZE, "bs": _SIZE, "shuffle": _SHUFFLE, "drop_last": _DROP,
-    "dataset": "dataset={value}", "sampler": "sampler={value}",
-    "batch_sampler": "sampler=bucket or sampler._target_={value}, where samplers stand, too",
-    "collate_fn": "collate=stack (or pad, list) or collate._target_={value}",
-    "workers": _WORKERS, "n_workers": _WORKERS,
-    "num_proc": _WORKERS, "max_tokens": "sampler=bucket sampler.tokens={value}",
-    # Lightning
-    "seed_everything": "seed={value}", "random_seed": "seed={value}", "manual_seed": "seed={value}",
-    "random_state": "seed={value}", "data_seed": "seed={value}",
-    "gpus": _RANKS, "devices": _RANKS, "num_gpus": _RANKS, "num_devices": _RANKS,
-    "num_processes": _RANKS, "nproc_per_node": _RANKS, "world_size": _RANKS, "nproc": _RANKS,
-    "num_nodes": _OWN_MACHINES, "nnodes": _OWN_MACHINES,
+    **{name: way if "=" in way or " " in way else f"{way}={VALUE}"
+       for way, names in _WAYS.items() for name in names.split()},
+    "shuffle": {_TRUE: "sampler=random", _FALSE: "sampler=sequential"},
+    "drop_last": _DROP, "dataloader_drop_last": _DROP,
     "strategy": {"ddp": "distributed=ddp", "fsdp": "distributed=fsdp"},
     "accelerator": {"gpu": "trainer.device=cuda", "cpu": "trainer.device=cpu",
                     "auto": "trainer.device=auto"},
-    "gpu": "trainer.device=cuda", "cuda": "trainer.device=cuda", "use_cuda": "trainer.device=cuda",
-    "no_cuda": "trainer.device=cpu", "use_cpu": "trainer.device=cpu",
-    "accumulate_grad_batches": "trainer.accumulate={value}",
-    "gradient_clip_val": "trainer.clip_norm={value}", "grad_clip": "trainer.clip_norm={value}",
-    "clip_grad": "trainer.clip_norm={value}", "clip_grad_norm": "trainer.clip_norm={value}",
-    "limit_train_batches": "trainer.limit_batches.train={value}",
-    "limit_val_batches": "trainer.limit_batches.val={value}",
-    "overfit_batches": "trainer.overfit_batches={value}",
-    "fast_dev_run": "trainer.fast_dev_run={value}",
-    "auto_lr_find": "task=lr_find", "lr_find": "task=lr_find", "find_lr": "task=lr_find",
-    "check_val_every_n_epoch": "trainer.val_every={value}",
-    "log_every_n_steps": "trainer.log_every={value}",
-    "enable_progress_bar": {_TRUE: _QUIET[_FALSE], _FALSE: _QUIET[_TRUE]},
+    "enable_progress_bar": {_TRUE: "trainer.progress=auto", _FALSE: "trainer.progress=none"},
+    "disable_tqdm": {_TRUE: "trainer.progress=none", _FALSE: "trainer.progress=auto"},
     "enable_checkpointing": {_TRUE: "trainer.checkpoint.every_epochs=1",
                              _FALSE: "trainer.checkpoint=null"},
-    "save_top_k": "trainer.checkpoint.keep_last={value} (the best one stays as well)",
-    "ckpt_path": "resume={value}, or checkpoint={value} with task=validate",
-    "default_root_dir": _RUN, "logger": "tracker={value}",
-    "sync_bn": "distributed.sync_batchnorm={value}",
-    # Hugging Face
-    "per_device_train_batch_size": f"{_SIZE}, over all devices",
-    "per_device_eval_batch_size": f"{_VAL_SIZE}, over all devices",
-    "train_batch_size": _SIZE, "eval_batch_size": _VAL_SIZE, "val_batch_size": _VAL_SIZE,
-    "num_train_epochs": _EPOCHS, "gradient_accumulation_steps": "trainer.accumulate={value}",
-    "grad_accum": "trainer.accumulate={value}", "max_grad_norm": "trainer.clip_norm={value}",
-    "warmup_steps": "scheduler.warmup={value}", "warmup_ratio": "scheduler.warmup={value}",
-    "warmup_epochs": "scheduler.warmup=0.1, a share of all steps or a number of steps",
-    "num_warmup_steps": "scheduler.warmup={value}", "lr_scheduler_type": "scheduler={value}",
-    "lr_scheduler": "scheduler={value}", "optim": "optimizer={value}",
-    "adam_epsilon": "+optimizer.eps={value}",
-    "fp16": "trainer.precision=fp16", "bf16": "trainer.precision=bf16",
-    "amp": "trainer.precision=bf16", "use_amp": "trainer.precision=bf16",
-    "torch_compile": "trainer.compile={value}",
-    "dataloader_num_workers": _WORKERS, "dataloader_drop_last": _DROP,
-    "dataloader_pin_memory": "loader.pin_memory={value}",
-    "dataloader_persistent_workers": "loader.persistent_workers={value}",
-    "dataloader_prefetch_factor": "loader.prefetch_factor={value}",
-    "group_by_length": "sampler=bucket", "output_dir": _RUN, "logging_dir": _RUN,
-    "logging_steps": "trainer.log_every={value}", "report_to": "tracker={value}",
-    "eval_steps": "trainer.val_every={value}, in epochs", "disable_tqdm": _QUIET,
-    "save_steps": "trainer.checkpoint.every_steps={value}",
-    "save_total_limit": "trainer.checkpoint.keep_last={value}",
-    "resume_from_checkpoint": "resume={value}", "resume_from": "resume={value}",
-    "early_stopping_patience": "trainer.patience={value}",
-    "early_stopping": "trainer.patience={value}",
-    "metric_for_best_model": "trainer.monitor={value}",
     "greater_is_better": {_TRUE: "trainer.mode=max", _FALSE: "trainer.mode=min"},
-    # scripts in general
-    "ema": _EMA, "ema_decay": _EMA, "model_ema": _EMA, "model_ema_decay": _EMA,
-    "epochs": _EPOCHS, "num_epochs": _EPOCHS, "n_epochs": _EPOCHS, "max_epoch": _EPOCHS,
-    "train_steps": "trainer.max_steps={value}", "num_training_steps": "trainer.max_steps={value}",
-    "total_steps": "trainer.max_steps={value}", "iterations": "trainer.max_steps={value}",
-    "learning_rate": "optimizer.lr={value}", "base_lr": "optimizer.lr={value}",
-    "lr": "optimizer.lr={value}", "wd": "optimizer.weight_decay={value}",
-    "momentum": "optimizer=sgd optimizer.momentum={value}",
-    "save_dir": _RUN, "log_dir": _RUN, "out_dir": _RUN, "outdir": _RUN, "work_dir": _RUN,
-    "data_dir": _ROOT, "data_path": _ROOT, "data_root": _ROOT, "dataset_path": _ROOT,
-    "dataset_dir": _ROOT, "train_dir": _ROOT, "root": _ROOT,
-    "arch": "model={value}", "backbone": "model={value}", "net": "model={value}",
-    "network": "model={value}", "criterion": "objective.loss._target_={value}",
-    "loss_fn": "objective.loss._target_={value}", "loss": "objective.loss._target_={value}",
-    "metrics": "objective.metrics={value}", "transforms": "transform={value}",
-    "augmentation": "transform={value}", "evaluate": "task=validate checkpoint=...",
 }  # fmt: skip
 
 # The option of a group: names in lower case, without - and _.
@@ -164,7 +155,7 @@ VALUES: dict[str, dict[str, str]] = {
 
 
 def key(given: str, value: str = "...") -> str | None:
-    """What to write in the place of a key that does not exist; None if its name says nothing.
+    """The way to write a key that does not exist here; None for an unknown name.
 
     Args:
         given: the whole key, e.g. "loader.batch_size".
@@ -182,7 +173,7 @@ def key(given: str, value: str = "...") -> str | None:
 
 
 def choice(group: str, given: str) -> str | None:
-    """What to write in the place of an option that a group doesn't have, if its name says that."""
+    """The way to write an option that a group doesn't have; None for an unknown name."""
     name = given.lower().replace("-", "").replace("_", "")
     if group == "model" and name.startswith(_TORCHVISION):
         return f"model=torchvision model.name={given}"
@@ -190,7 +181,7 @@ def choice(group: str, given: str) -> str | None:
 
 
 def value(key: str, given: str) -> str | None:
-    """The value that a key has here for one that it doesn't."""
+    """The value of a key that means `given`, which the key does not take; None if unknown."""
     return VALUES.get(key, {}).get(given.lower())
 
 

@@ -1,14 +1,15 @@
 """Plain values to objects: the one place where a `_target_` is called.
 
 Every name goes through `config/allow_list.py` and then through hydra's `instantiate`, which has a
-gate of its own; the very object that was checked is what gets called. Arguments are built inside
-out from plain values, and never read again as YAML or as interpolations, in which an unchecked
-`_target_` could hide. A `_partial_` is a plain functools.partial: hydra's own costs 130 us a call.
+gate of its own; the very object that was checked is called. Arguments are built inside out from
+plain values, and never read again as YAML or as interpolations, which could hide an unchecked
+`_target_`. A `_partial_` is a plain functools.partial: hydra's own costs 130 us a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,8 +21,6 @@ from pipeline.config.signatures import SPECIAL, arguments
 from pipeline.errors import ConfigError, DataError, PenstockError, Problem
 from pipeline.files.pretrained import read_weights_as_tensors
 
-Supply = Mapping[str, Any]
-
 _DTYPES = {
     f"torch.{name}": getattr(torch, name)
     for name in ("uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -30,7 +29,7 @@ _KNOWN = ("torch.", "torchvision.", "torchmetrics.", "pipeline.", "albumentation
           "skimage.")  # fmt: skip
 
 
-def make(node: Any, key: str, supply: Supply | None = None, nested: bool = False) -> Any:
+def make(node: Any, key: str, supply: Mapping[str, Any] | None = None, nested: bool = False) -> Any:
     """Build a tree of plain values: mappings with a `_target_` become what it makes.
 
     Args:
@@ -55,7 +54,14 @@ def make(node: Any, key: str, supply: Supply | None = None, nested: bool = False
         places = node.get("_args_", [])
         positional = [make(v, f"{key}._args_[{i}]", inner, nested) for i, v in enumerate(places)]
         function = _function(node["_target_"], f"{key}._target_")
-        values = _supplied(function, values, len(positional), supply or {}) | values
+        known = arguments(function)
+        taken = {*known.positional[: len(positional)], *values}
+        supplied = {
+            name: value.compute() if isinstance(value, Lazy) else value
+            for name, value in (supply or {}).items()
+            if name in known.names and name not in taken
+        }
+        values = supplied | values
         if node.get("_partial_", False):
             return partial(function, *positional, **values)
         return _call(function, positional, values, key)
@@ -64,23 +70,11 @@ def make(node: Any, key: str, supply: Supply | None = None, nested: bool = False
     return _DTYPES.get(node, node) if isinstance(node, str) else node
 
 
+@dataclass(frozen=True)
 class Lazy:
     """A supplied argument that is computed only if something takes it."""
 
-    def __init__(self, compute: Any) -> None:
-        self.compute = compute
-
-
-def _supplied(
-    function: Any, values: Mapping[str, Any], positional: int, supply: Supply
-) -> dict[str, Any]:
-    known = arguments(function)
-    taken = set(known.positional[:positional]) | set(values)
-    chosen = {name: supply[name] for name in supply if name in known.names and name not in taken}
-    return {
-        name: value.compute() if isinstance(value, Lazy) else value
-        for name, value in chosen.items()
-    }
+    compute: Callable[[], Any]
 
 
 @lru_cache(maxsize=512)
@@ -103,6 +97,7 @@ def _function(name: str, key: str) -> Any:
 
 
 def _call(function: Any, positional: list[Any], values: dict[str, Any], key: str) -> Any:
+    home = getattr(function, "__module__", None) or ""
     try:
         return function(*positional, **values)
     except ConfigError as error:
@@ -110,24 +105,20 @@ def _call(function: Any, positional: list[Any], values: dict[str, Any], key: str
     except PenstockError:
         raise
     except (OSError, RuntimeError) as error:
-        if _home(function).startswith("torchvision.datasets."):  # of its files
+        if home.startswith("torchvision.datasets."):  # of its files
             raise DataError(f"{key}: {function.__name__}: {error}") from error
         raise
     except (TypeError, ValueError) as error:
-        if not _home(function).startswith(_KNOWN):
+        if not home.startswith(_KNOWN):
             error.add_note(f"while building {key} ({function.__module__}.{function.__qualname__})")
-            raise  # a person's own code: its traceback says more
+            raise  # the user's own code: its traceback says more
         raise ConfigError(
             Problem(key, f"{function.__name__} refuses its arguments: {error}")
         ) from error
 
 
-def _home(function: Any) -> str:
-    return getattr(function, "__module__", None) or ""
-
-
 def _inside(problem: Problem, key: str) -> Problem:
-    """A part's own complaint with the key of where it stands in this configuration."""
+    """A part's own problem with its key in this configuration."""
     inside = problem.key == key or problem.key.startswith(key + ".")
     if inside or not problem.key:
         return Problem(problem.key or key, problem.message)

@@ -1,12 +1,9 @@
-"""What a field of the schema allows, and what was given instead, in words.
-
-For instance "got 'tru', expected true or false", with the nearest name that would be allowed.
-"""
+"""Parts of error messages: "got 'tru', expected true or false", and the nearest valid name."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -44,16 +41,13 @@ def choices(annotation: Any) -> list[str]:
 
 
 _NAMES: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    NoneType: "null",
-}
+    int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null",
+    list: "a list", tuple: "a list", Sequence: "a list", dict: "a mapping", Mapping: "a mapping",
+}  # fmt: skip
 
 
 def describe(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """What a field allows, in words: `a whole number of at least 1 or null`."""
+    """An annotation in words: `a whole number of at least 1 or null`."""
     return " or ".join(_describe_one(member, metadata) for member in members(annotation))
 
 
@@ -63,20 +57,19 @@ def _describe_one(member: Any, metadata: Iterable[Any]) -> str:
         return _describe_one(member.__origin__, member.__metadata__)
     if origin is Literal:
         return " | ".join(map(str, get_args(member)))
-    if origin is list:
-        return "a list"
-    if member in _NAMES:
-        return _NAMES[member] + (_bounds(metadata) if member in (int, float) else "")
-    return "a mapping"
+    if member in (int, float):
+        return _NAMES[member] + _bounds(metadata)
+    if hasattr(member, "model_fields"):  # a section
+        return "a mapping"
+    return _NAMES.get(origin or member, str(getattr(member, "__name__", member)))
 
 
 def _bounds(metadata: Iterable[Any]) -> str:
     words = {"ge": "of at least", "gt": "above", "le": "of at most"}
     bounds = [bound for entry in metadata for bound in getattr(entry, "metadata", [entry])]
-    found = [
+    return " and".join(
         f" {word} {getattr(bound, name)}"
         for bound in bounds
         for name, word in words.items()
         if getattr(bound, name, None) is not None
-    ]
-    return " and".join(found)
+    )

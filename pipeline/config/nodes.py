@@ -1,7 +1,7 @@
-"""The `_target_` nodes of a configuration: where they are, what the build supplies, what they call.
+"""The `_target_` nodes of a configuration: where they are, what they call, what the build supplies.
 
 A section such as `model` or `transform.train` is a tree of plain values in which some mappings have
-a `_target_`. Preflight walks it to check every node; the build walks it to make every node.
+a `_target_`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeline.config.parsing import unknown_key
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, Problem
 
-# What a dataset may tell a model, an objective and its metrics; and torch's own names for it.
+# Facts of a dataset for a model, an objective and its metrics; and torch's names for them.
 SAME_FACTS = {"in_features": "num_features", "out_features": "num_outputs"}
 FACTS = ("num_classes", "num_features", "num_landmarks", "num_outputs", "classes", *SAME_FACTS)
 _DATASET = ("split", "train", "lazy", "limits")
@@ -28,13 +28,13 @@ SCHEDULE_KEYS = ("warmup", "interval")  # of a scheduler node, but ours
 # Importing torchmetrics takes 1.3 s; tasks that measure nothing check only the names below it.
 _DATA_ONLY = ("digest", "replay")
 _SLOW = ("torchmetrics.", "pipeline.training.metrics.")
-# What a LightningModule brings beside its forward, and what is asked in its place.
+# Methods of a LightningModule beside its forward, and the section used in their place.
 _OWN_STEPS = {
     "training_step": "objective", "validation_step": "objective", "test_step": "objective",
     "configure_optimizers": "optimizer and scheduler", "train_dataloader": "dataset",
     "val_dataloader": "dataset",
 }  # fmt: skip
-# Keys of `dataset` that are no arguments; the last two are where the dataset takes them.
+# Keys of `dataset` that are not arguments; the last two may be, where the dataset takes them.
 OF_THE_BUILD = ("packed", "fingerprint", "fields", "facts")
 
 
@@ -45,7 +45,7 @@ class Part:
     Attributes:
         key: its full key, e.g. "transform.train".
         node: its plain values.
-        supplied: arguments the build puts in where the callable takes them and the YAML is silent.
+        supplied: arguments that the build adds where the callable takes them.
         nested: whether they go into the nodes inside as well.
         is_map: whether it is a mapping of nodes by name and not a node itself.
         measured: whether the task makes metrics.
@@ -66,11 +66,9 @@ def parts(config: Config) -> list[Part]:
     found = [Part(key, node, _DATASET, nested=True) for key, node in data]
     for split in ("train", "val"):
         steps = getattr(sections.get("transform"), split, None)
-        if steps is not None:
-            found.append(Part(f"transform.{split}", steps, is_map=True))
+        found.append(Part(f"transform.{split}", steps, is_map=True))
         steps = getattr(sections.get("transform"), f"{split}_batch", None)
-        if steps is not None:
-            found.append(Part(f"transform.{split}_batch", steps, FACTS, nested=True, is_map=True))
+        found.append(Part(f"transform.{split}_batch", steps, FACTS, nested=True, is_map=True))
     scheduler = sections.get("scheduler")
     if isinstance(scheduler, Mapping):
         scheduler = {name: v for name, v in scheduler.items() if name not in SCHEDULE_KEYS}
@@ -90,14 +88,13 @@ def parts(config: Config) -> list[Part]:
 def datasets(node: Any) -> list[tuple[str, Any]]:
     """Key and node of each dataset: one for both splits, or one each under `train` and `val`.
 
-    Without `packed` and `fingerprint`, which are no arguments of theirs (`packing/packing.py`,
-    `pipeline.runs.identity.fingerprints`), and without `fields` and `facts` where they are none.
+    Without the keys that are not its arguments, see OF_THE_BUILD.
     """
     if isinstance(node, Mapping):
         node = {name: value for name, value in node.items()
                 if name not in OF_THE_BUILD[:2] and of_the_build(node, name) is None}  # fmt: skip
-    if isinstance(node, Mapping) and "_target_" not in node and ("train" in node or "val" in node):
-        return [(f"dataset.{name}", node[name]) for name in node]
+        if "_target_" not in node and ("train" in node or "val" in node):
+            return [(f"dataset.{name}", node[name]) for name in node]
     return [] if node is None else [("dataset", node)]
 
 
@@ -106,36 +103,34 @@ def of_the_build(node: Mapping[str, Any], name: str) -> Any:
 
     None where the node has no such key, or where it is an argument of what the node calls.
     """
-    taken = name not in OF_THE_BUILD[2:] or name not in node or _takes(node, name)
+    if name not in OF_THE_BUILD[2:] or name not in node:
+        return None
+    found = called(node)
+    taken = found is not None and name in signatures.arguments(found).names
     return None if taken else node[name]
 
 
 def collate_of(node: Any) -> Any:
     """The node of a collate function, as the build makes it.
 
-    A function that still needs an argument is the collate function itself, and not what makes one.
+    A function that still needs an argument is the collate function itself, not a factory of one.
     """
     if not isinstance(node, Mapping) or "_target_" not in node:
         return node
     if of_the_build(node, "fields") is not None:
         node = {name: value for name, value in node.items() if name != "fields"}
-    found = _called(node)
+    found = called(node)
     if found is None or isinstance(found, type) or "_partial_" in node:
         return node
     lacking = set(signatures.arguments(found).required) - set(node)
     return {**node, "_partial_": True} if lacking and not node.get("_args_") else node
 
 
-def _takes(node: Mapping[str, Any], name: str) -> bool:
-    found = _called(node)
-    return found is not None and name in signatures.arguments(found).names
-
-
-def _called(node: Mapping[str, Any]) -> Any:
-    """What a node calls; None where it may not, or is not there."""
+def called(node: Any) -> Any:
+    """The callable of a node; None where it is not a node, or names nothing that may be called."""
     try:
         return allow_list.resolve(node["_target_"], "")
-    except (ConfigError, KeyError):
+    except (ConfigError, KeyError, TypeError):
         return None
 
 
@@ -143,61 +138,45 @@ def direction(config: Config, name: str) -> str | None:
     """Whether a metric of the objective should be "min" or "max"; None where it doesn't say."""
     if name == "loss":
         return "min"
-    node = config.objective.get("metrics", {}).get(name)
-    try:
-        metric = allow_list.resolve(node["_target_"], "objective.metrics")
-    except (ConfigError, KeyError, TypeError):
-        return None
+    metric = called(config.objective.get("metrics", {}).get(name))
     higher = getattr(metric, "higher_is_better", None)
     return None if higher is None else "max" if higher else "min"
 
 
 def own_steps(config: Config) -> list[str]:
-    """What is said of a model class with a training loop of its own, which nobody will call."""
+    """The notice for a model class with a training loop of its own, which is not used."""
     if config.task in (*_DATA_ONLY, "check", "pack", "verify"):
         return []
-    try:
-        model = allow_list.resolve(config.model["_target_"], "model")
-    except (ConfigError, KeyError, TypeError):
-        return []
-    own = [name for name in _OWN_STEPS if _defines(model, name)]
+    model, own = called(config.model), []
+    for name in _OWN_STEPS:
+        bases = [base for base in getattr(model, "__mro__", ()) if name in vars(base)]
+        empty = ("lightning.", "pytorch_lightning.")  # their methods do nothing
+        if bases and not bases[0].__module__.startswith(empty):
+            own.append(name)
     if not own:
         return []
     instead = ", ".join(dict.fromkeys(_OWN_STEPS[name] for name in own))
-    text = (
+    return [
         f"model: {model.__name__} is used by its forward alone; its {', '.join(own)} are not "
         f"called. In their place are {instead} of the configuration (docs/own_parts.md)"
-    )
-    return [text]
-
-
-def _defines(model: Any, name: str) -> bool:
-    """Whether a class has a method that is not just Lightning's empty one."""
-    homes = [base.__module__ for base in getattr(model, "__mro__", ()) if name in vars(base)]
-    return bool(homes) and not homes[0].startswith(("lightning.", "pytorch_lightning."))
-
-
-def children(node: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """The values inside a mapping or list, with their full keys; a node's own keys are left out."""
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            if name != "_target_":
-                yield f"{key}.{name}", value
-    elif isinstance(node, (list, tuple)):
-        for place, value in enumerate(node):
-            yield f"{key}[{place}]", value
+    ]
 
 
 def walk(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every mapping with a `_target_` in a tree, with its full key."""
-    if isinstance(node, Mapping) and "_target_" in node:
-        yield key, node
-    for below, value in children(node, key):
-        yield from walk(value, below)
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            yield key, node
+        for name, value in node.items():
+            if name != "_target_":
+                yield from walk(value, f"{key}.{name}")
+    elif isinstance(node, (list, tuple)):
+        for place, value in enumerate(node):
+            yield from walk(value, f"{key}[{place}]")
 
 
 def check(part: Part) -> tuple[Any, list[Problem]]:
-    """The callable at the root of a part, if it is one, and everything wrong in the part."""
+    """The callable at the root of a part, if it has one, and all problems in the part."""
     problems = _shape_problems(part)
     root = None
     for key, node in walk(part.node, part.key):
@@ -238,11 +217,10 @@ def _shape_problems(part: Part) -> list[Problem]:
 
 
 def _key_problems(node: Mapping[str, Any], key: str) -> list[Problem]:
-    problems = []
-    for name in node:
-        if str(name) in ("_convert_", "_recursive_"):
-            reason = "is not for configurations: parts always get plain values, built inside out"
-            problems.append(Problem(f"{key}.{name}", reason))
+    reason = "is not for configurations: parts always get plain values, built inside out"
+    problems = [
+        Problem(f"{key}.{name}", reason) for name in ("_convert_", "_recursive_") if name in node
+    ]
     if not isinstance(node.get("_partial_", False), bool):
         problems.append(Problem(f"{key}._partial_", not_allowed(node["_partial_"], "true | false")))
     if not isinstance(node.get("_args_", []), list):

@@ -1,50 +1,43 @@
-"""What a configuration asks for and will not get, or not as it seems; said once a run."""
+"""What a configuration asks for and will not get, or not as it seems; logged once a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from pipeline import program
-from pipeline.config import allow_list, nodes
+from pipeline.config import nodes
 from pipeline.config.schema import Config
 from pipeline.config.signatures import arguments
 from pipeline.distributed import world
 from pipeline.order.samplers import BatchStrategy, Identity
 
 # More processes than that wait for a core, whatever they read.
-_MOST_FOR_A_CORE = 2
+_MOST_PER_CORE = 2
 
 
 def find(config: Config) -> Iterator[str]:
-    """The notices for a configuration that preflight took."""
-    yield from _pinning(config)
-    yield from _many_workers(config)
-    yield from _unused_batch_size(config)
-    yield from _decoding_without_gpu(config)
-    yield from _outside_of_srun(config)
-    yield from nodes.own_steps(config)
-
-
-def _pinning(config: Config) -> Iterator[str]:
+    """The notices for a configuration that passed preflight."""
+    count, cores = config.loader.num_workers, world.usable_cpus()
     if config.loader.pin_memory and not world.has_accelerator():
         yield "loader.pin_memory: there is no accelerator here to copy to, so nothing is pinned"
-
-
-def _many_workers(config: Config) -> Iterator[str]:
-    """Said here, for all loaders at once; torch would say it of each."""
-    count, cores = config.loader.num_workers, world.usable_cpus()
     processes = config.loader.backend in ("process", "auto")
-    if processes and isinstance(count, int) and count > _MOST_FOR_A_CORE * cores:
+    # Here, for all loaders at once; torch would warn for each.
+    if processes and isinstance(count, int) and count > _MOST_PER_CORE * cores:
         yield (f"loader.num_workers: {count} processes for {cores} cores, which is likely to be "
                "slower than fewer; loader=fast finds out how many help")  # fmt: skip
+    yield from _unused_batch_size(config)
+    yield from _decoding_without_gpu(config)
+    idle = world.outside_of_srun()
+    if idle and (config.distributed.strategy == "none" or idle.endswith("machines")):
+        yield (f"Slurm: the job has {idle}, and this process was not started by srun, so it uses "
+               "none of the others; start it with srun "
+               f"{program.text('distributed=ddp')}")  # fmt: skip
+    yield from nodes.own_steps(config)
 
 
 def _unused_batch_size(config: Config) -> Iterator[str]:
     """A sampler that forms its own batches takes no batch.size; validation still does."""
-    sampler, size = (
-        allow_list.resolve(config.sampler["_target_"], "sampler._target_"),
-        config.batch.size,
-    )
+    sampler, size = nodes.called(config.sampler), config.batch.size
     if not isinstance(sampler, type) or not issubclass(sampler, BatchStrategy) or size is None:
         return
     what = (
@@ -70,12 +63,3 @@ def _decoding_without_gpu(config: Config) -> Iterator[str]:
         why = "transform.batch_on=loader" if on_gpu else "there is no GPU here"
         yield (f"transform: {why}, so whole files are decoded on the CPU and not by nvJPEG; "
                "transform=images_fast is made for CPUs")  # fmt: skip
-
-
-def _outside_of_srun(config: Config) -> Iterator[str]:
-    """A batch script that forgets srun leaves most of its job idle."""
-    idle = world.outside_of_srun()
-    if idle and (config.distributed.strategy == "none" or idle.endswith("machines")):
-        yield (f"Slurm: the job has {idle}, and this process was not started by srun, so it uses "
-               "none of the others; start it with srun "
-               f"{program.text('distributed=ddp')}")  # fmt: skip

@@ -1,8 +1,7 @@
-"""Plain values -> the typed configuration, or all that is wrong with them.
+"""Plain values to the typed configuration, or all problems with them.
 
-A composed configuration arrives as a plain, resolved dict and leaves as a frozen `Config`, or as
-one `ConfigError` with every problem: full key, what was given, what is allowed, the nearest valid
-name. Cost: about 3 ms for a whole configuration.
+A problem names the full key, what was given, what is allowed and the nearest valid name.
+Cost: about 3 ms for a whole configuration.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ def parse(container: Mapping[str, Any]) -> Config:
 
 
 def check(container: Mapping[str, Any]) -> tuple[Config, list[Problem]]:
-    """The configuration and what is wrong with it.
+    """The configuration and its problems.
 
-    Where something is wrong, the Config lacks the attributes in question, so that whoever looks
-    for further problems still finds all the others.
+    The Config lacks the attributes that are wrong, so that further checks can see all others.
     """
     origins = getattr(container, "origins", {})
     try:
@@ -45,16 +43,15 @@ def check(container: Mapping[str, Any]) -> tuple[Config, list[Problem]]:
 
 def _construct(model: type[Any], values: Mapping[str, Any], wrong: set[tuple[str, ...]]) -> Any:
     """A model without validation that holds what is not wrong."""
-    held = {}
+    valid = {}
     for name, field in model.model_fields.items():
         if name not in values or (name,) in wrong:
             continue
-        value = values[name]
-        section = _section(field.annotation)
+        value, section = values[name], _section(field.annotation)
         if section is not None and isinstance(value, Mapping):
             value = _construct(section, value, {place[1:] for place in wrong if place[0] == name})
-        held[name] = value
-    return model.model_construct(**held)
+        valid[name] = value
+    return model.model_construct(**valid)
 
 
 def _place(container: Any, error: Mapping[str, Any]) -> tuple[str, ...]:
@@ -77,26 +74,19 @@ def _problem(container: Mapping[str, Any], place: tuple[str, ...], kind: str) ->
     for name in place:
         value = value.get(name) if isinstance(value, Mapping) else None
         fields = model.model_fields if model else {}
-        if name not in fields:
-            return _below(place, name, value, kind, fields)
+        if name not in fields and kind == "extra_forbidden":
+            way = familiar_names.key(".".join(place), show(value))
+            return unknown_key(".".join(place), name, fields, way=way)
+        if name not in fields:  # an entry of an open mapping
+            return Problem(".".join(place), not_allowed(value, "a mapping with _target_"))
         annotation, metadata = fields[name].annotation, fields[name].metadata
         model = _section(annotation)
-    if kind == "missing":
-        return Problem(".".join(place), f"is missing; expected {describe(annotation, metadata)}")
     allowed, key = describe(annotation, metadata), ".".join(place)
+    if kind == "missing":
+        return Problem(key, f"is missing; expected {allowed}")
     known = familiar_names.value(key, show(value).strip("'"))
     message = not_allowed(value, allowed, () if known else choices(annotation))
     return Problem(key, message + familiar_names.hint(known))
-
-
-def _below(
-    place: tuple[str, ...], name: str, value: Any, kind: str, fields: Mapping[str, Any]
-) -> Problem:
-    """A problem at a key that the schema doesn't name: unknown, or an entry of an open mapping."""
-    if kind == "extra_forbidden":
-        way = familiar_names.key(".".join(place), show(value))
-        return unknown_key(".".join(place), name, fields, way=way)
-    return Problem(".".join(place), not_allowed(value, "a mapping with _target_"))
 
 
 def unknown_key(

@@ -1,7 +1,7 @@
-"""The typed schema of everything that is ours in a configuration.
+"""The typed schema of every key of ours in a configuration; docs/keys.md lists them.
 
-`config/parsing.py` makes a `Config` of plain values. What options mean together, and what the
-`_target_` nodes call, `pipeline.checks` looks at. pydantic's import costs 0.1 s, once.
+The comments in conf/ say what a key does; here are its type and bounds. `config/parsing.py` makes a
+`Config` of plain values. pydantic's import costs 0.1 s, once.
 """
 
 from __future__ import annotations
@@ -27,14 +27,7 @@ class Section(BaseModel):
 
 
 class BatchSection(Section):
-    """How positions are cut into batches.
-
-    Attributes:
-        size: samples in a global batch, over all ranks; None turns automatic batching off: a
-            sample is a batch of one, and a collate function of your own gets the sample itself.
-        tail: what becomes of the smaller last batch. Validation always keeps its tail.
-        val_size: the same as `size` for validation; None takes `size`.
-    """
+    """How positions are cut into batches."""
 
     size: Count | None
     tail: Literal["keep", "drop", "pad"]
@@ -44,11 +37,7 @@ class BatchSection(Section):
 class TransformSection(Section):
     """Steps by name, in order, for each split; a step that is None is left out.
 
-    Attributes:
-        train, val: of samples, before they are collated.
-        train_batch, val_batch: of whole batches, after that.
-        batch_on: where batches are transformed: "loader", by whoever makes them; "device", when
-            they have arrived where the model is; "auto" is device if that is an accelerator.
+    `train` and `val` are for samples, before they are collated, the others for batches.
     """
 
     train: dict[str, Node | None]
@@ -61,20 +50,7 @@ class TransformSection(Section):
 class LoaderSection(Section):
     """Who makes the batches and how far ahead; all but `backend` as in torch's DataLoader.
 
-    Attributes:
-        backend: "auto" takes threads where `transforms/image_decoding.py` decodes, else
-            processes.
-        num_workers: "auto" begins with few and climbs while that helps; "tuned" takes what
-            `task=tune` found for the dataset on this machine.
-        max_memory: GiB that a process may take with its workers when they are tuned; None: half of
-            what there is to have.
-        persistent_workers: None keeps worker processes from one epoch to the next.
-        pin_memory: None pins when there is an accelerator.
-        timeout: seconds without a sign of life (a sample begun, a stage) after which a worker hangs
-            and is replaced; None is 300, 0 waits for ever.
-        max_deaths: workers that may die or hang on one batch before the run stops.
-        worker_init_fn: dotted name of a function in a trusted package.
-        generator: seed of the generator handed to the DataLoader.
+    `config/loader_options.py` resolves "auto" and None, `config/tuned.py` "tuned".
     """
 
     backend: Literal["auto", "process", "thread", "main"]
@@ -93,15 +69,7 @@ class LoaderSection(Section):
 
 
 class BadSamplesSection(Section):
-    """What becomes of samples that cannot be read; see docs/bad_samples.md.
-
-    Attributes:
-        on_error: "raise" ends the run, "substitute" takes another sample, "skip" makes the batch
-            smaller. Validation skips what training would substitute.
-        budget: how many samples of an epoch and split may be left out before the run stops: a
-            count, or a share (0.01) of them, of which one is always allowed.
-        quarantine: quarantine.csv of an earlier run, whose samples are not read again.
-    """
+    """What becomes of samples that cannot be read; see docs/bad_samples.md."""
 
     on_error: Literal["raise", "substitute", "skip"]
     budget: Index | Annotated[float, Field(gt=0, le=1)]
@@ -109,29 +77,14 @@ class BadSamplesSection(Section):
 
 
 class TuneSection(Section):
-    """What `task=tune` may take.
-
-    Attributes:
-        seconds: that it ends within, model and dataset not counted.
-        workers: at most; None: twice the cores, or 16 if that is more.
-    """
+    """Limits of `task=tune`."""
 
     seconds: Annotated[float, Field(gt=0)] = 60.0
     workers: Count | None = None
 
 
 class PackSection(Section):
-    """What `task=pack` and `dataset.packed=auto` make of a dataset; see docs/packing.md.
-
-    Attributes:
-        size: pixels of the shorter side of pictures; None packs samples as they are.
-        square: cut a square out of the middle after that, so that all have one shape.
-        format: "pixels", or "encoded" for the files that pictures come from.
-        decoder: who makes squares: "native" (pipeline/native), "reader" for the dataset's own and
-            torchvision, or "auto" for native where it was built and samples hold nothing that
-            would have to move along.
-        out: folder for packs, one a split; None keeps them in `cache_dir` by fingerprint.
-    """
+    """What `task=pack` and `dataset.packed=auto` make of a dataset; see docs/packing.md."""
 
     size: Count | None = None
     square: bool = True
@@ -148,17 +101,7 @@ class LrFindSection(Section):
 
 
 class DistributedSection(Section):
-    """How several processes share a run.
-
-    Attributes:
-        strategy: "ddp" gives each a copy of the model, "fsdp" a part of it.
-        nproc: processes to start on this machine; "auto" takes one a GPU, or one a core without
-            any. Under torchrun, which starts them itself, it is not used.
-        backend: of torch.distributed; None takes nccl on GPUs and gloo elsewhere.
-        timeout: seconds that processes wait for each other.
-        max_restarts: how often all processes are started again, from the last checkpoint, when
-            one was killed.
-    """
+    """How several processes share a run; see docs/training.md."""
 
     strategy: Literal["none", "ddp", "fsdp"]
     nproc: Count | Literal["auto"] = "auto"
@@ -176,14 +119,7 @@ class SweepSection(Section):
 
 
 class CheckpointSection(Section):
-    """When to save and what to keep: the best, and the last `keep_last`.
-
-    Attributes:
-        every_epochs: epochs between two checkpoints.
-        every_steps: optimizer steps between two; None: only by epochs.
-        every_minutes: the same in minutes.
-        background: write them in a thread while the training goes on.
-    """
+    """When to save and what to keep: the best, and the last `keep_last`."""
 
     every_epochs: Count
     every_steps: Count | None
@@ -200,7 +136,7 @@ class LimitBatches(Section):
 
 
 class TrainerSection(Section):
-    """The training loop; conf/trainer/default.yaml says what each key does."""
+    """The training loop."""
 
     max_epochs: Count
     max_steps: Count | None
@@ -236,7 +172,7 @@ class TrainerSection(Section):
 class Config(Section):
     """A whole configuration: plain values, nothing of hydra left.
 
-    Parts (`dataset`, `sampler`, ...) stay nodes; `pipeline.build.parts` makes them. The keys after
+    Parts (`dataset`, `sampler`, ...) stay nodes; `pipeline.build` makes them. The keys after
     `task` are set by the tasks that use them.
 
     Attributes:

@@ -2,14 +2,14 @@
 
     '+transform.train.gray={_target_: torchvision.transforms.v2.Grayscale, _before_: normalize}'
 
-A mapping in YAML has the order in which its keys were first written, so a step that a command line
-or an experiment adds would always be the last one. Orders are settled once, when a configuration
-has been composed: nothing behind that sees the two words.
+A mapping in YAML keeps the order in which its keys were first written, so a step that a command
+line or an experiment adds would always come last. The order is settled once, when a configuration
+has been composed; nothing after that sees the two words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.config.messages import nearest
@@ -20,7 +20,7 @@ SPLITS = ("train", "val", "train_batch", "val_batch")
 
 
 def settle(transform: Any, problems: list[Problem]) -> Any:
-    """The section `transform` with its steps where they want to be, and without the two words.
+    """The section `transform` with its steps in order, and without the two words.
 
     Args:
         transform: plain values, of whatever form.
@@ -37,55 +37,40 @@ def settle(transform: Any, problems: list[Problem]) -> Any:
 
 
 def _settled(steps: Mapping[str, Any], key: str, problems: list[Problem]) -> Mapping[str, Any]:
-    wishes = {
-        name: {word: node[word] for word in (AFTER, BEFORE) if node.get(word) is not None}
-        for name, node in steps.items()
-        if isinstance(node, Mapping)
-    }
-    wishes = {name: wish for name, wish in wishes.items() if wish}
-    # Around each step, those that want to stand before and behind it, as they were written.
+    # Around each step, those that go before and after it, as they were written.
     around: dict[str, dict[str, list[str]]] = {name: {BEFORE: [], AFTER: []} for name in steps}
-    for name, wish in wishes.items():
-        problem = _problem(name, wish, steps)
-        if problem:
-            problems.append(Problem(f"{key}.{name}", problem))
+    wishes: dict[str, str] = {}
+    for name, node in steps.items():
+        given = node if isinstance(node, Mapping) else {}
+        wish = {word: given[word] for word in (AFTER, BEFORE) if given.get(word) is not None}
+        if not wish:
             continue
-        ((word, other),) = wish.items()
-        around[other][word].append(name)
-    placed = {name for here in around.values() for names in here.values() for name in names}
-    order = [one for name in steps if name not in placed for one in _with_company(name, around)]
+        ((word, other), *second) = wish.items()
+        if second:
+            problem = f"has both {AFTER} and {BEFORE}; one of them says where it goes"
+        elif not isinstance(other, str) or other not in steps:
+            known = [str(step) for step in steps if step != name]
+            problem = (f"{word}: {other} names no step{nearest(str(other), known)}; there is "
+                       f"{', '.join(known) or 'no other step'}")  # fmt: skip
+        else:
+            around[other][word].append(name)
+            wishes[name] = f"{word}: {other}"
+            continue
+        problems.append(Problem(f"{key}.{name}", problem))
+
+    def group(name: str) -> list[str]:
+        before = [one for other in around[name][BEFORE] for one in group(other)]
+        return [*before, name, *(one for other in around[name][AFTER] for one in group(other))]
+
+    order = [one for name in steps if name not in wishes for one in group(name)]
     for name in steps:
         if name not in order:
-            reason = f"{_shown(wishes[name])} leads back to {name} itself, so it has no place"
+            reason = f"{wishes[name]} leads back to {name} itself, so it has no place"
             problems.append(Problem(f"{key}.{name}", reason))
             order.append(name)
-    return {name: _without_words(steps[name]) for name in order}
-
-
-def _with_company(name: str, around: Mapping[str, Mapping[str, list[str]]]) -> Iterator[str]:
-    for other in around[name][BEFORE]:
-        yield from _with_company(other, around)
-    yield name
-    for other in around[name][AFTER]:
-        yield from _with_company(other, around)
-
-
-def _problem(name: str, wish: Mapping[str, Any], steps: Mapping[str, Any]) -> str | None:
-    if len(wish) == 2:
-        return f"has both {AFTER} and {BEFORE}; one of them says where it goes"
-    (other,) = wish.values()
-    if not isinstance(other, str) or other not in steps:
-        known = [str(step) for step in steps if step != name]
-        there = ", ".join(known) or "no other step"
-        return f"{_shown(wish)} names no step{nearest(str(other), known)}; there is {there}"
-    return None
-
-
-def _shown(wish: Mapping[str, Any]) -> str:
-    return ", ".join(f"{word}: {other}" for word, other in wish.items())
-
-
-def _without_words(node: Any) -> Any:
-    if not isinstance(node, Mapping):
-        return node
-    return {name: value for name, value in node.items() if name not in (AFTER, BEFORE)}
+    return {
+        name: {word: value for word, value in steps[name].items() if word not in (AFTER, BEFORE)}
+        if isinstance(steps[name], Mapping)
+        else steps[name]
+        for name in order
+    }

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts, Split
 from pipeline.config.schema import Config
 from pipeline.distributed.preemption import Preempted, Stop
 from pipeline.distributed.world import World
@@ -46,18 +46,18 @@ def run(config: Config) -> None:
     Raises:
         DataError: something is wrong with it.
     """
-    parts = Parts(config, World())
+    data = DataParts(config, World())
     splits = ("train", "val") if config.split == "both" else (config.split,)
     found: list[Entry] = []
     count = 0
-    for split in splits:
+    for split in map(data.split, splits):
         wrong: list[LeftOut] = []
         stopped: Stop | None = None
         try:
-            count += check(parts, split, wrong)
+            count += check(split, wrong)
         except Stop as stop:
             stopped = stop
-        found += entries(wrong, split, parts.fingerprint(split)["dataset"])
+        found += entries(wrong, split.name, split.fingerprint["dataset"])
         if stopped is not None:
             if found:
                 print_table(found)
@@ -79,12 +79,12 @@ def run(config: Config) -> None:
     )
 
 
-def check(parts: Parts, split: str, wrong: list[LeftOut]) -> int:
+def check(split: Split, wrong: list[LeftOut]) -> int:
     """Read a split and add its bad samples to `wrong`; returns the number of samples."""
     count = 0
     with (
-        make_loader(parts, split) as loader,
-        _progress(parts, split, loader) as show,
+        make_loader(split) as loader,
+        _progress(split, loader) as show,
         closing(loader.epoch(0)) as batches,
     ):
         for batch in batches:
@@ -94,9 +94,9 @@ def check(parts: Parts, split: str, wrong: list[LeftOut]) -> int:
     return count
 
 
-def make_loader(parts: Parts, split: str) -> Loader:
+def make_loader(split: Split) -> Loader:
     """Batches that hold only the bad samples of a split, each once."""
-    made, plan = parts.loader(split), parts.plan(split)
+    made, plan = split.loader(), split.plan
     made.close()
     own: Plan | StreamPlan
     fetch: Fetch
@@ -174,14 +174,14 @@ def print_table(found: Sequence[Entry]) -> None:
 
 
 @contextmanager
-def _progress(parts: Parts, split: str, loader: Loader) -> Iterator[Any]:
+def _progress(split: Split, loader: Loader) -> Iterator[Any]:
     """A function of samples read and bad samples that shows them, on a terminal as a bar."""
-    kind = parts.config.trainer.progress
+    kind, name = split.config.trainer.progress, split.name
     length = getattr(loader.fetch.dataset, "__len__", lambda: None)()
     began = time.perf_counter()
     numbers = [0, 0]
     drawn = bar() if kind == "rich" or (kind == "auto" and sys.stderr.isatty()) else None
-    task = drawn.add_task(f"checking {split}", total=length, numbers="") if drawn else None
+    task = drawn.add_task(f"checking {name}", total=length, numbers="") if drawn else None
     shown = 0.0
 
     def show(count: int, wrong: int) -> None:
@@ -196,10 +196,10 @@ def _progress(parts: Parts, split: str, loader: Loader) -> Iterator[Any]:
 
     if drawn:
         drawn.start()
-    said = f"checking {split} was interrupted: {{}}{f' of {length}' if length else ''} samples"
+    said = f"checking {name} was interrupted: {{}}{f' of {length}' if length else ''} samples"
     try:
         yield show
-        said = f"checked {split}: {{}} samples"
+        said = f"checked {name}: {{}} samples"
     finally:
         if drawn:
             drawn.stop()

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator
 from itertools import islice
 
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts
 from pipeline.config.schema import Config
 from pipeline.distributed import world
 from pipeline.distributed.group import Group, join
@@ -34,7 +34,8 @@ def run(config: Config) -> None:
 def lines(config: Config, group: Group | None = None) -> Iterator[str]:
     """`epoch step samples hash` of each batch, the same on all ranks of `group`."""
     group = group or Group()
-    with Parts(config, group.world).loader(config.split, hashed=True) as loader:
+    split = DataParts(config, group.world).split(config.split)
+    with split.loader(hashed=True) as loader:
         for batch in islice(loader.epoch(config.epoch), config.steps):
             epoch, step = batch.request.address
             shares = group.gather((batch.request.valid, row_hashes(batch)))

@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import fields
 from functools import partial
 from tempfile import TemporaryDirectory
 
@@ -24,7 +25,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pipeline import program
-from pipeline.build.parts import Parts
+from pipeline.build.training import TrainingParts
 from pipeline.config import disclosure, hydra_output, project
 from pipeline.config.allowances import OPTIONS
 from pipeline.config.data_rules import mode_of
@@ -81,7 +82,7 @@ def _tried(config: Config, folder: str) -> Config:
 
 
 def _fit(config: Config) -> float | None:
-    parts = Parts(config)
+    parts = TrainingParts(config)
     spare_cores(parts.world)
     wanted = config.distributed
     together = wanted.strategy != "none"
@@ -89,11 +90,9 @@ def _fit(config: Config) -> float | None:
         return _run(config, parts, group)
 
 
-def _run(config: Config, parts: Parts, group: Group) -> float | None:
-    with (
-        parts.loader("train", hashed=config.trainer.digest) as train,
-        parts.loader("val") as val,
-    ):
+def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
+    data = parts.data
+    with data.train.loader(hashed=config.trainer.digest) as train, data.val.loader() as val:
         objective = parts.objective()
         options = make_options(config, objective)
         wanted, mode = config.distributed, mode_of(config)
@@ -102,16 +101,16 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
         moves = scheduler_moves(options, train.plan) if config.scheduler else 0
         scheduled = partial(_scheduled, parts, model)
         optimizer, scheduler = scheduled(moves)
-        data = {split: parts.data(split, mode) for split in ("train", "val")}
+        told = {split.name: split.data_fingerprint(mode) for split in (data.train, data.val)}
         opened = open_run(
             config, group, fingerprint(config, train.fingerprint, moves), overrides(),
-            partial(parts.data, "train"),
+            data.train.data_fingerprint,
             lambda state: run_state.check_fit(state, model, optimizer), scheduled,
             seed=config.seed, device=train.world.device, monitor=options.monitor,
-            data={"fingerprint": mode, **data}, code=code_of(config),
+            data={"fingerprint": mode, **told}, code=code_of(config),
         )  # fmt: skip
         if opened.folder and config.trainer.progress != "none":
-            say(outcome.summary(config, parts, model, train, group, opened.folder.path))
+            say(outcome.summary(config, data, model, train, group, opened.folder.path))
         state, last = opened.state, spans(opened.fingerprint)[-1:]
         if last and last != [moves]:
             optimizer, scheduler = scheduled(*last)
@@ -123,7 +122,7 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
             compared = config.trainer.baseline
             with _placed("before the first step"):
                 if compared:
-                    try_one_batch(parts, objective, val)
+                    try_one_batch(data.val, objective, val)
             echo = 0.0 if group.alone else _REPEATS_AFTER
             with Preemption(echo, say if group.is_first else None, tell=group.tell) as preemption:
                 result = fit(
@@ -136,7 +135,7 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
                 opened.checkpoints.flush()
             with _placed("after the last step"):
                 shown = [one for one in observers if isinstance(one, progress.Display)]
-                constant = baseline(parts, objective, val, group, shown) if compared else {}
+                constant = baseline(data, objective, val, group, shown) if compared else {}
                 if opened.folder:
                     report(config, parts, model, objective, result, constant, opened, tracker,
                            confusions)  # fmt: skip
@@ -144,7 +143,9 @@ def _run(config: Config, parts: Parts, group: Group) -> float | None:
     return result.best[f"val/{options.monitor}"] if result.best else None
 
 
-def _scheduled(parts: Parts, model: nn.Module, steps: int) -> tuple[Optimizer, LRScheduler | None]:
+def _scheduled(
+    parts: TrainingParts, model: nn.Module, steps: int
+) -> tuple[Optimizer, LRScheduler | None]:
     """A new optimizer, and its schedule for that many steps (or epochs)."""
     optimizer = parts.optimizer(model)
     return optimizer, parts.scheduler(optimizer, steps)
@@ -160,7 +161,7 @@ def _placed(where: str) -> Iterator[None]:
 
 
 def report(
-    config: Config, parts: Parts, model: nn.Module, objective: Objective, result: Result,
+    config: Config, parts: TrainingParts, model: nn.Module, objective: Objective, result: Result,
     constant: Record, opened: Opened, tracker: Tracker, confusions: Confusions,
 ) -> None:  # fmt: skip
     """Print the results and draw pictures, with the best weights; complete the manifest."""
@@ -177,7 +178,7 @@ def report(
             result.history, folder.path / "curves.png", constant, objective.baseline_name
         )
         files["predictions"] = predictions.draw(
-            parts, model, objective, folder.path / "predictions.png"
+            parts.data.val, model, objective, folder.path / "predictions.png"
         )
         files["confusion"] = outcome.draw_confusion(objective, confusions, result, folder.path)
     for name, path in files.items():
@@ -204,28 +205,18 @@ def spare_cores(world: World) -> None:
 
 
 def make_options(config: Config, objective: Objective) -> TrainOptions:
-    """The configured options of the training loop."""
+    """The section `trainer` with null resolved: what is monitored, and when to save."""
     trainer, kept = config.trainer, config.trainer.checkpoint
     monitor, mode = monitored(config, objective)
-    return TrainOptions(
-        max_epochs=trainer.max_epochs,
-        max_steps=trainer.max_steps,
-        accumulate=trainer.accumulate,
-        clip_norm=trainer.clip_norm,
-        precision=trainer.precision,
-        compile=trainer.compile,
-        channels_last=trainer.channels_last,
-        log_every=trainer.log_every,
-        val_every=trainer.val_every,
-        schedule=(config.scheduler or {}).get("interval", "step"),
-        monitor=monitor,
-        mode=mode,
-        patience=trainer.patience,
-        save_every=kept.every_epochs if kept else 1,
-        save_every_steps=kept.every_steps if kept else None,
-        save_every_minutes=kept.every_minutes if kept else None,
-        ema=trainer.ema,
-    )
+    same = trainer.model_dump(include={field.name for field in fields(TrainOptions)})
+    saved = {} if kept is None else {
+        "save_every": kept.every_epochs, "save_every_steps": kept.every_steps,
+        "save_every_minutes": kept.every_minutes,
+    }  # fmt: skip
+    schedule = (config.scheduler or {}).get("interval", "step")
+    return TrainOptions(**{
+        **same, **saved, "monitor": monitor, "mode": mode, "schedule": schedule,
+    })  # fmt: skip
 
 
 def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
@@ -251,7 +242,7 @@ def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
 
 @contextmanager
 def watched(
-    config: Config, parts: Parts, group: Group, opened: Opened, train: Loader
+    config: Config, parts: TrainingParts, group: Group, opened: Opened, train: Loader
 ) -> Iterator[tuple[Tracker, list[Observer]]]:
     """The tracker and the observers of a fit, and the end of its manifest; on the first rank only.
 
@@ -266,8 +257,9 @@ def watched(
     tracker: Tracker = parts.tracker(folder.path / "tracker")
     trainer = config.trainer
     display = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
-    datasets = {split: parts.fingerprint(split)["dataset"] for split in ("train", "val")}
-    left_out = Quarantine(folder.path / quarantine.NAME, datasets, parts.budget("train"))
+    data = parts.data
+    datasets = {split.name: split.fingerprint["dataset"] for split in (data.train, data.val)}
+    left_out = Quarantine(folder.path / quarantine.NAME, datasets, data.train.budget)
     observers: list[Observer] = [Metrics(folder, tracker), display, left_out]
     if trainer.ledger:
         observers.append(Ledger(folder.path / "ledger.jsonl"))

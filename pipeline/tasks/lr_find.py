@@ -18,10 +18,10 @@ from pathlib import Path
 
 from torch.optim.lr_scheduler import ExponentialLR
 
-from pipeline.build.parts import Parts
+from pipeline.build.training import TrainingParts
 from pipeline.config.schema import Config
 from pipeline.distributed.group import Group
-from pipeline.distributed.world import World
+from pipeline.distributed.world import World, from_environment
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.disk import write_atomically
 from pipeline.loading.loader import Loader
@@ -48,9 +48,9 @@ def run(config: Config) -> None:
     if given.highest <= given.lowest:
         raise ConfigError(Problem("lr_find.highest", f"{given.highest:g} is not above "
                                   f"lr_find.lowest, {given.lowest:g}"))  # fmt: skip
-    parts = Parts(config, World(device=Parts(config).world.device))
+    parts = TrainingParts(config, World(device=from_environment(config.trainer.device).device))
     spare_cores(parts.world)
-    with parts.loader("train") as train:
+    with parts.data.train.loader() as train:
         objective, model = parts.objective(), parts.model()
         options = replace(make_options(config, objective), max_steps=None, ema=None)
         train_step = TrainStep(

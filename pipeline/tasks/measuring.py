@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pipeline.build.parts import Parts
+from pipeline.build.training import TrainingParts
 from pipeline.config.schema import Config
 from pipeline.distributed.group import Group
 from pipeline.distributed.parallel import Parallel, prepare
@@ -40,7 +40,7 @@ class Course:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.parts = Parts(config, World(device=resolve_device(config.trainer.device)))
+        self.parts = TrainingParts(config, World(device=resolve_device(config.trainer.device)))
         spare_cores(self.parts.world)
         objective = self.parts.objective()
         options = make_options(config, objective)
@@ -49,7 +49,7 @@ class Course:
         optimizer = self.parts.optimizer(model)
         self.train_step = TrainStep(model, objective, optimizer, None, options, group, config.seed)
         self.train_step.model.train()
-        self.options = self.parts.loader("train").options
+        self.options = self.parts.data.train.loader().options
         with closing(self.batches(self.loader(LoaderOptions()))) as batches:
             self.cached = next(batches)  # whole, and on the device
         for _ in range(WARM_UP):
@@ -74,7 +74,7 @@ class Course:
 
     def loader(self, options: LoaderOptions | None = None, traced: bool = False) -> Loader:
         """Batches of the training split; as configured if `options` is None."""
-        loader = self.parts.loader("train")
+        loader = self.parts.data.train.loader()
         if options is not None:
             loader.close()
             loader = Loader(
@@ -93,7 +93,7 @@ class Course:
         """Why threads cannot load this data; None if they can."""
         fetch = self.loader(LoaderOptions()).fetch
         try:
-            request: Any = self.parts.plan("train").request(0, 0)
+            request: Any = self.parts.data.train.plan.request(0, 0)
             if isinstance(request, Request):
                 request = Request(0, 0, request.positions[:2], request.indices[:2], 2)
 

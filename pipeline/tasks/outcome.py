@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import nn
 
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts
 from pipeline.config.schema import Config
 from pipeline.distributed.group import Group
 from pipeline.loading.loader import Loader
@@ -28,23 +28,23 @@ from pipeline.training.runner import Result
 
 
 def summary(
-    config: Config, parts: Parts, model: nn.Module, train: Loader, group: Group, folder: Path
+    config: Config, data: DataParts, model: nn.Module, train: Loader, group: Group, folder: Path
 ) -> str:
     """The lines of the summary, without a newline at their end."""
-    rows = {"data": _data(parts, train), "model": _model(config, model, train.world.device, group),
+    rows = {"data": _data(data, train), "model": _model(config, model, train.world.device, group),
             "loader": _loader(train, group), "folder": folder}  # fmt: skip
     return "\n".join(f"{name:<9} {text}" for name, text in rows.items())
 
 
-def _data(parts: Parts, loader: Loader) -> str:
-    train, val = (length_of(parts.dataset(split)) for split in ("train", "val"))
+def _data(data: DataParts, loader: Loader) -> str:
+    train, val = (length_of(split.dataset) for split in (data.train, data.val))
     trained = "a stream of samples" if train is None else _count(train, "sample")
     validated = "a stream" if val is None else f"{val:,}"
     steps, size = loader.plan.steps(0), loader.plan.batch_size
     batches = f"batches of {size}"
     if steps is not None:
         batches = f"{_count(steps, 'batch')} of {size} an epoch"
-    name = type(parts.dataset("train")).__name__
+    name = type(data.train.dataset).__name__
     return f"{name}: {trained} to train on, {validated} to validate; {batches}"
 
 

@@ -8,7 +8,7 @@ Prints a line a split: split, samples, bytes, folder.
 
 from __future__ import annotations
 
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts
 from pipeline.config.nodes import datasets
 from pipeline.config.schema import Config
 from pipeline.distributed.world import World
@@ -18,13 +18,13 @@ from pipeline.terminal import put
 
 def run(config: Config) -> None:
     """Pack `config.split`."""
-    parts = Parts(config, World())
+    data = DataParts(config, World())
     splits = [str(config.split)]
     if config.split == "both":
         keys = [key for key, _ in datasets(config.dataset)]
         splits = [name for name in ("train", "val") if {"dataset", f"dataset.{name}"} & set(keys)]
     for split in splits:
-        folder = parts.pack(split)
+        folder = data.split(split).pack()
         pack = Pack(folder)
         size = sum(pack.record["files"].values())
         put(f"{split} {pack.count} samples {size} bytes {folder}", flush=True)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.build.parts import Parts
+from pipeline.build.data import Split
 from pipeline.files.disk import write_atomically
 from pipeline.loading.batch import Batch
 from pipeline.loading.collate import plain
@@ -34,9 +34,8 @@ _FEW = 4  # numbers of a target that are written out
 
 
 def draw(
-    parts: Parts, model: nn.Module, objective: Objective, path: Path, split: str = "val",
-    count: int = 12,
-) -> Path | None:  # fmt: skip
+    split: Split, model: nn.Module, objective: Objective, path: Path, count: int = 12
+) -> Path | None:
     """Show predictions for samples spread evenly over the split.
 
     Landmarks are drawn onto the image, with the error below; below others stands the prediction,
@@ -48,19 +47,19 @@ def draw(
     Returns:
         The written file; None for streams, in which samples cannot be chosen.
     """
-    if isinstance(parts.plan(split), StreamPlan):
+    if isinstance(split.plan, StreamPlan):
         return None
     device = next(model.parameters()).device
-    rows = len(parts.dataset(split))
+    rows = len(split.dataset)
     indices = np.unique(np.linspace(0, rows - 1, min(count, rows)).round().astype(np.int64))
     with scope():  # at the positions of validation, which reads rows in order
-        made: Batch = parts.fetch(split)(Request(0, 0, indices, indices, len(indices)))
+        made: Batch = split.fetch()(Request(0, 0, indices, indices, len(indices)))
     batch = made.to(device)
     with torch.no_grad():
         _, outputs = objective.to(device)(model.eval(), batch)
     shown = batch.get(objective.inputs[0])
     if isinstance(shown, Tensor) and shown.ndim == 4 and shown.shape[1] in (1, 3):
-        return _sheet(parts, objective, outputs, batch, path, split)
+        return _sheet(split, objective, outputs, batch, path)
     found = _outcomes(objective, outputs, batch)
     lengths = batch.get(f"{objective.inputs[0]}_lengths")
     if isinstance(shown, Tensor) and shown.is_floating_point() and shown.ndim == 3:
@@ -69,12 +68,10 @@ def draw(
     return _listed(batch, objective, found, path.with_suffix(".md"))
 
 
-def _sheet(
-    parts: Parts, objective: Objective, outputs: Tensor, batch: Batch, path: Path, split: str
-) -> Path:
+def _sheet(split: Split, objective: Objective, outputs: Tensor, batch: Batch, path: Path) -> Path:
     images = batch[objective.inputs[0]]
-    shown: Any = denormalized(images, parts.transform(split), parts.batch_transform(split))
-    large = _large(parts, objective.inputs[0], batch, split)
+    shown: Any = denormalized(images, split.transform, split.batch_transform)
+    large = _large(split, objective.inputs[0], batch)
     shown = shown if large is None else large
     if isinstance(objective, LandmarkRegression):
         true = _scaled(objective.targets(batch), images, shown)
@@ -93,11 +90,11 @@ def _scaled(points: Tensor, seen: Tensor, shown: Sequence[Tensor]) -> list[Tenso
     return [one * size for one, size in zip(points, sizes, strict=True)]
 
 
-def _large(parts: Parts, field: str, batch: Batch, split: str) -> list[Tensor] | None:
+def _large(split: Split, field: str, batch: Batch) -> list[Tensor] | None:
     """The batch's pictures before their resize; None if resizing them gives something else."""
-    steps = parts.transform(split).steps
+    steps = split.transform.steps
     resize = next((name for name, step in steps.items() if type(step).__name__ == "Resize"), None)
-    if resize is None or parts.batch_transform(split):
+    if resize is None or split.batch_transform:
         return None
     names = list(steps)
     before = Compose({name: steps[name] for name in names[: names.index(resize)]})
@@ -106,7 +103,7 @@ def _large(parts: Parts, field: str, batch: Batch, split: str) -> list[Tensor] |
     found = []
     with scope():
         for row, index in enumerate(batch.indices.tolist()):
-            sample = before(parts.dataset(split)[index])
+            sample = before(split.dataset[index])
             again = rest(dict(sample)).get(field)
             seen = batch[field][row].cpu()
             if again is None or again.shape != seen.shape or not torch.equal(plain(again), seen):

@@ -71,7 +71,7 @@ def measure(
     course: Course, ceiling: float, alone: Timeline, configured: Timeline, options: LoaderOptions
 ) -> Measured:
     """The measurements for a verdict."""
-    plan, config = course.parts.plan("train"), course.config
+    plan, config = course.parts.data.train.plan, course.config
     epoch = plan.steps(0) if not isinstance(plan, StreamPlan) else plan.limit(0)
     kept = options.persistent_workers or options.backend != "process"
     epochs = config.trainer.max_epochs if kept else 1

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts, Split
 from pipeline.config.schema import Config
 from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, Problem
@@ -33,9 +33,10 @@ _SHOWN = 64  # images on a contact sheet
 
 def run(config: Config) -> None:
     """Recompute batch (`config.epoch`, `config.step`) of `config.split`."""
-    parts = Parts(config, World())
-    batch = recompute(parts, config)
-    put_rows(describe_rows(parts.dataset(config.split), batch, parts.fields))
+    data = DataParts(config, World())
+    split = data.split(config.split)
+    batch = recompute(split, config)
+    put_rows(describe_rows(split.dataset, batch, data.fields))
     put(f"{config.epoch} {config.step} {batch.request.valid} {batch_hash([batch])}")
     folder = RunFolder.claim(Path(config.run_dir), config.written())
     own = {"position": torch.from_numpy(batch.positions), "index": torch.from_numpy(batch.indices)}
@@ -45,21 +46,21 @@ def run(config: Config) -> None:
     put(folder.path / "batch.safetensors")
     images = batch.get("image")
     if isinstance(images, torch.Tensor) and images.ndim == 4 and images.shape[1] in (1, 3):
-        transforms = parts.transform(config.split), parts.batch_transform(config.split)
+        transforms = split.transform, split.batch_transform
         put(draw(batch, denormalized(images, *transforms), folder.path / "batch.png"))
     folder.finish("done")
 
 
-def recompute(parts: Parts, config: Config) -> Batch:
+def recompute(split: Split, config: Config) -> Batch:
     """The batch at the configured address, hashed."""
-    plan, where = parts.plan(config.split), f"epoch {config.epoch} of the {config.split} split"
+    plan, where = split.plan, f"epoch {config.epoch} of the {config.split} split"
     steps = plan.limit(config.epoch)
     if steps is not None and config.step >= steps:
         raise ConfigError(Problem("step", f"{where} has {steps} steps, 0 to {steps - 1}, and no "
                                   f"step {config.step}"))  # fmt: skip
     request: Any = plan.request(config.epoch, config.step)
     with scope():
-        batch = parts.fetch(config.split, hashed=True)(request)
+        batch = split.fetch(hashed=True)(request)
     if isinstance(batch, End):
         raise ConfigError(Problem("step", f"{where} ends before step {config.step}"))
     return batch

@@ -168,12 +168,12 @@ def print_trials(found: Search, best: Trial, ceiling: float) -> None:
 def keep(course: Course, best: Trial) -> None:
     """Save the best setting for `loader=tuned`."""
     config, setting = course.config, best.setting
-    data = loader_options.data_of(config, course.parts.fingerprint("train"))
-    path = tuned.place(config.cache_dir, data)
+    path = tuned.place(config, course.parts.data.train.fingerprint)
     tuned.save(path, Tuned(
-        setting.backend, setting.workers, setting.prefetch or None, setting.pin,
-        round(best.rate, 2), datetime.now().astimezone().isoformat(timespec="seconds"),
-        loader_options.found_for(config),
+        backend=setting.backend, num_workers=setting.workers,
+        prefetch_factor=setting.prefetch or None, pin_memory=setting.pin,
+        batches_per_second=round(best.rate, 2), found_for=tuned.found_for(config),
+        when=datetime.now().astimezone().isoformat(timespec="seconds"),
     ))  # fmt: skip
     put(f"kept in      {path}")
     put(f"to use it    {command_line('loader=tuned')}")

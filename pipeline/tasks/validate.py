@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts, Split
+from pipeline.build.training import TrainingParts
 from pipeline.config.schema import Config
 from pipeline.distributed.group import Group, join
 from pipeline.errors import ConfigError, PenstockError, Problem
@@ -43,20 +44,20 @@ def run(config: Config) -> float:
     if config.checkpoint is None:
         raise ConfigError(Problem("checkpoint", "is missing: the folder of a run, or a file"))
     path = checkpoint.find(Path(config.checkpoint))
-    parts = Parts(config)
+    parts = TrainingParts(config)
     wanted = config.distributed
     with join(parts.world, wanted.backend, wanted.timeout) as group:
         return _run(config, parts, group, path)
 
 
-def _run(config: Config, parts: Parts, group: Group, path: Path) -> float:
+def _run(config: Config, parts: TrainingParts, group: Group, path: Path) -> float:
     model, objective = parts.model(), parts.objective()
     load_weights(model, path)
     model.to(parts.world.device)
     name, _ = monitored(config, objective)
     precision = config.trainer.precision
     with (
-        parts.loader(config.split) as loader,
+        parts.data.split(config.split).loader() as loader,
         closing(progress.make(config.trainer.progress if group.is_first else "none", loader, 0))
         as display,
     ):  # fmt: skip
@@ -64,7 +65,9 @@ def _run(config: Config, parts: Parts, group: Group, path: Path) -> float:
         measured = validate(model, objective, loader, precision, group, observers=watching)
         columns = {str(config.split): measured}
         if config.trainer.baseline:
-            columns[objective.baseline_name] = baseline(parts, objective, loader, group, watching)
+            columns[objective.baseline_name] = baseline(
+                parts.data, objective, loader, group, watching
+            )
     if group.is_first:
         print_table(columns, name)
         put(f"checkpoint   {path}")
@@ -99,7 +102,7 @@ def monitored(config: Config, objective: Objective) -> tuple[str, Mode]:
 
 
 def baseline(
-    parts: Parts, objective: Objective, loader: Loader, group: Group | None = None,
+    data: DataParts, objective: Objective, loader: Loader, group: Group | None = None,
     observers: Sequence[Observer] = (),
 ) -> Record:  # fmt: skip
     """Loss and metrics over `loader` of the constant that is best on the training split.
@@ -107,10 +110,10 @@ def baseline(
     The constant is that of about 1000 training samples, with the transforms of validation: rows
     spread over the split, or the first ones of a stream. All ranks find the same one.
     """
-    dataset, plan = parts.dataset("train"), parts.plan("train")
+    dataset, plan = data.train.dataset, data.train.plan
     fetch = replace(
-        parts.fetch("train"), transform=parts.transform("val"),
-        batch_transform=parts.batch_transform("val") or None,
+        data.train.fetch(), transform=data.val.transform,
+        batch_transform=data.val.batch_transform or None,
     )  # fmt: skip
     if not isinstance(plan, StreamPlan):  # not in the sampler's order, which may weigh samples
         count = min(len(dataset), BASELINE_SAMPLES)
@@ -126,18 +129,18 @@ def baseline(
 
 
 @torch.no_grad()
-def try_one_batch(parts: Parts, objective: Objective, loader: Loader) -> None:
+def try_one_batch(val: Split, objective: Objective, loader: Loader) -> None:
     """Put the first batch of validation through loss and metrics, with a constant for a model.
 
     A worker makes the batch if `loader` has workers: what a dataset opens at its first read must
     not be open in the process that forks them.
     """
-    plan = copy(parts.plan("val"))
+    plan = copy(val.plan)
     plan.most = 1
     workers = min(loader.options.num_workers, 1)
     options = replace(loader.options, num_workers=workers, auto=None, persistent_workers=False)
     objective.to(loader.world.device).reset()
-    with Loader(plan, parts.fetch("val"), options, loader.world) as batches:
+    with Loader(plan, val.fetch(), options, loader.world) as batches:
         for batch in batches.epoch(0):
             if batch.request.valid:  # else a rank's share is all padding
                 constant = Constant(objective.constant([batch])).to(loader.world.device)

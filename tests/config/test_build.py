@@ -8,7 +8,7 @@ import torch
 from torchvision.transforms import v2
 
 import pipeline
-from pipeline.build.parts import Parts
+from pipeline.build.training import TrainingParts
 from pipeline.config.instantiate import Lazy, make
 from pipeline.errors import ConfigError
 from pipeline.order.samplers import Bucket, Random, Sequential, Weighted
@@ -28,7 +28,7 @@ def trusting(monkeypatch):
 
 
 def parts(*overrides):
-    return Parts(pipeline.compose(*OWN, "transform=none", *overrides))
+    return TrainingParts(pipeline.compose(*OWN, "transform=none", *overrides))
 
 
 # -- make ------------------------------------------------------------------------------------------
@@ -147,23 +147,23 @@ def test_a_parts_own_complaint_gets_the_key_of_this_configuration():
         make(node, "sampler")
 
 
-# -- Parts -----------------------------------------------------------------------------------------
+# -- parts -----------------------------------------------------------------------------------------
 
 
 def test_a_dataset_gets_its_split_and_is_made_once():
     run = parts("+dataset.size=6")
-    assert run.dataset("train").split == "train"
-    assert run.dataset("val").split == "val"
-    assert run.dataset("train") is run.dataset("train")
+    assert run.data.train.dataset.split == "train"
+    assert run.data.val.dataset.split == "val"
+    assert run.data.train.dataset is run.data.train.dataset
 
 
 def test_a_dataset_for_each_split():
     node = "{{_target_:tests.own_parts.Unsplit,size:{}}}"
     two = ["~dataset._target_", f"+dataset.train={node.format(5)}"]
     run = parts(*two, f"+dataset.val={node.format(3)}")
-    assert (len(run.dataset("train")), len(run.dataset("val"))) == (5, 3)
+    assert (len(run.data.train.dataset), len(run.data.val.dataset)) == (5, 3)
     with pytest.raises(ConfigError, match=r"^dataset.val: is missing"):
-        parts(*two).dataset("val")
+        _ = parts(*two).data.val.dataset
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_dataset_for_each_split():
     ids=lambda value: value[0] if isinstance(value, list) else value.__name__,
 )  # fmt: skip
 def test_samplers_of_every_kind_see_each_row(overrides, kind):
-    plan = parts("batch.size=4", *overrides).plan("train")
+    plan = parts("batch.size=4", *overrides).data.train.plan
     assert isinstance(plan.sampler, kind)
     assert len(plan) == 3 or kind is Bucket
     if kind is not Weighted:
@@ -200,19 +200,19 @@ def test_metadata_is_made_only_for_samplers_that_want_it(monkeypatch):
         raise AssertionError("metadata was asked for")
 
     monkeypatch.setattr(own_parts.Numbers, "metadata", property(fail))
-    parts("sampler=random").plan("train")
+    _ = parts("sampler=random").data.train.plan
     with pytest.raises(AssertionError, match="was asked for"):
-        parts("sampler=weighted").plan("train")
+        _ = parts("sampler=weighted").data.train.plan
 
 
 def test_a_column_that_only_the_data_can_tell(monkeypatch):
     monkeypatch.delattr(own_parts.Numbers, "columns")
     with pytest.raises(ConfigError, match=r"^sampler.column: .*no column 'labl'; it has columns"):
-        parts("sampler=weighted", "sampler.column=labl").plan("train")
+        _ = parts("sampler=weighted", "sampler.column=labl").data.train.plan
 
 
 def test_validation_sees_every_row_once_in_order():
-    plan = parts("sampler=weighted", "batch.tail=drop", "batch.val_size=5").plan("val")
+    plan = parts("sampler=weighted", "batch.tail=drop", "batch.val_size=5").data.val.plan
     requests = [plan.request(0, step) for step in range(len(plan))]
     assert [row for request in requests for row in request.indices] == list(range(12))
     assert [len(request) for request in requests] == [5, 5, 2]
@@ -220,7 +220,7 @@ def test_validation_sees_every_row_once_in_order():
 
 @pytest.mark.parametrize("loader", ["loader=debug", "loader=threads"])
 def test_loaders_deliver_batches(loader):
-    with parts(loader, "batch.size=5").loader("train") as batches:
+    with parts(loader, "batch.size=5").data.train.loader() as batches:
         rows = [row for batch in batches for row in batch["x"].flatten().tolist()]
     assert sorted(rows) == list(range(12))
 
@@ -233,21 +233,23 @@ def test_loaders_for_a_notebook():
 
 
 def test_loader_options(monkeypatch):
-    assert parts("loader=fast")._options("train").num_workers >= 1
-    options = parts("loader.num_workers=0", "loader.pin_memory=false")._options("train")
+    assert parts("loader=fast").data.train.loader_options().num_workers >= 1
+    options = parts("loader.num_workers=0", "loader.pin_memory=false").data.train.loader_options()
     assert (options.persistent_workers, options.pin_memory) == (False, False)
-    assert parts("loader.num_workers=1")._options("train").persistent_workers
-    assert not parts("loader.persistent_workers=false")._options("train").persistent_workers
+    assert parts("loader.num_workers=1").data.train.loader_options().persistent_workers
+    assert (
+        not parts("loader.persistent_workers=false").data.train.loader_options().persistent_workers
+    )
     function = "loader.worker_init_fn=tests.own_parts.start_worker"
-    assert parts(function)._options("train").worker_init_fn is own_parts.start_worker
+    assert parts(function).data.train.loader_options().worker_init_fn is own_parts.start_worker
 
 
 def test_a_fingerprint_tells_what_addresses_depend_on():
-    base = parts().fingerprint("train")
-    assert parts("loader=threads", "trainer.max_epochs=1").fingerprint("train") == base
+    base = parts().data.train.fingerprint
+    assert parts("loader=threads", "trainer.max_epochs=1").data.train.fingerprint == base
     for change in ("seed=1", "batch.size=4", "batch.tail=drop", "sampler=weighted"):
-        assert parts(change).fingerprint("train") != base
-    assert parts("+dataset.size=6").fingerprint("train")["dataset"] == "numbers-6"
+        assert parts(change).data.train.fingerprint != base
+    assert parts("+dataset.size=6").data.train.fingerprint["dataset"] == "numbers-6"
 
 
 def test_models_learn_facts_from_the_data_and_their_weights_from_the_seed():
@@ -288,7 +290,7 @@ def test_optimizers_get_the_weights_that_learn():
 
 
 def test_statistics_of_the_training_split(monkeypatch, tmp_path):
-    from pipeline.build import parts
+    from pipeline.build import data
 
     asked = []
 
@@ -296,21 +298,21 @@ def test_statistics_of_the_training_split(monkeypatch, tmp_path):
         asked.append((dataset.split, cache_dir))
         return {"mean": [0.1] * 3, "std": [0.2] * 3}
 
-    monkeypatch.setattr(parts, "statistics_of", statistics)
+    monkeypatch.setattr(data, "statistics_of", statistics)
     config = pipeline.compose(
         *OWN, "transform=faces", "transform.train.normalize.statistics=dataset", "cache_dir=here"
     )
-    run = Parts(config)
+    run = TrainingParts(config)
     for split in ("val", "train"):
-        step = run.transform(split).steps["normalize"]
+        step = run.data.split(split).transform.steps["normalize"]
         assert isinstance(step, Normalize)
         assert step.mean == [0.1] * 3
     assert asked == [("train", "here")]
 
 
 def test_a_step_that_is_null_is_left_out():
-    run = Parts(pipeline.compose(*OWN, "transform.train.flip=null"))
-    assert list(run.transform("train").steps) == ["resize", "normalize"]
+    run = TrainingParts(pipeline.compose(*OWN, "transform.train.flip=null"))
+    assert list(run.data.train.transform.steps) == ["resize", "normalize"]
 
 
 def test_trackers_get_their_folder(tmp_path):

@@ -91,17 +91,17 @@ def test_every_sampler_goes_with_every_loader(sampler, loader):
 @pytest.mark.parametrize("dataset", ["synthetic_faces", "sequences"])
 def test_what_is_drawn_on_first_use_can_be_built(dataset, tmp_path):
     """From nothing but the configuration: data, a batch, a model that takes it, a loss."""
-    from pipeline.build.parts import Parts
+    from pipeline.build.training import TrainingParts
 
     config = pipeline.compose(f"dataset={dataset}", f"dataset.root={tmp_path}", "dataset.count=40",
                               "loader=debug", "batch.size=8")  # fmt: skip
-    parts = Parts(config)
-    with parts.loader("train") as loader:
+    parts = TrainingParts(config)
+    with parts.data.train.loader() as loader:
         batch = next(iter(loader))
     model = parts.model()
     losses, outputs = parts.objective()(model, batch)
     assert losses.shape == (8,)
-    assert outputs.shape == (8, parts.facts["num_outputs"])
+    assert outputs.shape == (8, parts.data.facts["num_outputs"])
     parts.scheduler(parts.optimizer(model), 10)
 
 

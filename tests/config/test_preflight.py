@@ -149,7 +149,7 @@ def test_metrics_are_refused_by_name_also_where_nothing_is_measured():
 
 HYDRAS_OWN = [
     ("hydra.callbacks.table._target_=os.system", "hydra.callbacks.table._target_"),
-    ("+hydra.callbacks.more={_target_:pipeline.build.parts.make}", "hydra.callbacks.more._target_"),
+    ("+hydra.callbacks.more={_target_:pipeline.build.data.make}", "hydra.callbacks.more._target_"),
     ("+hydra.callbacks.more={_target_:tests.own_parts.Holder,y:{_target_:os.system}}",
      "hydra.callbacks.more.y._target_"),
     ("hydra.launcher._target_=os.system", "hydra.launcher._target_"),

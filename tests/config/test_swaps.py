@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import pipeline
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts
 from pipeline.config import allow_list
 from pipeline.config.preflight import accept
 from pipeline.config.signatures import arguments
@@ -60,7 +60,7 @@ def run_pack(folder):
     common = ["dataset=image_folder", f"dataset.root={folder}/images", f"cache_dir={folder}/cache"]
     for split in ("train", "val"):
         config = pipeline.compose(*common, "pack.size=20", f"pack.out={folder}/packs", *ONE)
-        Parts(config).pack(split)
+        DataParts(config).split(split).pack()
     return folder / "packs"
 
 
@@ -119,7 +119,7 @@ def test_every_dataset_with_everything(name, choices, tmp_path, monkeypatch):
     for group, chosen, section in choices:
         single = {"batch": base["batch"] | {"size": None}} if chosen == "single" else {}
         try:
-            with Parts(accept(base | {group: section} | single)).loader("train", True) as loader:
+            with DataParts(accept(base | {group: section} | single)).train.loader(True) as loader:
                 assert len(next(iter(loader)).positions)
             worked.add((group, chosen))
         except PenstockError as refused:
@@ -137,7 +137,7 @@ UNEVEN = {"face_landmarks", "mixture"}
 def test_texts_can_be_swapped(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = pipeline.compose("dataset=delimited_text", *of(people.csv)(tmp_path), *ONE, *options)
-    with Parts(config).loader("train") as loader:
+    with DataParts(config).train.loader() as loader:
         batch = next(iter(loader))
     assert isinstance(batch["text"], list)
     assert isinstance(batch["label"], list) == (options == ["collate=list"])

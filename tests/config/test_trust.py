@@ -174,7 +174,7 @@ def test_an_alias_of_a_loader_in_a_trusted_package_is_still_a_loader(monkeypatch
     monkeypatch.setattr(own_parts, "fetch_weights", torch.load, raising=False)
     monkeypatch.setattr(own_parts, "hidden", functools.partial(torch.load, "x"), raising=False)
     for name in ("fetch_weights", "hidden"):
-        with pytest.raises(ConfigError, match="which is not at home in tests"):
+        with pytest.raises(ConfigError, match="which is not defined in tests"):
             allow_list.resolve(f"tests.own_parts.{name}", "k")
 
 

@@ -11,7 +11,7 @@ import soundfile
 import torch
 
 import pipeline
-from pipeline.build.parts import Parts
+from pipeline.build.training import TrainingParts
 from pipeline.datasets.audio_pairs import AudioPairs
 from pipeline.datasets.files import Files
 from pipeline.datasets.reading.audio import lengths_and_rates, read_audio, read_header
@@ -276,7 +276,7 @@ def test_batches_of_speakers_times_recordings(spoken):
         spoken, "sampler=identity", "sampler.column=speaker", "sampler.identities=2",
         "sampler.samples=3", "loader=debug",
     ))  # fmt: skip
-    with Parts(config).loader("train") as loader:
+    with TrainingParts(config).data.train.loader() as loader:
         batches = list(loader)
     assert len(batches) == 3
     for batch in batches:
@@ -285,8 +285,8 @@ def test_batches_of_speakers_times_recordings(spoken):
 
 
 def test_a_model_takes_the_batches(spoken):
-    parts = Parts(pipeline.compose(*overrides(spoken, "loader=debug")))
-    with parts.loader("train") as loader:
+    parts = TrainingParts(pipeline.compose(*overrides(spoken, "loader=debug")))
+    with parts.data.train.loader() as loader:
         batch = next(iter(loader))
     losses, outputs = parts.objective()(parts.model(), batch)
     assert (losses.shape, outputs.shape) == ((6,), (6, 10))
@@ -361,9 +361,9 @@ def test_pairs_in_batches(pairs, loader):
         "dataset=audio_pairs", f"dataset.root={pairs}", "transform=none", "batch.size=4",
         "sampler=sequential", f"loader={loader}", "model.out_channels=2",
     )  # fmt: skip
-    parts = Parts(config)
-    data = parts.dataset("train")
-    with parts.loader("train") as loader:
+    parts = TrainingParts(config)
+    data = parts.data.train.dataset
+    with parts.data.train.loader() as loader:
         batch = next(iter(loader))
     lengths = [data[index]["audio"].shape[1] for index in range(4)]
     assert batch["audio"].shape == (4, 1, max(lengths))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline.build.parts import Parts
+from pipeline.build.training import TrainingParts
 from pipeline.datasets.delimited_stream import DelimitedStream
 from pipeline.datasets.delimited_text import DelimitedText
 from pipeline.datasets.files import Files
@@ -489,8 +489,8 @@ def test_quotes_are_parsed_as_the_csv_module_does():
 
 
 def parts_of(root, *overrides, dataset="delimited_text"):
-    return Parts(pipeline.compose(f"dataset={dataset}", f"dataset.root={root}", "batch.size=8",
-                                  "loader=debug", *overrides))  # fmt: skip
+    return TrainingParts(pipeline.compose(f"dataset={dataset}", f"dataset.root={root}",
+                                         "batch.size=8", "loader=debug", *overrides))  # fmt: skip
 
 
 @pytest.mark.parametrize("sampler", ["random", "weighted", "bucket"])
@@ -499,7 +499,7 @@ def test_a_batch_and_its_loss(tmp_path, monkeypatch, sampler, kind):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.tsv").write_text(tsv(rows_of(100)))
     parts = parts_of("a.tsv", f"sampler={sampler}", *kind)
-    with parts.loader("train") as loader:
+    with parts.data.train.loader() as loader:
         batch = next(iter(loader))
     assert batch["tokens"].shape == (8, int(batch["tokens_lengths"].max()))
     losses, outputs = parts.objective()(parts.model(), batch)
@@ -516,7 +516,9 @@ def test_a_stream_gives_each_record_once_whoever_reads_it(tmp_path, sharded):
     for workers in (0, 2):
         loader = [f"loader.num_workers={workers}", "loader.backend=thread"]
         arguments = ["dataset.classes=[ham,spam]", "dataset.val_fraction=0", *sharded, *loader]
-        with parts_of(tmp_path, *arguments, dataset="delimited_stream").loader("train") as loader:
+        with parts_of(
+            tmp_path, *arguments, dataset="delimited_stream"
+        ).data.train.loader() as loader:
             found.append([(batch["text"], batch["label"].tolist()) for batch in loader])
     assert found[0] == found[1]
     pairs = [table([{"text": t, "label": i} for t, i in zip(*one, strict=True)])
@@ -528,8 +530,8 @@ def test_a_stream_gives_each_record_once_whoever_reads_it(tmp_path, sharded):
 def test_the_collection_of_messages(tmp_path):
     config = pipeline.compose("experiment=sms_spam", f"dataset.root={SMS}", "loader=debug",
                               f"cache_dir={tmp_path}")  # fmt: skip
-    parts = Parts(config)
-    train, val = parts.dataset("train"), parts.dataset("val")
+    parts = TrainingParts(config)
+    train, val = parts.data.train.dataset, parts.data.val.dataset
     assert len(train) + len(val) == 5574
     spam = [int(data.metadata["label"].sum()) for data in (train, val)]
     assert sum(spam) == 747
@@ -549,14 +551,14 @@ def test_a_sampler_counts_tokens_and_not_characters(tmp_path):
               "sampler.tokens=18"]  # fmt: skip
     config = pipeline.compose(*common)
     for _ in range(2):  # the second time from the cache
-        parts = Parts(config)
-        dataset, sampler = parts.dataset("train"), parts.plan("train").sampler
-        step = parts.transform("train").steps["tokenize"]
+        parts = TrainingParts(config)
+        dataset, sampler = parts.data.train.dataset, parts.data.train.plan.sampler
+        step = parts.data.train.transform.steps["tokenize"]
         true = [len(step(dataset[row])["tokens"]) for row in range(len(dataset))]
         assert dataset.text_lengths(step.length, step.counting).tolist() == true
         for number in range(len(sampler)):
             rows = sampler.batch(0, number)[1]
             assert len(rows) * max(true[row] for row in rows) <= 18
-    told = parts.fingerprint("train")["lengths"]
-    other = Parts(pipeline.compose(*common, "transform.train.tokenize.max_length=4"))
-    assert other.fingerprint("train")["lengths"] != told
+    told = parts.data.train.fingerprint["lengths"]
+    other = TrainingParts(pipeline.compose(*common, "transform.train.tokenize.max_length=4"))
+    assert other.data.train.fingerprint["lengths"] != told

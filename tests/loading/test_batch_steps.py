@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import pipeline
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts
 from pipeline.errors import ConfigError
 from pipeline.training.objective import Classification
 from tests.program import run
@@ -88,8 +88,8 @@ def test_a_model_learns_from_mixed_batches(pets, capsys, tmp_path):
 
 
 def test_validation_sees_its_own_steps_only(pets):
-    parts = Parts(pipeline.compose(*pets, *IN_MAIN))
-    with parts.loader("val") as loader:
+    parts = DataParts(pipeline.compose(*pets, *IN_MAIN))
+    with parts.val.loader() as loader:
         batch = next(iter(loader))
     assert "label_soft" not in batch
     assert batch["image"].dtype == torch.float32
@@ -98,12 +98,12 @@ def test_validation_sees_its_own_steps_only(pets):
 
 @pytest.mark.parametrize("place", ["loader", "device"])
 def test_batches_are_transformed_once_and_where_they_should_be(pets, place):
-    parts = Parts(pipeline.compose(*pets, *IN_MAIN, f"transform.batch_on={place}"))
-    with parts.loader("train") as loader:
+    parts = DataParts(pipeline.compose(*pets, *IN_MAIN, f"transform.batch_on={place}"))
+    with parts.train.loader() as loader:
         assert (loader.fetch.batch_transform is None) == (place == "device")
         assert (loader.batch_transform is None) == (place == "loader")
         batch = next(iter(loader))
-    whole = parts.fetch("train")(parts.plan("train").request(0, 0))
+    whole = parts.train.fetch()(parts.train.plan.request(0, 0))
     assert torch.equal(batch["image"], whole["image"])
     assert torch.equal(batch["label_soft"], whole["label_soft"])
 
@@ -184,7 +184,7 @@ def test_pairs_for_several_processes(pets, monkeypatch):
 
 def test_classes_that_a_dataset_does_not_tell(faces):
     with pytest.raises(ConfigError, match=r"num_classes"):
-        Parts(pipeline.compose(*faces, f"+transform.train_batch.mixup={MIXUP}")).loader("train")
+        DataParts(pipeline.compose(*faces, f"+transform.train_batch.mixup={MIXUP}")).train.loader()
 
 
 def test_a_step_that_cannot_be_sent_to_workers_is_named():

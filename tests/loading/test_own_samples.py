@@ -13,7 +13,8 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision import tv_tensors
 
 import pipeline
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts
+from pipeline.build.training import TrainingParts
 from pipeline.errors import ConfigError, DataError
 from pipeline.loading.collate import Stack
 from pipeline.loading.dataset_facts import classes_of, facts_of, table_of
@@ -52,7 +53,7 @@ def own(name, *more, objective="classification"):
 
 
 def batches(*overrides):
-    with Parts(pipeline.compose(*overrides)).loader("train") as loader:
+    with DataParts(pipeline.compose(*overrides)).train.loader() as loader:
         return list(loader)
 
 
@@ -232,12 +233,12 @@ def test_bad_samples_are_skipped_and_checked(people, capsys):
 
 def test_packed(people):
     common = own("Printed", "task=digest", "sampler=weighted", "cache_dir=cache")
-    packed = Parts(pipeline.compose(*common, "+dataset.packed=auto"))
-    assert type(packed.dataset("train")).__name__ == "Packed"
+    packed = DataParts(pipeline.compose(*common, "+dataset.packed=auto"))
+    assert type(packed.train.dataset).__name__ == "Packed"
     expected = list(lines(pipeline.compose(*common)))
     assert list(lines(pipeline.compose(*common, "+dataset.packed=auto"))) == expected
     with pytest.raises(ConfigError, match="has no `fingerprint`"):
-        Parts(pipeline.compose(*own("Rows", "+dataset.packed=auto"))).dataset("train")
+        _ = DataParts(pipeline.compose(*own("Rows", "+dataset.packed=auto"))).train.dataset
 
 
 class Pictures:
@@ -291,7 +292,7 @@ def test_facts_and_table_of_torchs_own():
 
 def test_facts_of_a_configured_tensor_dataset_reach_the_model(people):
     bare = [one for one in own("tensors") if "facts" not in one]
-    model = Parts(pipeline.compose(*bare)).model()
+    model = TrainingParts(pipeline.compose(*bare)).model()
     assert (model.in_features, model.out_features) == (4, 3)
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from torch.utils.data import IterableDataset
 
 import pipeline
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts
 from pipeline.datasets.packed import Packed
 from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, DataError
@@ -330,7 +330,7 @@ built = pytest.mark.skipif(native_images.jpeg() is None, reason="the native deco
 @built
 def test_squares_are_decoded_natively_and_are_what_the_reader_makes(photos):
     def packed(*more):
-        return Packed(str(Parts(pipeline.compose(*photos, *more), World()).pack("train")))
+        return Packed(str(DataParts(pipeline.compose(*photos, *more), World()).train.pack()))
 
     quick, slow = packed(), packed("pack.decoder=reader")
     assert quick.pack.record["recipe"]["decoder"] == "native"
@@ -338,7 +338,7 @@ def test_squares_are_decoded_natively_and_are_what_the_reader_makes(photos):
     assert slow.pack.record["recipe"]["decoder"] == "reader"
     assert quick.fingerprint != slow.fingerprint
     assert quick.pack.fields == slow.pack.fields
-    files = Parts(pipeline.compose(*photos, "transform=images_fast"), World()).dataset("train")
+    files = DataParts(pipeline.compose(*photos, "transform=images_fast"), World()).train.dataset
     step = DecodeResizeCenterCrop(48, 48)
     for row in range(len(slow)):
         one, other = quick[row], slow[row]
@@ -356,9 +356,9 @@ def test_squares_are_decoded_natively_and_are_what_the_reader_makes(photos):
 @pytest.mark.parametrize("more", [["loader=debug"], ["loader.backend=process"], ["loader=threads"]])
 def test_squares_are_the_same_whoever_makes_them(photos, more, tmp_path):
     folders = [
-        Parts(pipeline.compose(*photos, f"pack.out={tmp_path / name}", *given), World()).pack(
-            "train"
-        )
+        DataParts(
+            pipeline.compose(*photos, f"pack.out={tmp_path / name}", *given), World()
+        ).train.pack()
         for name, given in (("a", ["loader.num_workers=1"]), ("b", more))
     ]
     for path in folders[0].glob("*.npy"):
@@ -372,7 +372,7 @@ def test_squares_are_the_same_whoever_makes_them(photos, more, tmp_path):
      (["pack.format=encoded", "pack.size=null"], "reader"), (["pack.decoder=native"], "native")],
 )  # fmt: skip
 def test_who_makes_pictures_smaller(photos, more, decoder):
-    folder = Parts(pipeline.compose(*photos, *more), World()).pack("train")
+    folder = DataParts(pipeline.compose(*photos, *more), World()).train.pack()
     assert Packed(str(folder)).pack.record["recipe"]["decoder"] == decoder
 
 
@@ -386,7 +386,7 @@ def test_points_have_to_move_along_so_the_reader_does_it(capsys, tmp_path):
     assert Packed(str(folder)).pack.record["recipe"]["decoder"] == "reader"
     refused = run(capsys, *given, "pack.decoder=native")
     assert refused.code == 2
-    assert "pack.decoder: 'native' makes squares out of image files" in refused.err
+    assert "pack.decoder: native crops squares from image files" in refused.err
 
 
 @built

@@ -193,12 +193,12 @@ def test_the_digest_of_landmarks_is_unchanged_too(capsys, tmp_path):
 
 def test_a_smaller_size_names_itself_in_the_fingerprint(capsys, tmp_path, images):
     import pipeline
-    from pipeline.build.parts import Parts
+    from pipeline.build.data import DataParts
 
     own = [*images, f"cache_dir={tmp_path / 'cache'}"]
 
     def of(*more):
-        return Parts(pipeline.compose(*own, *more)).fingerprint("train")["dataset"]
+        return DataParts(pipeline.compose(*own, *more)).train.fingerprint["dataset"]
 
     sizes = [of(), of("dataset.packed=auto"), of("dataset.packed=auto", "pack.size=32"),
              of("dataset.packed=auto", "pack.size=16")]  # fmt: skip

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 import pipeline
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts
 from pipeline.datasets.arrays import Arrays
 from pipeline.datasets.audio_pairs import AudioPairs
 from pipeline.datasets.delimited_stream import DelimitedStream
@@ -397,9 +397,9 @@ def test_a_pack_is_made_again_of_a_replaced_image(data, capsys):
                  "dataset.packed=auto", "cache_dir=cache", "transform.train.normalize=null",
                  "transform.val.normalize=null", "trainer.progress=none",
                  "loader=threads"]  # fmt: skip
-        parts = Parts(pipeline.compose(*words))
-        assert isinstance(parts.dataset("train"), Packed)
-        return parts.dataset("train").pack.folder, parts.fingerprint("train")
+        parts = DataParts(pipeline.compose(*words))
+        assert isinstance(parts.train.dataset, Packed)
+        return parts.train.dataset.pack.folder, parts.train.fingerprint
 
     folder, told = packed()
     assert packed() == (folder, told)

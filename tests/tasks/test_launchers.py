@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import command
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts
 from pipeline.config import preflight, tuned
 from pipeline.tasks.sweep import read_results
 from tests.own_parts import NUMBERS
@@ -38,8 +38,11 @@ def folder(tmp_path_factory):
         patch.chdir(folder)
         patch.setenv("PENSTOCK_TRUST", "tests")
         config = preflight.compose(*RUN[2:], config_dir="conf")
-        found = tuned.Tuned("process", 1, 2, False, 1.0, "2026-01-01T00:00:00", {})
-        tuned.save(tuned.place("cache", Parts(config).fingerprint("train")["dataset"]), found)
+        found = tuned.Tuned(
+            backend="process", num_workers=1, prefetch_factor=2, pin_memory=False,
+            batches_per_second=1.0, when="2026-01-01T00:00:00", found_for={},
+        )  # fmt: skip
+        tuned.save(tuned.place(config, DataParts(config).train.fingerprint), found)
         assert command.main(words("basic", PRESETS)) == 0
     return folder
 

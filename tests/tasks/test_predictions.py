@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import pipeline
-from pipeline.build.parts import Parts
+from pipeline.build.training import TrainingParts
 from pipeline.tasks import predictions
 from pipeline.transforms.image import Compose, Normalize
 
@@ -24,14 +24,14 @@ def drawn(monkeypatch):
 
 
 def test_landmarks_of_samples_spread_over_the_split(faces, drawn, tmp_path):
-    parts = Parts(pipeline.compose(*faces, "loader=debug"))
+    parts = TrainingParts(pipeline.compose(*faces, "loader=debug"))
     model, objective = parts.model(), parts.objective()
     before = torch.random.get_rng_state()
-    path = predictions.draw(parts, model, objective, tmp_path / "p.png", count=5)
+    path = predictions.draw(parts.data.val, model, objective, tmp_path / "p.png", count=5)
     assert path == tmp_path / "p.png"
     assert torch.equal(torch.random.get_rng_state(), before)
     images, landmarks, predicted, captions = drawn[0]
-    rows = [parts.dataset("val")[row] for row in (0, 3, 6, 8, 11)]
+    rows = [parts.data.val.dataset[row] for row in (0, 3, 6, 8, 11)]
     # As the dataset has them, 48 pixels, where the model sees 64.
     assert all(torch.equal(one, row["image"]) for one, row in zip(images, rows, strict=True))
     assert len(images) == len(landmarks) == len(predicted) == 5
@@ -51,24 +51,24 @@ def test_classes_are_named(drawn, tmp_path):
             folder.mkdir(parents=True)
             Image.new("RGB", (40, 40), "red").save(folder / "one.png")
     root = f"dataset.root={tmp_path / 'data'}"
-    parts = Parts(pipeline.compose("dataset=image_folder", root, "loader=debug"))
+    parts = TrainingParts(pipeline.compose("dataset=image_folder", root, "loader=debug"))
     model = parts.model()
     torch.nn.init.zeros_(model.head.weight)
     model.head.bias.data = torch.tensor([0.0, 4.0])
-    predictions.draw(parts, model, parts.objective(), tmp_path / "p.png")
+    predictions.draw(parts.data.val, model, parts.objective(), tmp_path / "p.png")
     captions = drawn[0][3]
     assert captions == ["bees 98%\nnot ants", "bees 98%"]
 
 
 def test_pictures_are_as_the_model_saw_them_where_a_later_step_moves_them(faces, drawn, tmp_path):
     crop = "+transform.val.cut={_target_: torchvision.transforms.v2.CenterCrop, size: 40}"
-    parts = Parts(
+    parts = TrainingParts(
         pipeline.compose(*faces, "loader=debug", crop, "+transform.val.cut._after_=resize")
     )
-    predictions.draw(parts, parts.model(), parts.objective(), tmp_path / "p.png", count=2)
+    predictions.draw(parts.data.val, parts.model(), parts.objective(), tmp_path / "p.png", count=2)
     images, landmarks, _, _ = drawn[0]
     assert all(one.shape == (3, 40, 40) for one in images)
-    expected = parts.transform("val")(parts.dataset("val")[0])["landmarks"]
+    expected = parts.data.val.transform(parts.data.val.dataset[0])["landmarks"]
     torch.testing.assert_close(landmarks[0], expected.as_subclass(torch.Tensor))
 
 
@@ -76,12 +76,12 @@ def test_sequences_are_drawn_without_their_padding(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     drawn = []
     monkeypatch.setattr(predictions, "signals", lambda *given: drawn.append(given) or given[1])
-    parts = Parts(pipeline.compose("dataset=sequences", "loader=debug", "dataset.root=seq",
+    parts = TrainingParts(pipeline.compose("dataset=sequences", "loader=debug", "dataset.root=seq",
                                    "dataset.count=40"))  # fmt: skip
     path = tmp_path / "p.png"
-    assert predictions.draw(parts, parts.model(), parts.objective(), path, count=4) == path
+    assert predictions.draw(parts.data.val, parts.model(), parts.objective(), path, count=4) == path
     values, _, captions = drawn[0]
-    rows = [parts.dataset("val")[row]["sequence"] for row in (0, 2, 5, 7)]
+    rows = [parts.data.val.dataset[row]["sequence"] for row in (0, 2, 5, 7)]
     assert all(torch.equal(one, row) for one, row in zip(values, rows, strict=True))
     assert all(re.fullmatch(r"\w+ \d+%(, not \w+)?", caption) for caption in captions)
 
@@ -89,11 +89,13 @@ def test_sequences_are_drawn_without_their_padding(tmp_path, monkeypatch):
 def test_texts_and_tables_are_listed(tmp_path):
     (tmp_path / "t.tsv").write_text("".join(f"{'ham' if n % 2 else 'spam'}\tno|{n} \x1b[31m\n"
                                             for n in range(40)))  # fmt: skip
-    parts = Parts(pipeline.compose(
+    parts = TrainingParts(pipeline.compose(
         "dataset=delimited_text", f"dataset.root={tmp_path}", "dataset.file=t.tsv", "loader=debug",
         "dataset.columns=[label,text]", f"dataset.cache_dir={tmp_path / 'cache'}",
     ))  # fmt: skip
-    path = predictions.draw(parts, parts.model(), parts.objective(), tmp_path / "p.png", count=3)
+    path = predictions.draw(
+        parts.data.val, parts.model(), parts.objective(), tmp_path / "p.png", count=3
+    )
     assert path == tmp_path / "p.md"
     lines = path.read_text().splitlines()
     assert lines[0] == "| row | sample | true | predicted |"
@@ -102,10 +104,12 @@ def test_texts_and_tables_are_listed(tmp_path):
                and "\x1b" not in line for line in lines[2:])  # fmt: skip
     np.save(tmp_path / "inputs.npy", np.arange(60, dtype=np.float32).reshape(20, 3))
     np.save(tmp_path / "targets.npy", np.linspace(0, 1, 20, dtype=np.float32))
-    parts = Parts(pipeline.compose("dataset=arrays", "objective=regression", "loader=debug",
+    parts = TrainingParts(pipeline.compose("dataset=arrays", "objective=regression", "loader=debug",
                                    f"dataset.root={tmp_path}"))  # fmt: skip
-    path = predictions.draw(parts, parts.model(), parts.objective(), tmp_path / "q.png", count=2)
-    row = parts.dataset("val")[0]
+    path = predictions.draw(
+        parts.data.val, parts.model(), parts.objective(), tmp_path / "q.png", count=2
+    )
+    row = parts.data.val.dataset[0]
     shown = path.read_text().splitlines()[2]
     assert f"| {', '.join(f'{one:.4g}' for one in row['input'].tolist())} |" in shown
     assert f"| {float(row['target']):.4g} |" in shown

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 import pipeline
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts
 from pipeline.datasets.image_folder import ImageFolder
 from pipeline.errors import DataError
 from pipeline.loading.batch import Batch
@@ -126,10 +126,10 @@ def test_the_digest_does_not_depend_on_who_works(folder, capsys):
 
 def test_the_loader_takes_threads_and_the_fingerprint_names_the_decoder(folder):
     config = pipeline.compose(*overrides(folder, "loader=fast", "loader.num_workers=2"))
-    parts = Parts(config)
-    with parts.loader("train") as loader:
+    parts = DataParts(config)
+    with parts.train.loader() as loader:
         assert loader.options.backend == "thread"
-    assert parts.fingerprint("train")["decoder"] == "torchvision on cpu"
+    assert parts.train.fingerprint["decoder"] == "torchvision on cpu"
 
 
 def test_a_damaged_file_is_named(folder, capsys):

@@ -18,7 +18,7 @@ from PIL import Image
 from torchvision import tv_tensors
 
 import pipeline
-from pipeline.build.parts import Parts
+from pipeline.build.data import DataParts
 from pipeline.datasets.image_folder import ImageFolder
 from pipeline.datasets.reading.image import encoded_image, read_image
 from pipeline.errors import ConfigError, DataError
@@ -439,7 +439,7 @@ def compose(root, *overrides):
 
 
 def batches(config):
-    with Parts(config).loader("train") as loader:
+    with DataParts(config).train.loader() as loader:
         return [(batch["image"].clone(), batch.indices) for batch in loader.epoch(0)]
 
 
@@ -464,12 +464,12 @@ def test_the_same_batches_by_any_backend(tmp_path, decoder):
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_normalising_while_decoding_changes_no_bit(tmp_path, decoder):
     root = folder(tmp_path)
-    parts = Parts(compose(root, f"transform.train.decode.decoder={decoder}"))
-    early = parts.fetch("train")
-    request = parts.plan("train").request(0, 0, 0, 1)
+    parts = DataParts(compose(root, f"transform.train.decode.decoder={decoder}"))
+    early = parts.train.fetch()
+    request = parts.train.plan.request(0, 0, 0, 1)
     assert early.batch_transform is None or not early.batch_transform.steps
     bytes_first = replace(
-        parts.fetch("train", whole=True), transform=parts.transform("train"),
+        parts.train.fetch(whole=True), transform=parts.train.transform,
         batch_transform=BatchCompose({"normalize": BatchNormalize("imagenet")}, 0),
     )  # fmt: skip
     one, other = early(request)["image"], bytes_first(request)["image"]
@@ -478,7 +478,7 @@ def test_normalising_while_decoding_changes_no_bit(tmp_path, decoder):
 
 def test_a_batch_is_written_in_place(tmp_path):
     root = folder(tmp_path)
-    parts = Parts(compose(root))
+    parts = DataParts(compose(root))
     seen = []
 
     class Spy(Stack):
@@ -487,8 +487,8 @@ def test_a_batch_is_written_in_place(tmp_path):
             seen.append(batch["image"].data_ptr() == samples[0]["image"].data_ptr())
             return batch
 
-    fetch = Fetch(parts.dataset("train"), parts.transform("train"), Spy(), 0)
-    fetch(parts.plan("train").request(0, 0, 0, 1))
+    fetch = Fetch(parts.train.dataset, parts.train.transform, Spy(), 0)
+    fetch(parts.train.plan.request(0, 0, 0, 1))
     assert seen == [True]
 
 
@@ -516,10 +516,10 @@ class SaysShared(Stack):
 
 
 def test_workers_write_into_shared_memory(tmp_path):
-    parts = Parts(compose(folder(tmp_path)))
-    fetch = Fetch(parts.dataset("train"), parts.transform("train"), SaysShared(), 0)
+    parts = DataParts(compose(folder(tmp_path)))
+    fetch = Fetch(parts.train.dataset, parts.train.transform, SaysShared(), 0)
     for backend, shared in (("process", True), ("main", False)):
-        with Loader(parts.plan("train"), fetch, LoaderOptions(backend, 1)) as loader:
+        with Loader(parts.train.plan, fetch, LoaderOptions(backend, 1)) as loader:
             batch = next(iter(loader))
         assert batch["shared"] is shared
         assert batch["image"].shape == (5, 3, 32, 32)
@@ -573,14 +573,14 @@ def test_a_bad_file_names_itself_in_the_run(tmp_path, capsys):
 
 def test_fast_says_what_it_chose(tmp_path, caplog):
     root = folder(tmp_path)
-    with caplog.at_level("INFO"), Parts(
+    with caplog.at_level("INFO"), DataParts(
         compose(root, "loader=fast", "loader.num_workers=2", "transform.train.decode.decoder=pure")
-    ).loader("train") as loader:  # fmt: skip
+    ).train.loader() as loader:  # fmt: skip
         assert loader.options.backend == "thread"
     assert "loader: 2 threads, JPEG decoder in pure Python" in caplog.text
-    with Parts(
+    with DataParts(
         compose(root, "transform=images", "loader=fast", "loader.num_workers=2")
-    ).loader("train") as loader:  # fmt: skip
+    ).train.loader() as loader:  # fmt: skip
         assert loader.options.backend == "process"
 
 
@@ -588,16 +588,16 @@ def test_fast_says_what_it_chose(tmp_path, caplog):
 def test_the_decoder_is_in_the_fingerprint(tmp_path):
     root = folder(tmp_path)
     prints = [
-        Parts(compose(root, f"transform.train.decode.decoder={name}")).fingerprint("train")
+        DataParts(compose(root, f"transform.train.decode.decoder={name}")).train.fingerprint
         for name in ("native", "pure")
     ]
     assert [one["decoder"] for one in prints] == ["native", "pure"]
-    assert "decoder" not in Parts(compose(root, "transform=images")).fingerprint("train")
+    assert "decoder" not in DataParts(compose(root, "transform=images")).train.fingerprint
 
 
 def test_no_generator_is_seeded_or_drawn_from(tmp_path):
-    fetch = Parts(compose(folder(tmp_path))).fetch("train")
-    request = Parts(compose(tmp_path)).plan("train").request(0, 0, 0, 1)
+    fetch = DataParts(compose(folder(tmp_path))).train.fetch()
+    request = DataParts(compose(tmp_path)).train.plan.request(0, 0, 0, 1)
     before = torch.default_generator.get_state()
     fetch(request)
     assert torch.equal(before, torch.default_generator.get_state())

@@ -30,6 +30,7 @@ from pipeline.order.streams import End, StreamRequest
 from pipeline.torch_internals import ExceptionWrapper
 
 DEFAULT_TIMEOUT = 300.0
+BackendName = Literal["main", "process", "thread"]
 POLL = 0.5  # seconds between two looks at workers that report nothing
 
 
@@ -57,7 +58,7 @@ class LoaderOptions:
         auto: tune the number of workers during the run, starting from `num_workers`.
     """
 
-    backend: Literal["main", "process", "thread"] = "main"
+    backend: BackendName = "main"
     num_workers: int = 0
     prefetch_factor: int | None = None
     persistent_workers: bool = False

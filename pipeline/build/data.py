@@ -1,0 +1,345 @@
+"""Configuration to data: dataset, transforms, plan, fetch and loader of each split.
+
+What a configuration leaves out and a callable takes by name is supplied here: `split`, `limits`,
+the training split's statistics, and the dataset's facts (`num_classes` ...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pipeline.build.samples import collate_of, dataset_of, fields_of, lengths_told, sampler_of
+from pipeline.config import allow_list, loader_options, tuned
+from pipeline.config.data_rules import mode_of
+from pipeline.config.instantiate import make
+from pipeline.config.nodes import FACTS, SAME_FACTS, datasets, of_the_build
+from pipeline.config.schema import Config, LoaderSection
+from pipeline.distributed.world import World, from_environment
+from pipeline.errors import ConfigError, Problem
+from pipeline.loading.bad_samples import BadSamples
+from pipeline.loading.budget import Budget, epoch_length
+from pipeline.loading.dataset_facts import classes_of, facts_of
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.loader import Loader
+from pipeline.loading.named_fields import Fields
+from pipeline.loading.stream_fetch import StreamFetch
+from pipeline.loading.workers.backends import BackendName, LoaderOptions
+from pipeline.order.plan import Plan, not_empty
+from pipeline.order.samplers import Sequential
+from pipeline.order.streams import StreamOrder, StreamPlan, is_stream, length_of
+from pipeline.packing.packing import backend_for, pack
+from pipeline.packing.recipe import Recipe, fits
+from pipeline.runs import quarantine
+from pipeline.runs.identity.fingerprints import fingerprint_of, other_than_own, recorded
+from pipeline.transforms.batch import BatchCompose
+from pipeline.transforms.image import Compose, Normalize
+from pipeline.transforms.image_decoding import decode_step, fused
+from pipeline.transforms.statistics import statistics_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_NOT_NATIVE = (
+    "native crops squares from image files, which needs pack.size, pack.square=true, "
+    "pack.format=pixels, the native decoder (libjpeg-dev and a C compiler when Penstock is "
+    "installed), and a dataset that takes `lazy` and has no points or boxes; set it to auto or "
+    "reader"
+)
+_PACKED = "pipeline.datasets.packed.Packed"  # reads what pipeline.packing.packing writes
+
+
+class DataParts:
+    """The data of a run: its splits, and what they share. Each part is built on first use.
+
+    Args:
+        config: checked by preflight.
+        world: this process among the others; from the environment when None.
+    """
+
+    def __init__(self, config: Config, world: World | None = None) -> None:
+        self.config = config
+        self.world = world or from_environment(config.trainer.device)
+        self.train, self.val = Split(self, "train"), Split(self, "val")
+
+    def split(self, name: str) -> Split:
+        """The split of that name, "train" or "val"."""
+        return self.train if name == "train" else self.val
+
+    @cached_property
+    def fields(self) -> Fields:
+        """Names for samples that are not dicts."""
+        return fields_of(self.config)
+
+    @cached_property
+    def facts(self) -> dict[str, int]:
+        """What the training split tells models and metrics: num_classes, num_outputs ..."""
+        told = of_the_build(self.config.dataset, "facts") or {}
+        return facts_of(self.train.dataset, self.fields) | told
+
+    def make_with_facts(self, key: str, node: Mapping[str, Any], nested: bool) -> Any:
+        """Build a node, supplying the facts; see `instantiate.make`.
+
+        Raises:
+            ConfigError: also where it needs a fact that the dataset does not tell.
+        """
+        facts, dataset = self.facts, self.train.dataset
+        classes = classes_of(dataset)
+        supply = {
+            **facts,
+            **{name: facts[fact] for name, fact in SAME_FACTS.items() if fact in facts},
+            **({"classes": classes} if classes else {}),
+        }
+
+        def explained(problem: Problem) -> Problem:
+            for name in FACTS:
+                if repr(name) in problem.message and name not in facts:
+                    reason = (
+                        f"needs {name}, which {type(dataset).__name__} does not tell (its facts: "
+                        f"{', '.join(facts) or 'none'}); set it: "
+                        f"+dataset.facts.{SAME_FACTS.get(name, name)}=..."
+                    )
+                    return Problem(problem.key, reason)
+            return problem
+
+        try:
+            return make(node, key, supply, nested)
+        except ConfigError as error:
+            raise ConfigError([explained(one) for one in error.problems]) from error
+
+    def with_statistics(self, node: Any) -> Any:
+        """A step with the training split's statistics in place of the word "dataset"."""
+        if not isinstance(node, Mapping) or node.get("statistics") != "dataset":
+            return node
+        found = allow_list.resolve(node["_target_"], "transform")
+        normalizes = isinstance(found, type) and issubclass(found, Normalize)
+        return {**node, "statistics": self._statistics} if normalizes else node
+
+    @cached_property
+    def _statistics(self) -> dict[str, list[float]]:
+        dataset, config = self.train.dataset, self.config
+        own = other_than_own(dataset, config)
+        return statistics_of(dataset, config.cache_dir, own, self.fields)
+
+    @cached_property
+    def loader_section(self) -> LoaderSection:
+        """The section `loader` with `num_workers: tuned` settled."""
+        if self.config.loader.num_workers != "tuned":
+            return self.config.loader
+        return tuned.apply(self.config, self.train.fingerprint)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether batches are transformed on the device, after they have been delivered."""
+        place = self.config.transform.batch_on
+        return place == "device" or (place == "auto" and self.world.device != "cpu")
+
+
+class Split:
+    """The data of one split, "train" or "val". Validation reads every sample once, in order."""
+
+    def __init__(self, data: DataParts, name: str) -> None:
+        self.data = data
+        self.config = data.config
+        self.name = name
+        self._is_train = name == "train"
+        self._fingerprints: dict[str, str] = {}  # by mode
+
+    @cached_property
+    def dataset(self) -> Any:
+        where = self.config.dataset.get("packed")
+        if where is None:
+            return self._unpacked(lazy=self._decodes)
+        self._node()  # a split that the configuration lacks has no pack either
+        folder = self.pack() if where == "auto" else where
+        node = {"_target_": _PACKED, "folder": str(folder)}
+        return make(node, "dataset.packed", self._supply(lazy=self._decodes))
+
+    def pack(self) -> Path:
+        """The folder of the split's pack, which is made if it does not exist."""
+        given = self.config.pack
+        recipe = Recipe(given.size, given.square, given.format)
+        squares = None if given.decoder == "reader" else recipe.natively()
+        dataset = self._unpacked(lazy=given.format == "encoded" or squares is not None)
+        if squares is not None and fits(dataset):
+            recipe = squares
+        elif given.decoder == "native":
+            raise ConfigError(Problem("pack.decoder", _NOT_NATIVE))
+        elif squares is not None and getattr(dataset, "lazy", False):
+            dataset = self._unpacked(lazy=False)
+        # "auto" would look at the transform, which may need this very dataset's statistics.
+        backend, suited = self.config.loader.backend, backend_for(dataset, recipe)
+        if suited == "thread" or backend == "auto":
+            backend = suited
+        return pack(
+            dataset, self.name, recipe, self.config.cache_dir, given.out,
+            self.loader_options(backend), self.config.trainer.progress,
+            other_than_own(dataset, self.config), self.data.fields,
+        )  # fmt: skip
+
+    def _unpacked(self, lazy: bool) -> Any:
+        key, node = self._node()
+        return dataset_of(node, key, self._supply(lazy))
+
+    def _node(self) -> tuple[str, Any]:
+        nodes = dict(datasets(self.config.dataset))
+        key = "dataset" if "dataset" in nodes else f"dataset.{self.name}"
+        if key not in nodes:
+            raise ConfigError(Problem(key, "is missing, and this task reads that split"))
+        return key, nodes[key]
+
+    def _supply(self, lazy: bool) -> dict[str, Any]:
+        # `train` is what torchvision's datasets call it.
+        return {"split": self.name, "train": self._is_train, "lazy": lazy,
+                "limits": self.config.limits}  # fmt: skip
+
+    def _steps(self, section: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+        """Name, full key and node of each step of a section of transforms."""
+        for name, node in getattr(self.config.transform, section).items():
+            if node is not None:
+                yield name, f"transform.{section}.{name}", node
+
+    @cached_property
+    def _decodes(self) -> bool:
+        """Whether a step decodes; known without building any."""
+        steps = [*self._steps(self.name), *self._steps(f"{self.name}_batch")]
+        return any(
+            getattr(allow_list.resolve(node["_target_"], key), "decodes", False)
+            for _, key, node in steps
+        )
+
+    @cached_property
+    def transform(self) -> Compose:
+        """The transforms of samples."""
+        return Compose({name: make(self.data.with_statistics(node), key)
+                        for name, key, node in self._steps(self.name)})  # fmt: skip
+
+    @cached_property
+    def batch_transform(self) -> BatchCompose:
+        """The transforms of batches."""
+        made = {
+            name: self.data.make_with_facts(key, self.data.with_statistics(node), nested=True)
+            for name, key, node in self._steps(f"{self.name}_batch")
+        }
+        return BatchCompose(made, self.config.seed)
+
+    @cached_property
+    def plan(self) -> Plan | StreamPlan:
+        """Which samples belong to which address."""
+        config, dataset = self.config, self.dataset
+        tail = config.batch.tail if self._is_train else "keep"
+        short = config.trainer.short(self.name)
+        if is_stream(dataset):
+            order = StreamOrder(config.seed)
+            target = config.sampler["_target_"]
+            if self._is_train and allow_list.resolve(target, "sampler._target_") is StreamOrder:
+                order = make(config.sampler, "sampler", {"seed": config.seed})
+            return StreamPlan(order, self._batch_size, tail, length_of(dataset), *short)
+        sampler: Any = Sequential(len(dataset))
+        if self._is_train:
+            steps = self.transform.steps
+            sampler = sampler_of(config, dataset, self._batch_size, self.data.fields, steps)
+        together = self.batch_transform.together
+        return not_empty(Plan(sampler, self._batch_size, tail, together, *short))
+
+    @property
+    def _batch_size(self) -> int:
+        batch = self.config.batch
+        if batch.size is None:  # one by one
+            return 1
+        return batch.size if self._is_train else batch.val_size or batch.size
+
+    def fetch(self, hashed: bool = False, whole: bool = True) -> Fetch:
+        """Request to batch.
+
+        Args:
+            hashed: also hash every sample, as `task=digest` prints it.
+            whole: include the batch transforms that run on the device.
+        """
+        transform, plan, batch_steps = self.transform, self.plan, self.batch_transform
+        of_batch = batch_steps if whole or not self.data.on_device else None
+        if of_batch:
+            transform, of_batch = fused(transform, of_batch)
+        fields = self.data.fields
+        common = (self.dataset, transform, collate_of(self.config, fields), self.config.seed,
+                  hashed, of_batch or None, self._bad_samples(), fields)  # fmt: skip
+        if not isinstance(plan, StreamPlan):
+            return Fetch(*common)
+        return StreamFetch(*common, order=plan.sampler, batch_size=plan.batch_size, tail=plan.tail,
+                           together=batch_steps.together)  # fmt: skip
+
+    def _bad_samples(self) -> BadSamples:
+        given, path = self.config.bad_samples, self.config.bad_samples.quarantine
+        fingerprint = self.fingerprint["dataset"] if path else ""
+        return quarantine.policy(given.on_error, path, self.name, self.plan, self.dataset,
+                                 fingerprint, self.config.seed)  # fmt: skip
+
+    def loader(self, hashed: bool = False) -> Loader:
+        """Batches of the split; to be closed."""
+        return Loader(
+            self.plan, self.fetch(hashed, whole=False), self.loader_options(), self.data.world,
+            self.fingerprint,
+            batch_transform=(self.batch_transform or None) if self.data.on_device else None,
+            budget=self.budget,
+        )  # fmt: skip
+
+    def loader_options(self, backend: BackendName | None = None) -> LoaderOptions:
+        """The section `loader`, resolved for this split.
+
+        Args:
+            backend: of a packing loader, which is neither tuned nor grows; None: as configured.
+        """
+        ranks = self.data.world.local_size
+        if backend is not None:
+            return loader_options.resolve(self.config.loader, backend, False, ranks)
+        given, grows = self.data.loader_section, isinstance(self.plan, Plan)
+        backend = loader_options.backend(given, self.transform, self._decodes, log=self._is_train)
+        return loader_options.resolve(given, backend, grows, ranks)
+
+    @property
+    def budget(self) -> Budget:
+        """How much of the split may be left out."""
+        length = epoch_length(self.plan, self.dataset)
+        return Budget(self.config.bad_samples.budget, self.name, length)
+
+    def data_fingerprint(self, mode: str) -> str:
+        """The fingerprint of the dataset, by names, sizes or content."""
+        if mode not in self._fingerprints:
+            found = fingerprint_of(self.dataset, mode, self.config.cache_dir)
+            self._fingerprints[mode] = found
+        return self._fingerprints[mode]
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """What the addresses of the split depend on, by key."""
+        config, mode = self.config, mode_of(self.config)
+        parts = {"seed": config.seed, "dataset": self.data_fingerprint(mode), **recorded(mode)}
+        if self._is_train:
+            parts |= {"sampler": config.sampler, "batch.size": config.batch.size,
+                      "batch.tail": config.batch.tail}  # fmt: skip
+            parts |= lengths_told(config, self.transform.steps)
+        else:
+            parts["batch.val_size"] = self._batch_size
+        step = decode_step(self.transform)
+        if step is not None:  # pixels differ by rounding from one decoder to another
+            parts["decoder"] = step.decoder
+        elif self._decodes:  # whole batches do
+            device = self.data.world.device if self.data.on_device else "cpu"
+            parts["decoder"] = f"torchvision on {device}"
+        return {key: str(value) for key, value in parts.items()}
+
+
+def build_train_loader(config: Config, world: World | None = None) -> Loader:
+    """Batches of the training split, one epoch each time it is iterated.
+
+    Args:
+        config: from `pipeline.compose("sampler=weighted", ...)`.
+        world: this process among the others; from the environment when None.
+    """
+    return DataParts(config, world).train.loader()
+
+
+def build_val_loader(config: Config, world: World | None = None) -> Loader:
+    """Batches of the validation split: every sample once, in order."""
+    return DataParts(config, world).val.loader()

@@ -1,0 +1,77 @@
+"""Configuration to training: model, objective, optimizer, scheduler, tracker.
+
+What a callable takes by name and the configuration leaves out is supplied: facts of the dataset,
+`params`, `total_steps`, `folder`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pipeline.build.data import DataParts
+from pipeline.config.instantiate import make
+from pipeline.config.nodes import SCHEDULE_KEYS
+from pipeline.config.schema import Config
+from pipeline.distributed.world import World
+from pipeline.order.randomness import hash64, scope, seed_global
+from pipeline.training.schedules import warmup_steps, with_warmup
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+
+class TrainingParts:
+    """What is trained and how, and the data for it.
+
+    Args:
+        config: checked by preflight.
+        world: this process among the others; from the environment when None.
+    """
+
+    def __init__(self, config: Config, world: World | None = None) -> None:
+        self.config = config
+        self.data = DataParts(config, world)
+        self.world = self.data.world
+
+    def model(self) -> torch.nn.Module:
+        """A new model on the CPU; its weights follow from the seed."""
+        with scope():
+            seed_global(hash64(self.config.seed, "weights"))
+            made: torch.nn.Module = self.data.make_with_facts("model", self.config.model, False)
+        return made
+
+    def objective(self) -> Any:
+        """The objective with its metrics."""
+        return self.data.make_with_facts("objective", self.config.objective, nested=True)
+
+    def optimizer(self, model: torch.nn.Module) -> Optimizer:
+        """The optimizer of the model's weights."""
+        params = [weight for weight in model.parameters() if weight.requires_grad]
+        made: Optimizer = make(self.config.optimizer, "optimizer", {"params": params})
+        return made
+
+    def scheduler(self, optimizer: Optimizer, total_steps: int) -> LRScheduler | None:
+        """The schedule with its warm-up, or None.
+
+        Args:
+            total_steps: how often it will be stepped: optimizer steps of the whole run, or its
+                epochs where `scheduler.interval` is epoch.
+        """
+        node = self.config.scheduler
+        if node is None:
+            return None
+        warm = warmup_steps(node.get("warmup", 0), total_steps)
+        rest = total_steps - warm
+        plain = {name: value for name, value in node.items() if name not in SCHEDULE_KEYS}
+        steps = {"total_steps": rest, "T_max": rest, "total_iters": rest}
+        return with_warmup(
+            optimizer, warm, lambda one: make(plain, "scheduler", {"optimizer": one, **steps})
+        )
+
+    def tracker(self, folder: str | os.PathLike[str]) -> Any:
+        """The tracker that writes into `folder`."""
+        return make(self.config.tracker, "tracker", {"folder": folder})
