@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from hydra.core.hydra_config import HydraConfig
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says more of the machine than of the code.
@@ -73,6 +74,13 @@ def no_power_cut():
 def pytest_unconfigure():
     """At the end it is taken apart with the rest."""
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def no_job():
+    """Forget hydra's job when a test is over; its folders and overrides would show in later ones."""
+    yield
+    HydraConfig.instance().cfg = None
 
 
 @pytest.fixture(autouse=True)

@@ -178,7 +178,7 @@ def test_replay_of_a_stream(faces, capsys, tmp_path):
 def test_replay_outside_the_epoch_is_a_configuration_error(faces, capsys, tmp_path):
     outcome = run(capsys, "task=replay", "step=99", *faces)
     assert outcome.code == 2
-    assert "step: epoch 0 of the train split has 6 steps, 0 to 5; 99 is none" in outcome.err
+    assert "step: epoch 0 of the train split has 6 steps, 0 to 5, and no step 99" in outcome.err
     assert not (tmp_path / "outputs").exists()
 
 

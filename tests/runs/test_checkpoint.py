@@ -235,7 +235,7 @@ def test_find_takes_a_file_a_run_and_their_folder(tmp_path: Path) -> None:
     path = Checkpoints(tmp_path / "checkpoints").save({}, 7)
     for given in (path, tmp_path, tmp_path / "checkpoints"):
         assert checkpoint.find(given) == path  # none was the best: the last one
-    with pytest.raises(PenstockError, match="no checkpoint in it"):
+    with pytest.raises(PenstockError, match="it holds no checkpoint"):
         checkpoint.find(tmp_path / "elsewhere")
 
 
@@ -433,7 +433,7 @@ def test_the_best_is_gone_on_from_where_no_other_is_good(tmp_path: Path) -> None
 
 def test_there_may_be_none(tmp_path: Path) -> None:
     assert not checkpoint.has_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match="no checkpoint in it"):
+    with pytest.raises(CheckpointError, match="it holds no checkpoint"):
         checkpoint.find_newest(tmp_path)
     Checkpoints(tmp_path / "checkpoints").save({}, 1)
     assert checkpoint.has_checkpoint(tmp_path)
