@@ -61,6 +61,7 @@ def pytest_collection_finish():
     """Leave what was imported to no more collections: they would go through it again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)  # a run makes few cycles and many objects
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -78,7 +79,7 @@ def pytest_unconfigure():
 
 @pytest.fixture(autouse=True)
 def no_job():
-    """Forget hydra's job when a test is over; its folders and overrides would show in later ones."""
+    """Forget hydra's job when a test is over; later ones would see its folders and overrides."""
     yield
     HydraConfig.instance().cfg = None
 

@@ -43,6 +43,8 @@ def shown(package: str | None) -> Iterator[None]:
         return OmegaConf.create(written(config))
 
     def with_comments(cfg: Any, *, resolve: bool = False, sort_keys: bool = False) -> str:
+        if OmegaConf.is_config(cfg):  # `--info` comes without what `--cfg` has gone through
+            cfg = OmegaConf.create(written(cfg))
         text = to_yaml(cfg, resolve=resolve, sort_keys=sort_keys)
         return reference.annotated(text, said, prefix or "")
 

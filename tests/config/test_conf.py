@@ -80,6 +80,7 @@ def test_every_task_has_a_file():
     assert {path.stem for path in (CONF / "task").glob("*.yaml")} == set(TASKS)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "sampler", ["sequential", "random", "weighted", "subset", "bucket", "identity"]
 )

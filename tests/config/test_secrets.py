@@ -145,6 +145,13 @@ def test_a_configuration_is_shown_without_secrets(capsys, resolve):
     assert shown["limits"]["files"] == 100_000_000, "everything else is as it was"
 
 
+def test_nor_does_info_show_any(capsys):
+    outcome = run(capsys, "--info", "config", "--trust", "tests", STEP % TYPED)
+    assert outcome.code == 0, outcome.err
+    assert "api_token: '***'" in outcome.out + outcome.err
+    assert TYPED not in outcome.out + outcome.err
+
+
 WEB = ["dataset=image_folder", "task=digest", "loader=debug"]
 SENDS = {
     "whole": ["dataset.root=${oc.env:CANARY_URL}"],

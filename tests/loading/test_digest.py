@@ -56,6 +56,7 @@ TORCH_SAMPLERS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_has_the_same_batches_in_workers_and_threads(faces, capsys, name):
     base = [*faces, f"sampler={name}", *SAMPLERS[name]]
@@ -67,6 +68,7 @@ def test_every_sampler_has_the_same_batches_in_workers_and_threads(faces, capsys
             assert run(capsys, *digest, *loading).out == expected.out
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "sampler",
     ["bucket", "bucket sampler.tokens=300", "identity sampler.identities=3", "weighted"],
