@@ -341,6 +341,7 @@ def test_links_that_double_at_every_step_end(tmp_path):
     assert len(walk(tmp_path / "0")) == 1
 
 
+@pytest.mark.stress
 def test_memory_and_time_of_refusing(tmp_path):
     put(tmp_path / "images", {n: a for n, a in IMAGES.items() if n != "gif of frames"}, ".jpg")
     (tmp_path / "images" / "text.jpg").write_bytes(hostile_files.TEXT_BOMB)

@@ -113,6 +113,7 @@ def test_a_batch_script_that_forgets_srun_is_told(monkeypatch):
     assert "the job has 2 machines" in notice
 
 
+@pytest.mark.stress
 def test_two_tasks_train_one_run(tmp_path):
     """The processes that srun would start, each by its variables alone."""
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -151,6 +151,7 @@ def test_work_that_takes_longer_than_the_limit_in_all_does_not_hang():
     assert loader.stats.deaths == 0
 
 
+@pytest.mark.stress
 def test_recovery_works_where_processes_are_spawned(tmp_path, caplog):
     options = LoaderOptions("process", 1, multiprocessing_context="spawn", persistent_workers=True)
     with toy.loader(options, Doom("exit 1", 7, tmp_path), Files()) as loader:
