@@ -126,7 +126,7 @@ def _main(
 
 
 def _checked(args: argparse.Namespace, only_looks: bool) -> tuple[Composer, bool]:
-    """What composed the configuration, and whether it is a single run's."""
+    """The composer of the configuration, and whether it is a single run's."""
     try:
         composer = Composer(args.config_path, args.config_name, args.config_dir)
         if args.shell_completion:  # its overrides are unfinished; the loader checks them

@@ -1,1 +1,1 @@
-"""What datasets are built of: one file of a kind to arrays, splits, fingerprints, folders."""
+"""Building blocks of datasets: readers for one file of a kind, splits, fingerprints, folders."""

@@ -74,7 +74,7 @@ class DataParts:
 
     @cached_property
     def facts(self) -> dict[str, int]:
-        """What the training split tells models and metrics: num_classes, num_outputs ..."""
+        """Facts of the training split for models and metrics: num_classes, num_outputs ..."""
         told = of_the_build(self.config.dataset, "facts") or {}
         return facts_of(self.train.dataset, self.fields) | told
 
@@ -312,7 +312,7 @@ class Split:
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        """What the addresses of the split depend on, by key."""
+        """Everything that the addresses of the split depend on, by key."""
         config, mode = self.config, mode_of(self.config)
         parts = {"seed": config.seed, "dataset": self.data_fingerprint(mode), **recorded(mode)}
         if self._is_train:

@@ -103,7 +103,7 @@ def _reads_lengths(config: Config) -> bool:
 
 
 def lengths_told(config: Config, steps: Mapping[str, Any]) -> dict[str, str]:
-    """What a sampler by length depends on besides the data: how tokens are counted, if they are."""
+    """How tokens are counted, if they are: a sampler by length depends on it besides the data."""
     tokenizer = tokenizer_of(steps) if _reads_lengths(config) else None
     return {} if tokenizer is None else {"lengths": tokenizer.counting}
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TrainingParts:
-    """What is trained and how, and the data for it.
+    """The model, its training and the data for it.
 
     Args:
         config: checked by preflight.

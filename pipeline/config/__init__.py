@@ -1,4 +1,4 @@
-"""What was asked for, and is it allowed: a command line becomes checked, typed values.
+"""From a command line to checked, typed values.
 
 `composition` lets Hydra compose, `preflight` finds everything that is wrong, `allow_list` says what
 may be called, `contradictions` which options exclude each other, `schema` is the typed

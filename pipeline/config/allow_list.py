@@ -1,4 +1,4 @@
-"""What a configuration may call: an allow-list, by name and by the kind of object found.
+"""The allow-list of objects that a configuration may call, by name and by kind of object.
 
 A `_target_` is a name from a file, a command line or an interpolation. It is called only if
 

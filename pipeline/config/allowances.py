@@ -1,4 +1,4 @@
-"""What a person allows from outside of the configuration, for one command and all its processes.
+"""Permissions given outside of the configuration, for one command and all its processes.
 
     --trust PACKAGE         a configuration may call what is in it
     --allow-env NAME        the value of an environment variable may leave this machine

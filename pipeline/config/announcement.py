@@ -18,7 +18,7 @@ _WRITES = ("fit", "replay", "profile", "check")  # into the run's folder
 
 
 def of_run(config: Config, choices: Mapping[str, Any]) -> str:
-    """What a single run will do, in one line.
+    """One line on what a single run will do.
 
     Args:
         config: typed; its parts have not been looked at.
@@ -51,7 +51,7 @@ def of_run(config: Config, choices: Mapping[str, Any]) -> str:
 
 
 def of_sweep(lines: Sequence[str], sizes: Sequence[int]) -> str:
-    """What a sweep will do, in one line.
+    """One line on what a sweep will do.
 
     Args:
         lines: the overrides that it goes over, with all their values.

@@ -113,7 +113,7 @@ def pinned_device(config: Config, found: Found) -> Messages:
 
 
 def ranks(config: Config, found: Found) -> Messages:
-    """What several ranks cannot share."""
+    """Options that several ranks cannot share."""
     size, strategy = world.launched_size(), config.distributed.strategy
     if strategy == "none":
         if size > 1:

@@ -1,4 +1,4 @@
-"""What Penstock uses of hydra and omegaconf that is not public there; no other file does.
+"""All uses of hydra's and omegaconf's private names; no other file has any.
 
 Tested with hydra 1.3.8 and omegaconf 2.3.1. With versions that lack one of these names, importing
 this file says which.
@@ -41,7 +41,7 @@ except (ImportError, AttributeError, KeyError) as error:
     ) from error
 
 __all__ = [
-    "BASIC_SWEEPER", "ConfigLoader", "apply_override", "create_config_search_path",
+    "BASIC_SWEEPER", "HookedLoader", "apply_override", "create_config_search_path",
     "get_args_parser", "hydra_config",
     "is_mapping", "loaded_by", "raw_node", "raw_value", "replaced", "shown_by",
 ]  # fmt: skip
@@ -62,7 +62,7 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-class ConfigLoader(ConfigLoaderImpl):
+class HookedLoader(ConfigLoaderImpl):
     """hydra's config loader, with hooks for its single steps."""
 
     def check_search_path(self, primary: DictConfig | None, overrides: Sequence[Override]) -> None:
@@ -114,7 +114,7 @@ def apply_override(override: Override, config: DictConfig) -> None:
 
 
 @contextmanager
-def loaded_by(make: Callable[..., ConfigLoader], single: bool) -> Iterator[None]:
+def loaded_by(make: Callable[..., HookedLoader], single: bool) -> Iterator[None]:
     """Let `hydra.main` load configurations with `make(config_search_path=...)`.
 
     Args:

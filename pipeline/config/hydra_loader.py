@@ -56,7 +56,7 @@ class Kept:
         return config
 
 
-class ConfigLoader(hydra_internals.ConfigLoader):
+class ConfigLoader(hydra_internals.HookedLoader):
     """Checks the search path before hydra imports what it names; replaces whole nodes."""
 
     def merge(self, config: DictConfig, addition: DictConfig) -> None:
@@ -133,7 +133,7 @@ class CheckedConfigLoader(ConfigLoader):
 
 
 def not_set(error: KeyError) -> Problem:
-    """What is said of a variable of `hydra.job.env_copy` that isn't there."""
+    """The problem of a variable of `hydra.job.env_copy` that isn't set."""
     return Problem("hydra.job.env_copy", f"{error.args[0]} is not set in the environment")
 
 

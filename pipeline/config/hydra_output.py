@@ -1,4 +1,4 @@
-"""What hydra prints and saves by itself, without secrets and harmless for a terminal.
+"""Hydra's own output, printed and saved, without secrets and harmless for a terminal.
 
     shown      `--cfg`, `--info`, `--help`: hydra composes and prints
     saved      multirun.yaml of a sweep, and .hydra/ where `hydra.output_subdir` asks for it

@@ -1,4 +1,4 @@
-"""What the section `hydra:` of a configuration may hold.
+"""The values that the section `hydra:` of a configuration may have.
 
 hydra imports and calls what this section names, before any code of ours runs. So
 
@@ -61,7 +61,7 @@ _PLAIN = re.compile(r"\$\{hydra[.:](job\.(name|num|id)|sweep\.(dir|subdir)|run\.
 
 
 def problems(node: Any, given: Sequence[str], importing: bool = False) -> list[Problem]:
-    """What is wrong with a composed section.
+    """The problems of a composed section.
 
     Args:
         node: the section as hydra will use it.
@@ -182,7 +182,7 @@ def _callbacks(callbacks: Any, importing: bool) -> Iterator[Problem]:
 def _trusted(
     key: str, name: Any, kind: type, known: Sequence[str], importing: bool
 ) -> Iterator[Problem]:
-    """What is wrong with a name that has to stand in a package of the person's own."""
+    """The problem of a name that has to be in a package of the person's own."""
     if not isinstance(name, str) or not allow_list.is_trusted(name):
         package = str(name).split(".")[0]
         way = "" if package in allow_list.NEVER else f". If it is yours: --trust {package}"

@@ -79,7 +79,7 @@ class Lazy:
 
 @lru_cache(maxsize=512)
 def _passed_by_hydra(name: str) -> Any:
-    """What hydra finds under a name and would call, past the checks of its own."""
+    """The object that hydra finds under a name and would call, past its own checks."""
     return instantiate({"_target_": name, "_partial_": True}, _convert_="all").func
 
 

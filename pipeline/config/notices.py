@@ -1,4 +1,4 @@
-"""What a configuration asks for and will not get, or not as it seems; logged once a run."""
+"""Notices on requests that a run does not fulfil, or not as they seem; logged once a run."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Project:
     config_dir: str | None = None
 
     def said(self, trusts: bool, configures: bool) -> str:
-        """What is announced; empty if neither counts."""
+        """The announcement; empty if neither counts."""
         parts = []
         if trusts and self.trust:
             parts.append(f"trusting {', '.join(self.trust)}")
@@ -128,7 +128,7 @@ def current() -> Project | None:
 
 
 def as_variable(project: Project | None) -> str:
-    """What `current` reads; empty for none."""
+    """The value that `current` reads; empty for no project."""
     return "" if project is None else json.dumps(asdict(project))
 
 

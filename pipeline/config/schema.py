@@ -69,7 +69,7 @@ class LoaderSection(Section):
 
 
 class BadSamplesSection(Section):
-    """What becomes of samples that cannot be read; see docs/bad_samples.md."""
+    """How unreadable samples are handled; see docs/bad_samples.md."""
 
     on_error: Literal["raise", "substitute", "skip"]
     budget: Index | Annotated[float, Field(gt=0, le=1)]
@@ -84,7 +84,7 @@ class TuneSection(Section):
 
 
 class PackSection(Section):
-    """What `task=pack` and `dataset.packed=auto` make of a dataset; see docs/packing.md."""
+    """Options of `task=pack` and `dataset.packed=auto`; see docs/packing.md."""
 
     size: Count | None = None
     square: bool = True

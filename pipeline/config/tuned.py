@@ -1,4 +1,4 @@
-"""What `task=tune` has found for a dataset on this machine, and `loader=tuned` reads.
+"""The loader that `task=tune` found for a dataset on this machine, for `loader=tuned`.
 
 One small JSON file in the cache folder for each dataset (by its fingerprint) and kind of machine
 (processor, cores, GPUs). It also says for which batch size, model and transforms it was found.
@@ -72,7 +72,7 @@ def place(config: Config, fingerprint: Mapping[str, str]) -> Path:
 
 
 def found_for(config: Config) -> dict[str, str]:
-    """What the best loader of a dataset depends on, by key."""
+    """Everything that the best loader of a dataset depends on, by key."""
     shown = config.compared()
     parts = {"batch.size": config.batch.size, "model": shown["model"], "transform":
              shown["transform"], "trainer.precision": config.trainer.precision,
@@ -87,7 +87,7 @@ def save(path: Path, tuned: Tuned) -> None:
 
 
 def load(path: Path) -> Tuned:
-    """What was found.
+    """The loader that was found.
 
     Raises:
         ConfigError: nothing was, or the file is damaged.

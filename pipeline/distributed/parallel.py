@@ -64,7 +64,7 @@ def _blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def wrap(model: nn.Module, parallel: Parallel, group: Group) -> nn.Module:
-    """What training calls: gradients after its backward pass are means over the ranks."""
+    """Wrap a model for training: after its backward pass, gradients are means over the ranks."""
     if parallel.strategy != "ddp" or group.alone:
         return model
     device = torch.device(group.world.device)

@@ -1,4 +1,4 @@
-"""What ranks know of each other without a collective: who is alive, how far, who wants to stop.
+"""Presence of ranks, without a collective: who is alive, how far, and who wants to stop.
 
 A thread of every rank leaves signs of life where the ranks met (notes in a folder, or the store
 that the group was made with), and looks there for another rank's wish to stop; it then sends this

@@ -287,7 +287,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
             sampler.set_epoch(state["sampler_epoch"])
 
     def _identity(self) -> dict[str, Any]:
-        """What has to be the same for a step to be the same batch."""
+        """Everything that has to be equal for a step to be the same batch."""
         try:
             length = None if self._is_stream else len(self.dataset)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):

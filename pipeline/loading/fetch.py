@@ -128,7 +128,7 @@ class Fetch:
         return self._own.beside(draws) if names else draws
 
     def dataset_of_worker(self) -> Any:
-        """What `get_worker_info().dataset` is in a worker process, for `worker_init_fn`."""
+        """The dataset of `get_worker_info()` in a worker process, for `worker_init_fn`."""
         return self.dataset
 
     def substitutes(self, rows: Any) -> Substitutes | None:

@@ -151,7 +151,7 @@ class SampleReader:
         return samples
 
     def _one_by_one(self) -> list[Any]:
-        """What could not be read at once; a row that ends the run does so here."""
+        """Read one by one what could not be read at once; a row that ends the run does so here."""
         samples: list[Any] = []
         for place in range(len(self._asked)):
             try:
@@ -163,7 +163,7 @@ class SampleReader:
     def _failed(
         self, error: Exception, stage: Stage, place: int, never_left_out: bool = False
     ) -> Exception:
-        """What to raise for a row that failed: that it is to be left out, or the run's end."""
+        """The error to raise for a row that failed: it leaves the row out, or ends the run."""
         if self._bad.on_error != "raise" and not never_left_out and is_bad(error, stage):
             return BadSampleError(in_one_line(error))
         path = path_of(self._fetch.dataset, self._asked[place])

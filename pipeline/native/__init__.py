@@ -1,4 +1,4 @@
-"""What is written in C, for speed; never required.
+"""Code in C, for speed; never required.
 
 `jpeg` is built with the package where a compiler and libjpeg-turbo's headers are there. Where it
 is not, importing `native/jpeg.py` raises ImportError, and `transforms/image_decoding.py` does the

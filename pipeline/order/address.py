@@ -16,7 +16,7 @@ class Address(NamedTuple):
 
 
 class Addressed:
-    """What belongs to one global batch, by its `epoch` and `step`."""
+    """Something that belongs to one global batch, by its `epoch` and `step`."""
 
     __slots__ = ()
     epoch: int

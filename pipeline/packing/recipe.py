@@ -71,7 +71,7 @@ def fits(dataset: Any) -> bool:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is done to a dataset's samples before they are packed.
+    """The steps applied to a dataset's samples before they are packed.
 
     Attributes:
         size: pixels of the shorter side of every picture; None leaves samples as they are.

@@ -1,4 +1,4 @@
-"""What is done to samples and to batches.
+"""Transforms of samples and of batches.
 
 `image`, `audio`, `text` and `arrays` transform samples; `image_decoding` decodes only the wanted
 crop. `batch_geometry`, `batch_colors` and `mixing` transform whole batches, which `batch` composes.

@@ -1,1 +1,1 @@
-"""What `pipeline.loading.dataloader`, a DataLoader with torch's arguments, is made of."""
+"""The parts of `pipeline.loading.dataloader`, a DataLoader with torch's arguments."""

@@ -44,7 +44,7 @@ class Keys(Addressed):
 
 @dataclass
 class FetchResult:
-    """What came of a request.
+    """The result of a request.
 
     Attributes:
         value: the collated batch, or the sample.
@@ -75,7 +75,7 @@ class FetchResult:
 
 
 class BackendFetch:
-    """What backends look for in a fetch, besides calling it."""
+    """The attributes that backends read of a fetch, besides calling it."""
 
     seed = 0
     transform: ClassVar[None] = None

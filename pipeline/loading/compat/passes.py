@@ -152,7 +152,7 @@ def check_length(dataset: str, samples: int, batches: int, size: int, delivered:
 
 
 def _lost(error: Exception) -> Exception:
-    """What to raise where workers could not make a batch."""
+    """The error to raise where workers could not make a batch."""
     if not isinstance(error, WorkerError):
         return error
     text = str(error)

@@ -1,4 +1,4 @@
-"""What was delivered of an epoch of a DataLoader, and what comes next.
+"""Progress of a DataLoader's epoch: what was delivered, and what comes next.
 
     ShardsProgress    shards of an iterable dataset, a batch of each in turn
     RowsProgress      rows of a map-style dataset (pipeline/loading/compat/drawing.py)
@@ -21,7 +21,7 @@ State = dict[str, Any]
 
 
 class Progress:
-    """What was delivered of an epoch.
+    """The part of an epoch that was delivered.
 
     Attributes:
         finished: whether all has been delivered, and the consumer knows.
@@ -35,7 +35,7 @@ class Progress:
         return False
 
     def requests(self) -> Iterator[Any]:
-        """What is to be made, as far as it has not been delivered."""
+        """The requests whose batches have not been delivered."""
         raise NotImplementedError
 
     def note(self, result: FetchResult) -> None:
@@ -54,13 +54,13 @@ class Progress:
         raise TypeError("how many batches there are of an IterableDataset shows at its end")
 
     def at_the_end(self) -> Any:
-        """What the next epoch has to know, of samplers and datasets with a state."""
+        """The state of samplers and datasets for the next epoch."""
         raise NotImplementedError
 
 
 @dataclass
 class Shard:
-    """What was delivered of one worker's share.
+    """The part of one worker's share that was delivered.
 
     Attributes:
         batches: how many.

@@ -105,7 +105,7 @@ def by_exit_code(code: int) -> str:
 
 
 def hint_for(code: int, size: int = 0, kills: int = 0) -> str:
-    """What a person may want to know about an exit code.
+    """A hint on an exit code.
 
     Args:
         size: bytes of memory that the process had when it was last looked at; 0: not known.
@@ -125,7 +125,7 @@ def hint_for(code: int, size: int = 0, kills: int = 0) -> str:
 
 
 def hint_for_state(state: str) -> str:
-    """What the state of a process that hangs tells."""
+    """A hint on the state of a process that hangs."""
     if state in ("T", "t"):
         return "it had been stopped (SIGSTOP, or a debugger); the stack is from after it continued"
     if state == "D":

@@ -248,7 +248,7 @@ class WorkerPool:
                 self._reap(worker, f"{how} and was killed", stack, hint)
 
     def _hangs(self, worker: Worker) -> str:
-        """What shows that it hangs; "" if nothing does."""
+        """The sign that it hangs; "" if there is none."""
         limit = self._options.limit
         if not limit:
             return ""

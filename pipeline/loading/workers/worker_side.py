@@ -1,4 +1,4 @@
-"""What runs in a worker process.
+"""The worker process.
 
 1. The process ends with the one that it works for, however that ends.
 2. Its stack can be had from outside: a crash writes it, and so does DUMP when it hangs.
@@ -66,7 +66,7 @@ class SharedState:
 
 @dataclass
 class WorkerContext:
-    """What a worker process is given.
+    """Everything that a worker process is given.
 
     Attributes:
         worker_init_fn: called with the worker's number before its first request.
