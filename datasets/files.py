@@ -180,7 +180,7 @@ class Files:
             raise DataError(
                 f"{address!r} has changed since this run began: it had {wanted.size} bytes "
                 f"(version {wanted.version or 'unknown'}) and has {now.size} "
-                f"({now.version or 'unknown'}). Start again, and let nobody write there meanwhile."
+                f"({now.version or 'unknown'}). Start again while nothing else writes there."
             )
         if not whole:
             raise Damaged(f"received {part.written} of {wanted.size} bytes")

@@ -75,7 +75,7 @@ class Endpoint:
 
 def check_allowed(names: list[str]) -> list[Problem]:
     """Problems with the names that --allow-endpoint was given."""
-    return [Problem("--allow-endpoint", f"{name!r} is no server; give HOST or HOST:PORT")
+    return [Problem("--allow-endpoint", f"{name!r} is not a server; give HOST or HOST:PORT")
             for name in names if not _ALLOWED.fullmatch(name)]  # fmt: skip
 
 

@@ -37,7 +37,7 @@ _read: dict[str, str] = {}  # what was read by this process -> its name
 
 def check_allowed(names: list[str]) -> list[Problem]:
     """Problems with the names that --allow-env was given."""
-    return [Problem("--allow-env", f"{name!r} is no name of a variable, such as DATA_ROOT")
+    return [Problem("--allow-env", f"{name!r} is not the name of a variable such as DATA_ROOT")
             for name in names if not _NAME.fullmatch(name)]  # fmt: skip
 
 

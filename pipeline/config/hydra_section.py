@@ -165,7 +165,7 @@ def _callbacks(callbacks: Any, importing: bool) -> Iterator[Problem]:
     for name, node in callbacks.items():
         key = f"hydra.callbacks.{name}"
         if not isinstance(node, Mapping) or "_target_" not in node:
-            yield Problem(key, "has no _target_, so it is no callback")
+            yield Problem(key, "has no _target_, so it is not a callback")
             continue
         own = node["_target_"] in CALLBACKS
         for argument in node if own else ():
