@@ -181,6 +181,7 @@ def stream(path, **arguments):
     return DelimitedStream(str(path), classes=["a", "b"], val_fraction=0.0, **arguments)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["gz", "zst"])
 @pytest.mark.parametrize("piece", [b"\0", b'"', b"\n"], ids=["zeros", "quotes", "blank"])
 def test_texts_that_expand(tmp_path, kind, piece):

@@ -72,6 +72,7 @@ with join(from_environment("cpu"), timeout=60) as group:
 """
 
 
+@pytest.mark.stress
 def test_ranks_that_are_started_again_meet_again_and_leave_no_trace(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("TMPDIR", str(tmp_path))

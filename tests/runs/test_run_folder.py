@@ -153,6 +153,7 @@ def hold(path, again, pipe):
     signal.pause()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("again", [False, True])
 def test_a_second_run_is_refused_and_told_who_holds_the_folder(tmp_path, again):
     path = tmp_path / "one"
