@@ -43,7 +43,7 @@ from pipeline.runs.manifest import read_manifest
 Status = Literal["running", "done", "failed", "interrupted", "preempted"]
 
 HOLDER = "holder.json"
-_OF_OTHERS = (HOLDER, ".hydra")  # allowed in a folder that no run has claimed yet
+_OF_OTHERS = ("result.json", HOLDER, ".hydra")  # allowed in a folder that no run has claimed yet
 BY_ADDRESS = ("ledger.jsonl", "digests.jsonl")
 BEST_FOLDER = "best"  # the one link in a run's folder: to a sharded checkpoint beside it
 
