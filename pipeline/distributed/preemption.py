@@ -219,20 +219,20 @@ def held() -> Iterator[None]:
         taker._interrupt(name)
 
 
-class waiting:
+@contextmanager
+def waiting() -> Iterator[None]:
     """The main thread only waits for data here: a signal raises `Stop`, also one from before."""
-
-    def __enter__(self) -> None:
-        self._taker = taker = _current()
-        if taker is not None:
-            taker._waits = True
-            if taker.asked is not None and not taker._at_once:
-                taker._waits = False
-                raise Stop(taker.asked)
-
-    def __exit__(self, *_: object) -> None:
-        if self._taker is not None:
-            self._taker._waits = False
+    taker = _current()
+    if taker is None:
+        yield
+        return
+    try:
+        taker._waits = True
+        if taker.asked is not None and not taker._at_once:
+            raise Stop(taker.asked)
+        yield
+    finally:
+        taker._waits = False
 
 
 def in_turns(items: Iterator[Item], turn: Callable[[bool], None] | None) -> Iterator[Item]:

@@ -37,7 +37,7 @@ class Stack:
     """
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        return {field: _stack(field, values) for field, values in _columns(samples).items()}
+        return {field: stack(field, values) for field, values in _columns(samples).items()}
 
 
 class _Padding:
@@ -58,7 +58,7 @@ class _Padding:
                 tensors = [plain(torch.as_tensor(value)) for value in values]
                 batch[name], batch[f"{name}_lengths"] = self._padded(name, tensors)
             else:
-                batch[name] = _stack(name, values)
+                batch[name] = stack(name, values)
         return batch
 
     def _names(self, columns: Mapping[str, list[Any]]) -> list[str]:
@@ -171,7 +171,8 @@ def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     return {field: [sample[field] for sample in samples] for field in fields}
 
 
-def _stack(field: str, values: list[Any]) -> Any:
+def stack(field: str, values: list[Any]) -> Any:
+    """The values of one field, as `Stack` puts them together."""
     first = values[0]
     for row, value in enumerate(values):
         if type(value) is not type(first):
@@ -181,7 +182,7 @@ def _stack(field: str, values: list[Any]) -> Any:
     if isinstance(first, EncodedImage):  # for a batch transform that decodes
         return values
     if isinstance(first, Tensor):
-        rows = [plain(value) for value in values]
+        rows = values if type(first) is Tensor else [value.as_subclass(Tensor) for value in values]
         view = output_buffers.contiguous_view(rows)
         return default_collate(rows) if view is None else view
     try:

@@ -51,10 +51,9 @@ from pipeline.order.randomness import (
     Draws,
     IntArray,
     begin_sample,
-    sample_key_array,
     sample_keys,
 )
-from pipeline.order.seeding import UNSEEDED, Seeding, ThreadRandomness, held_by_parts
+from pipeline.order.seeding import UNSEEDED, Seeding
 from pipeline.protocols import Collate, Transform
 
 
@@ -73,7 +72,7 @@ class Fetch:
 
     Attributes:
         traced: batches have a `trace` of when and where they were worked on.
-        tried: the samples of a first batch have been made twice and compared, or need not be.
+        repeat_checked: samples of a first batch were made twice and compared, or need not be.
         reads_many: rows are read by `__getitems__`.
     """
 
@@ -90,7 +89,7 @@ class Fetch:
     def __post_init__(self) -> None:
         keyed = getattr(self.transform, "keyed", self.transform is None)
         self._keyed = keyed and not getattr(self.dataset, "draws", True)
-        self.tried = self._keyed
+        self.repeat_checked = self._keyed
         # torch's Subset only loops over `__getitem__` here, whose draws have keys of their own.
         many = hasattr(self.dataset, "__getitems__")
         self.reads_many = many and not isinstance(self.dataset, Subset)
@@ -112,20 +111,13 @@ class Fetch:
                 place, or rows do not fit together.
             SampleError: the dataset's, a transform's or the collate function's code failed.
         """
-        draws = draws if self._keyed else self._with_own(request.epoch, draws)
+        draws = draws if self._keyed else self._own.beside(draws, request.epoch)
         return self.work(request, self.dataset, draws, StageTimer(self.traced))
 
     def _steps(self) -> Mapping[str, Callable[[Any], Any]]:
         if self.transform is None:
             return {}
         return getattr(self.transform, "steps", {"transform": self.transform})
-
-    def _with_own(self, epoch: int, draws: Draws) -> Draws:
-        """`draws`, and the generators that dataset, transforms and collate function hold."""
-        names = self._own.names(epoch)
-        if names and isinstance(draws, ThreadRandomness):
-            raise held_by_parts(names)
-        return self._own.beside(draws) if names else draws
 
     def dataset_of_worker(self) -> Any:
         """The dataset of `get_worker_info()` in a worker process, for `worker_init_fn`."""
@@ -138,8 +130,8 @@ class Fetch:
     def work(self, request: Request, rows: Any, draws: Draws, timer: StageTimer) -> Batch:
         """The batch of `request` with its samples read from `rows`, by index."""
         warnings: dict[str, str] = {}
+        keys = sample_keys(self.seed, request.epoch, request.positions)
         if self._whole.usable:
-            keys = sample_key_array(self.seed, request.epoch, request.positions)
             try:
                 fields, kinds = self._whole.make(self, request, rows, keys, draws, timer)
                 return self._finished(fields, request, np.arange(len(request)), timer, kinds=kinds)
@@ -149,15 +141,15 @@ class Fetch:
                         f"batch {request.address} is made sample by sample, which takes longer: "
                         f"{error}"
                     )
-        make = partial(self._by_sample, request, rows, timer, warnings)
+        make = partial(self._by_sample, request, rows, keys.tolist(), timer, warnings)
         try:
             if self._keyed:
                 return make(UNSEEDED if draws is GLOBAL else draws)
-            tried = self.tried
+            checked = self.repeat_checked
             batch = self._seeding.run(make) if draws is GLOBAL else make(draws)
-            if self._own.grown():  # parts may make theirs with their first sample
-                self.tried = tried
-                batch = make(self._with_own(request.epoch, draws))
+            if not self._own.refreshed and self._own.refresh():
+                self.repeat_checked = checked
+                batch = make(self._own.beside(draws, request.epoch))
         finally:
             begin_sample(None)
         if self.hashed and "unrepeatable" in batch.warnings:
@@ -165,22 +157,21 @@ class Fetch:
         return batch
 
     def _by_sample(
-        self, request: Request, rows: Any, timer: StageTimer, warnings: Mapping[str, str],
-        draws: Draws,
+        self, request: Request, rows: Any, keys: list[int], timer: StageTimer,
+        warnings: Mapping[str, str], draws: Draws,
     ) -> Batch:  # fmt: skip
         with output_buffers.batch(len(request)):
-            keys = sample_keys(self.seed, request.epoch, request.positions)
             reader = SampleReader(self, request, rows, self.transform, draws, timer)
             again = None
-            if not self.tried and self._own.is_foreign(request.epoch):
-                self.tried = True
+            if not self.repeat_checked and self._own.is_foreign:
+                self.repeat_checked = True
                 with suppress(Exception):  # a record that cannot be copied
                     again = Again(request, rows, self.reads_many, self.fields.named,
                                   self._steps(), keys, draws)  # fmt: skip
             timer.lap("read")
             samples: list[Any] = []
             bad: dict[int, BadSampleError] = {}
-            begin = begin_sample if self._keyed else draws.seed
+            begin = begin_sample if self._keyed or draws is UNSEEDED else draws.seed
             for place, key in enumerate(keys):
                 begin(key)
                 try:

@@ -27,8 +27,8 @@ from pipeline.loading.transfer import Transfer
 from pipeline.loading.workers.backends import Backend, Failure, LoaderOptions, MainBackend
 from pipeline.loading.workers.process_backend import ProcessBackend, require_picklable
 from pipeline.loading.workers.thread_backend import ThreadBackend
-from pipeline.order.plan import Plan, Request
-from pipeline.order.streams import End, StreamPlan, StreamRequest
+from pipeline.order.plan import Plan
+from pipeline.order.streams import End, StreamPlan
 
 STATE_VERSION = 1
 log = logging.getLogger(__name__)
@@ -110,6 +110,7 @@ class Loader:
         self._pin = self.options.pin_memory and has_accelerator()
         moves = self._pin and self.world.device.startswith("cuda")
         self._transfer = Transfer(self.world.device) if moves else None
+        self._moved_ahead = moves or self.world.device == "cpu"
         require_picklable(fetch, self.options)
         self._backend = open_backend(fetch, self.options, self._pin)
         auto, first = self.options.auto, self.options.num_workers
@@ -152,7 +153,16 @@ class Loader:
                 self.stats.deaths = self._deaths + self._backend.deaths - deaths
                 if isinstance(result, End):
                     break
-                batch = self._delivered(result)
+                if isinstance(result, Failure):
+                    raise result.error
+                for kind, warning in result.warnings.items():
+                    if kind not in self._warned:  # by another worker
+                        self._warned.add(kind)
+                        log.warning("%s", warning)
+                self.fetch.repeat_checked = True  # workers that begin later need not
+                batch = result if self._moved_ahead else self._move(result)
+                if self.batch_transform is not None:
+                    batch = self.batch_transform(batch)
                 self._next = (epoch, batch.request.step + 1)
                 now, stats = time.perf_counter(), self.stats
                 stats.wait_seconds += now - asked
@@ -177,10 +187,13 @@ class Loader:
         tuner = self._tuner
         if tuner is not None:
             tuner.begin_epoch()
+        limit, world = self.plan.limit(epoch), self.world
         changes = True
         while changes:
             changes = False
-            with self._backend.run(self._requests(epoch, step)) as results:
+            steps = count(step) if limit is None else range(step, limit)
+            requests = (self.plan.request(epoch, one, world.rank, world.size) for one in steps)
+            with self._backend.run(requests) as results:
                 for result in self._transfer(results) if self._transfer else results:
                     yield result
                     step += 1
@@ -196,25 +209,12 @@ class Loader:
                 self.options = replace(self.options, num_workers=tuner.workers)
                 self._backend = open_backend(self.fetch, self.options, self._pin)
 
-    def _requests(self, epoch: int, start: int) -> Iterator[Request | StreamRequest]:
-        limit = self.plan.limit(epoch)
-        for step in count(start) if limit is None else range(start, limit):
-            yield self.plan.request(epoch, step, self.world.rank, self.world.size)
-
-    def _delivered(self, result: Batch | Failure) -> Batch:
-        if isinstance(result, Failure):
-            raise result.error
-        for kind, warning in result.warnings.items():
-            if kind not in self._warned:  # by another worker
-                self._warned.add(kind)
-                log.warning("%s", warning)
-        self.fetch.tried = True  # workers that begin later need not
-        if self.world.device != "cpu" and self._transfer is None:
-            began = time.perf_counter()
-            result = result.to(self.world.device)
-            took = time.perf_counter() - began
-            result = result.replace(timing={**result.timing, "transfer": took})
-        return result if self.batch_transform is None else self.batch_transform(result)
+    def _move(self, batch: Batch) -> Batch:
+        """The batch on the world's device, where no transfer has brought it there."""
+        began = time.perf_counter()
+        batch = batch.to(self.world.device)
+        took = time.perf_counter() - began
+        return batch.replace(timing={**batch.timing, "transfer": took})
 
     def state_dict(self) -> dict[str, Any]:
         """The address of the next batch to deliver, and the fingerprint."""

@@ -65,8 +65,8 @@ class SampleReader:
         if fetch.reads_many:
             self._early = self._read_many()
 
-    def sample(self, place: int, row: int | None = None) -> Any:
-        """The sample at `place`, or of another row in its place, transformed.
+    def sample(self, place: int, row: int | None = None, as_read: bool = False) -> Any:
+        """The sample at `place`, or of another row in its place, transformed unless `as_read`.
 
         Raises:
             BadSampleError: it is to be left out.
@@ -74,7 +74,23 @@ class SampleReader:
         """
         cell = self._cell
         cell[worker_status.PLACE], cell[worker_status.STAGE] = place, worker_status.READ
-        sample = self._read(place, row)
+        if self._early is not None and row is None:
+            sample = self._early[place]
+            if isinstance(sample, BadSampleError):
+                raise sample
+        else:
+            index = self._asked[place] if row is None else row
+            if index in self._known:
+                raise BadSampleError(self._known[index], known=True)
+            try:
+                many = self._fetch.reads_many
+                sample = self._rows.__getitems__([index])[0] if many else self._rows[index]
+                if type(sample) is not dict:
+                    sample = self._named(sample)
+            except Exception as error:
+                raise self._failed(error, "read", place) from error
+        if as_read:
+            return sample
         cell[worker_status.STAGE] = worker_status.TRANSFORM
         if self._early is None:
             self._timer.lap("read")
@@ -110,22 +126,6 @@ class SampleReader:
         self.places = np.array(places, dtype=np.int64)
         return [samples[place] for place in places]
 
-    def _read(self, place: int, row: int | None = None) -> Any:
-        if row is None:
-            if self._early is not None:
-                if isinstance(self._early[place], BadSampleError):
-                    raise self._early[place]
-                return self._early[place]
-            row = self._asked[place]
-        if row in self._known:
-            raise BadSampleError(self._known[row], known=True)
-        try:
-            many = self._fetch.reads_many
-            sample = self._rows.__getitems__([row])[0] if many else self._rows[row]
-            return sample if type(sample) is dict else self._named(sample)
-        except Exception as error:
-            raise self._failed(error, "read", place) from error
-
     def _named(self, sample: Any) -> dict[str, Any]:
         self.restore = self.restore or restorer(sample)
         return self._fetch.fields.named(sample)
@@ -155,7 +155,7 @@ class SampleReader:
         samples: list[Any] = []
         for place in range(len(self._asked)):
             try:
-                samples.append(self._read(place))
+                samples.append(self.sample(place, as_read=True))
             except BadSampleError as error:
                 samples.append(error)
         return samples

@@ -181,7 +181,7 @@ class StreamFetch(Fetch):
 
     def __call__(self, request: StreamRequest, draws: Draws = GLOBAL) -> Batch | End:  # type: ignore[override]
         """The batch of `request`, or End."""
-        draws = draws if self._keyed else self._with_own(request.epoch, draws)
+        draws = draws if self._keyed else self._own.beside(draws, request.epoch)
         timer = StageTimer(self.traced)  # raw records are read before there are samples
         start = request.step * self.batch_size
         found = self._records(request, start, start + self.batch_size, draws)

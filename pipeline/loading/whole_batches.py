@@ -19,7 +19,7 @@ import torch
 from pipeline.errors import DataError
 from pipeline.loading import worker_status
 from pipeline.loading.bad_samples import BadSampleError
-from pipeline.loading.collate import Stack, kinds_of
+from pipeline.loading.collate import Stack, kinds_of, stack
 from pipeline.loading.compose import Compose
 from pipeline.loading.encoded import EncodedImage
 from pipeline.loading.sample_reader import SampleReader
@@ -51,7 +51,6 @@ class WholeBatches:
     def __init__(self, fetch: Fetch) -> None:
         dataset, transform = fetch.dataset, fetch.transform
         steps = transform.steps if isinstance(transform, Compose) else {}
-        self._collate = fetch.collate
         self._decode: Any = next(iter(steps.values())) if len(steps) == 1 else None
         decodes = getattr(self._decode, "takes_batches", False)
         untouched = transform is None or (isinstance(transform, Compose) and not steps)
@@ -104,7 +103,7 @@ class WholeBatches:
                 ):
                     fields[name] = self._decode.decode_batch(values, keys)
                 else:
-                    fields[name] = self._collate([{name: value} for value in values])[name]
+                    fields[name] = stack(name, values)
         except DataError as error:  # sample by sample it is found which one is bad
             raise NotAtOnceError from error
         except Exception as error:

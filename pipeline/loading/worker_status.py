@@ -63,23 +63,18 @@ def read(cell: Cell) -> WorkerStatus:
     return WorkerStatus(*cell.tolist())
 
 
-def begin(epoch: int, step: int) -> None:
-    """Report that this thread works on batch (epoch, step)."""
-    cell = current.cell
-    cell[EPOCH], cell[STEP], cell[PLACE], cell[STAGE] = epoch, step, WHOLE, READ
+def report(place: int, stage: int, address: tuple[int, int] | None = None) -> None:
+    """Report that this thread is at `stage` of the sample at `place`, or of the WHOLE batch.
 
-
-def report(place: int, stage: int) -> None:
-    """Report that this thread is at `stage` of the sample at `place`, or of the WHOLE batch."""
+    Args:
+        address: of the batch, where it begins.
+    """
     cell = current.cell
+    if address is not None:
+        cell[EPOCH], cell[STEP] = address
     cell[PLACE], cell[STAGE] = place, stage
 
 
 def place() -> memoryview:
     """The place in this thread's cell, int64 [1], for C code that goes through samples."""
     return current.cell[PLACE:STAGE]
-
-
-def idle() -> None:
-    """Report that this thread has nothing to do."""
-    report(WHOLE, IDLE)

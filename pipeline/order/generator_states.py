@@ -73,47 +73,41 @@ class _Numpy:
     seen = b""
 
 
-def _take_numpy() -> tuple[Any, tuple[int, float]]:
-    if not _NUMPY_IS_KNOWN:
-        return _get_state(), (0, 0.0)
-    generator = _numpy_generator()
-    if generator is not _Numpy.generator:
-        if type(generator) is not np.random.MT19937:
-            return _get_state(legacy=False), (0, 0.0)
-        _Numpy.generator, _Numpy.seen = generator, b""
-        _Numpy.address = generator.ctypes.state_address
-    words = ctypes.string_at(_Numpy.address, _BYTES)
-    if words == _Numpy.seen:  # and no draw is kept: keeping one takes others first
-        return words, (0, 0.0)
-    state: Any = _get_state(legacy=False)
-    gauss = state["has_gauss"], state["gauss"]
-    _Numpy.seen = b"" if gauss[0] else words
-    return words, gauss
-
-
-def _take_python() -> Any:
-    return ctypes.string_at(id(_python) + _HEAD, _BYTES) if _PYTHON_IS_KNOWN else _getstate()
-
-
-def _take_torch() -> bytes:
-    state = torch.default_generator.get_state()
-    return ctypes.string_at(state.data_ptr(), state.nbytes)  # torch.equal takes ten times as long
-
-
 def take() -> States:
     """The current states."""
-    words, gauss = _take_numpy()
-    return States(_take_python(), _python.gauss_next, words, gauss, _take_torch())
+    python = ctypes.string_at(id(_python) + _HEAD, _BYTES) if _PYTHON_IS_KNOWN else _getstate()
+    generator = _numpy_generator() if _NUMPY_IS_KNOWN else None
+    words: Any
+    gauss = 0, 0.0
+    if type(generator) is np.random.MT19937:
+        if generator is not _Numpy.generator:
+            _Numpy.generator, _Numpy.seen = generator, b""
+            _Numpy.address = generator.ctypes.state_address
+        words = ctypes.string_at(_Numpy.address, _BYTES)
+        if words != _Numpy.seen:  # else no draw is kept: keeping one takes others first
+            state: Any = _get_state(legacy=False)
+            gauss = state["has_gauss"], state["gauss"]
+            _Numpy.seen = b"" if gauss[0] else words
+    else:
+        words = _get_state(legacy=False) if _NUMPY_IS_KNOWN else _get_state()
+    tensor = torch.default_generator.get_state()
+    # As bytes: torch.equal takes ten times as long as comparing them.
+    torch_bytes = ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+    return States(python, _python.gauss_next, words, gauss, torch_bytes)
 
 
 def moved(before: States) -> list[str]:
     """Names of the generators that were drawn from, or seeded, since `take` gave `before`."""
-    same = _take_python() == before.python and _python.gauss_next == before.python_gauss
-    names = [] if same else ["random"]
-    words, gauss = _take_numpy()
-    if gauss != before.numpy_gauss or comparable(words) != comparable(before.numpy):
+    now = take()
+    names = []
+    if (now.python, now.python_gauss) != (before.python, before.python_gauss):
+        names.append("random")
+    words, words_before = now.numpy, before.numpy
+    if not isinstance(words, bytes):
+        words, words_before = comparable(words), comparable(words_before)
+    if (words, now.numpy_gauss) != (words_before, before.numpy_gauss):
         names.append("numpy.random")
-    if _take_torch() != before.torch:
+    if now.torch != before.torch:
         names.append("torch")
     return names
 

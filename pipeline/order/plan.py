@@ -53,7 +53,7 @@ def deal(batch: Request, size: int, rank: int, world: int, together: int = 1) ->
     start, stop = (min(groups * one // world * together, size) for one in (rank, rank + 1))
     valid = min(max(batch.valid - start, 0), stop - start)
     mine = rows[start:stop] if start < stop else rows[:1]
-    return Request(*batch.address, batch.positions[mine], batch.indices[mine], valid, size)
+    return Request(batch.epoch, batch.step, batch.positions[mine], batch.indices[mine], valid, size)
 
 
 def not_empty(plan: Plan) -> Plan:

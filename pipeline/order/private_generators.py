@@ -20,6 +20,7 @@ import torch
 
 from pipeline.order.generator_states import comparable
 from pipeline.order.randomness import Draws, hash64
+from pipeline.order.seeding import ThreadRandomness, held_by_parts
 
 _MOST_ITEMS = 256  # of a container; longer ones hold data
 _MOST_LOOKS = 4096
@@ -51,47 +52,45 @@ class PrivateGenerators:
 
     Args:
         parts: by name. A generator's seeds depend on the name and on the way to it from there.
+
+    Attributes:
+        is_foreign: whether the parts contain code of other packages than those known to be
+            repeatable, as far as `beside` has looked.
+        refreshed: whether `refresh` was called. Parts may make generators with their first sample,
+            so once is enough.
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self._parts = dict(parts)
         self._epoch: int | None = None
         self._found: dict[str, Any] = {}
-        self._foreign = False
-        self._settled = False
+        self.is_foreign = False
+        self.refreshed = False
 
     def __reduce__(self) -> tuple[type[PrivateGenerators], tuple[dict[str, Any]]]:
         return type(self), (self._parts,)
 
-    def names(self, epoch: int) -> list[str]:
-        """Where they are, such as `transform.noise.rng`."""
-        self._look_in(epoch)
-        return list(self._found)
+    def beside(self, draws: Draws, epoch: int) -> Draws:
+        """`draws`, and the generators that parts hold in `epoch`; `draws` itself if there are none.
 
-    def is_foreign(self, epoch: int) -> bool:
-        """Whether the parts contain code of other packages than those known to be repeatable."""
-        self._look_in(epoch)
-        return self._foreign
-
-    def grown(self) -> bool:
-        """Whether there are others than at the last look, as parts may make theirs with their first
-        sample; always False from the second call on.
+        Raises:
+            SharedGeneratorError: there are some, and `draws` are those of a thread.
         """
-        if self._settled:
-            return False
-        self._settled = True
-        before = {id(one) for one in self._found.values()}
-        self._found, self._foreign = generators_in(self._parts)
-        return {id(one) for one in self._found.values()} != before
-
-    def beside(self, draws: Draws) -> PrivateDraws:
-        """`draws`, and the generators that were found."""
+        if epoch != self._epoch:
+            self._found, self.is_foreign = generators_in(self._parts)
+            self._epoch = epoch
+        if not self._found:
+            return draws
+        if isinstance(draws, ThreadRandomness):
+            raise held_by_parts(list(self._found))
         return PrivateDraws(draws.others if isinstance(draws, PrivateDraws) else draws, self._found)
 
-    def _look_in(self, epoch: int) -> None:
-        if epoch != self._epoch:
-            self._found, self._foreign = generators_in(self._parts)
-            self._epoch = epoch
+    def refresh(self) -> bool:
+        """Look again; whether there are others than before."""
+        self.refreshed = True
+        before = {id(one) for one in self._found.values()}
+        self._found, self.is_foreign = generators_in(self._parts)
+        return {id(one) for one in self._found.values()} != before
 
 
 class PrivateDraws:

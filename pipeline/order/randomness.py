@@ -97,11 +97,6 @@ def hash64_each(keys: KeyArray, counters: npt.ArrayLike) -> KeyArray:
     return _mix_array(values)
 
 
-def hash64_rows(keys: KeyArray, counters: npt.ArrayLike) -> KeyArray:
-    """Evaluate each of `keys` (uint64[B]) at `counters` ([n]): uint64[B, n]."""
-    return hash64_each(keys[:, None], counters)
-
-
 def uniform(key: int, counters: npt.ArrayLike) -> FloatArray:
     """Draws from [0, 1) with 53 bits each, one per counter."""
     return as_uniform(hash64_array(key, counters))
@@ -200,7 +195,7 @@ class KeyedRandom:
 
     def child(self, purpose: int | str) -> KeyedRandom:
         """Other numbers for the same rows; every child of one purpose has the same."""
-        return KeyedRandom(hash64_rows(self.keys, [hash64("child", purpose)])[:, 0])
+        return KeyedRandom(hash64_each(self.keys, [hash64("child", purpose)]))
 
     def uniform(
         self, low: float | Tensor = 0.0, high: float | Tensor = 1.0, size: Size = ()
@@ -240,16 +235,16 @@ class KeyedRandom:
 
     def permutation(self, length: int) -> Tensor:
         """int64[B, length]: each row has 0 .. length-1 in an order of its own."""
-        hashes = hash64_rows(self._next(), np.arange(length))
+        hashes = hash64_each(self._next()[:, None], np.arange(length))
         return torch.from_numpy(np.argsort(hashes, axis=1, kind="stable"))
 
     def _next(self) -> KeyArray:
         """The keys of this call."""
         self._calls += 1
-        return hash64_rows(self.keys, [self._calls])[:, 0]
+        return hash64_each(self.keys, [self._calls])
 
     def _uniform(self, count: int) -> FloatArray:
-        return as_uniform(hash64_rows(self._next(), np.arange(count)))
+        return as_uniform(hash64_each(self._next()[:, None], np.arange(count)))
 
     def _bound(self, value: float | Tensor) -> npt.NDArray[Any]:
         if not isinstance(value, Tensor):
@@ -292,14 +287,18 @@ def _log_gamma(keyed: KeyedRandom, shape: float, count: int) -> FloatArray:
     return np.asarray(drawn + math.log(d) + boost)
 
 
-def sample_keys(seed: int, epoch: int, positions: IntArray) -> list[int]:
-    """The keys of samples: their only source of randomness. `positions` are of the epoch."""
-    return [int(key) for key in sample_key_array(seed, epoch, positions)]
+def sample_keys(seed: int, epoch: int, positions: IntArray) -> KeyArray:
+    """The keys of samples, uint64[n]: their only source of randomness.
+
+    Args:
+        positions: of the samples in the epoch, int64[n].
+    """
+    return hash64_array(_epoch_key(seed, epoch), positions)
 
 
-def sample_key_array(seed: int, epoch: int, positions: IntArray) -> KeyArray:
-    """The same as uint64 [B]."""
-    return hash64_array(hash64(seed, "sample", epoch), positions)
+@lru_cache(maxsize=64)  # asked for at every batch
+def _epoch_key(seed: int, epoch: int) -> int:
+    return hash64(seed, "sample", epoch)
 
 
 def seed_global(key: int) -> None:
@@ -376,8 +375,8 @@ GLOBAL = GlobalDraws()
 @contextmanager
 def scope() -> Iterator[None]:
     """Put the three global generators back on exit, whatever was seeded or drawn inside."""
-    states = GLOBAL.save()
+    states = take()
     try:
         yield
     finally:
-        GLOBAL.restore(states)
+        put_back(states)

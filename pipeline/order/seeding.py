@@ -8,7 +8,8 @@ thread a generator of torch's to itself; `probe` and `Watch` refuse draws from w
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -87,37 +88,29 @@ class Seeding:
     def run(self, make: Callable[[Draws], T]) -> T:
         """The result of `make`, called with the generators to seed; it may be called again."""
         if self.names is None:
-            watched, kept = _Watched(), _listen()
-            try:
+            watched = _Watched()
+            with _listening():
                 made = make(watched)
-            finally:
-                _put(kept)
             watched.look()
             self.know(watched.drawn | _asked)
             return made
-        done = self._try(make)
-        if not done:
-            with scope():  # making a batch again must not seed anything for others
-                while not done:  # with other numbers it may draw from yet another generator
-                    done = self._try(make)
-        return done[0]
-
-    def _try(self, make: Callable[[Draws], T]) -> tuple[T] | tuple[()]:
-        """The result of `make`; nothing where it draws from what was not seeded for it."""
         if self._draws is GLOBAL:
-            return (make(GLOBAL),)
-        before, kept = take(), _listen()
+            return make(GLOBAL)
+        before = take()
         try:
-            made = make(self._draws)
+            with _listening():
+                made = make(self._draws)
         except Exception:
-            if self._learns(before):
-                return ()
-            raise
-        finally:
-            _put(kept)
-        return () if self._learns(before) else (made,)
+            if not self._has_missed(before):
+                raise
+        else:
+            if not self._has_missed(before):
+                return made
+        with scope():  # making a batch again must not seed anything for others
+            return self.run(make)  # with other numbers it may draw from yet another generator
 
-    def _learns(self, before: States) -> bool:
+    def _has_missed(self, before: States) -> bool:
+        """Whether a batch drew from what was not seeded for it; then the states are put back."""
         names = (self.names or frozenset()).union(_asked, moved(before))
         if names == self.names:
             return False
@@ -136,17 +129,17 @@ class Seeding:
 # Functions that others have imported by name are not noticed.
 
 
-def _listen() -> tuple[Any, ...]:
-    """Put the substitutes in place; returns the originals."""
+@contextmanager
+def _listening() -> Iterator[None]:
+    """Put the substitutes in place."""
     kept = random.getstate, np.random.get_state, _torch_random.default_generator
-    if kept[0] is not _SUBSTITUTES[0]:  # else within a batch of another loader
-        _asked.clear()
-        _put(_SUBSTITUTES)
-    return kept
-
-
-def _put(those: tuple[Any, ...]) -> None:
-    random.getstate, np.random.get_state, _torch_random.default_generator = those
+    try:
+        if kept[0] is not _SUBSTITUTES[0]:  # else within a batch of another loader
+            _asked.clear()
+            random.getstate, np.random.get_state, _torch_random.default_generator = _SUBSTITUTES
+        yield
+    finally:
+        random.getstate, np.random.get_state, _torch_random.default_generator = kept
 
 
 def _noticed(name: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:

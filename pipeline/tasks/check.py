@@ -121,7 +121,7 @@ class Check(Fetch):
         return Batch({}, request, np.arange(len(request)), left_out=left_out)
 
     def _wrong(self, reader: SampleReader, request: Request, draws: Draws) -> Iterator[LeftOut]:
-        keys = sample_keys(self.seed, request.epoch, request.positions)
+        keys = sample_keys(self.seed, request.epoch, request.positions).tolist()
         for place, key in enumerate(keys):
             row = int(request.indices[place])
             draws.seed(key)

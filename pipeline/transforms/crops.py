@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import ConfigError, Problem
-from pipeline.order.randomness import KeyArray, as_uniform, hash64_rows, uniform_at
+from pipeline.order.randomness import KeyArray, as_uniform, hash64_each, uniform_at
 
 Sizes = npt.NDArray[np.int64]
 
@@ -101,7 +101,7 @@ class RandomAreaCrop:
 
     def many(self, keys: KeyArray, widths: Sizes, heights: Sizes) -> Crops:
         """The crops of pictures, the same as one by one; each argument is [B]. 2 us a picture."""
-        draws = as_uniform(hash64_rows(keys, range(1 + 4 * _AT_ONCE)))
+        draws = as_uniform(hash64_each(keys[:, None], range(1 + 4 * _AT_ONCE)))
         tries = draws[:, 1:].reshape(len(keys), _AT_ONCE, 4)
         wide, high, area = widths[:, None], heights[:, None], (widths * heights)[:, None]
         low, most = math.log(self.ratio[0]), math.log(self.ratio[1])

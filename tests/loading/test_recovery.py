@@ -293,7 +293,8 @@ def test_recovery_works_in_the_thread_that_pins(tmp_path, monkeypatch):
         options = replace(TWO, persistent_workers=persistent)
         backend = ProcessBackend(loader.fetch, options, pin=True)
         for epoch in range(2):
-            with backend.run(loader._requests(epoch, 0)) as results:
+            requests = (loader.plan.request(epoch, step) for step in range(len(loader)))
+            with backend.run(requests) as results:
                 assert [toy.batch_hash([one]) for one in results] == undisturbed(epoch=epoch)
         backend.close()
         assert backend.deaths == (0 if persistent else 1)
@@ -357,11 +358,11 @@ def test_what_the_board_says_is_where_an_executor_stands():
     worker_status.clear(cell)
     assert worker_status.read(cell).stage == worker_status.STARTING
     worker_status.use(cell)
-    worker_status.begin(3, 14)
+    worker_status.report(worker_status.WHOLE, worker_status.READ, (3, 14))
     assert worker_status.read(cell) == (3, 14, worker_status.WHOLE, worker_status.READ)
     worker_status.report(5, worker_status.TRANSFORM)
     assert worker_status.read(cell) == (3, 14, 5, worker_status.TRANSFORM)
-    worker_status.idle()
+    worker_status.report(worker_status.WHOLE, worker_status.IDLE)
     assert not worker_status.read(cell).works
 
 

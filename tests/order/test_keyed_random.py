@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.order.plan import Plan
-from pipeline.order.randomness import KeyedRandom, hash64_array, hash64_rows
+from pipeline.order.randomness import KeyedRandom, hash64_array, hash64_each
 from pipeline.order.samplers import Random
 
 ROWS = 40_000
@@ -85,7 +85,7 @@ PINNED_ORDERS = [[1, 0, 2, 3], [1, 3, 2, 0]]
 def test_rows_of_hashes_are_the_hashes_of_each_key():
     keys = np.array([0, 1, 2**63 + 5, 2**64 - 1], dtype=np.uint64)
     counters = [0, 1, 9, 2**40]
-    rows = hash64_rows(keys, counters)
+    rows = hash64_each(keys[:, None], counters)
     assert (rows == [hash64_array(int(key), counters) for key in keys]).all()
 
 

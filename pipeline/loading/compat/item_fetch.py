@@ -19,9 +19,9 @@ from torch.utils.data import get_worker_info
 
 from pipeline.loading import worker_status
 from pipeline.order.address import Addressed
-from pipeline.order.private_generators import PrivateGenerators
+from pipeline.order.private_generators import PrivateDraws, PrivateGenerators
 from pipeline.order.randomness import GLOBAL, Draws, begin_sample, sample_keys, scope
-from pipeline.order.seeding import UNSEEDED, Seeding, ThreadRandomness, held_by_parts
+from pipeline.order.seeding import UNSEEDED, Seeding
 from pipeline.torch_internals import ExceptionWrapper, pin_memory
 
 
@@ -80,7 +80,7 @@ class BackendFetch:
     seed = 0
     transform: ClassVar[None] = None
     batch_transform: ClassVar[None] = None
-    tried = True  # no sample is made twice here to compare the two
+    repeat_checked = True  # no sample is made twice here to compare the two
     dataset: Any
 
     def dataset_of_worker(self) -> Any:
@@ -122,11 +122,9 @@ class ItemFetch(BackendFetch):
     def _make(self, request: Keys, draws: Draws) -> Any:
         if not self.keyed:
             return self._read(request, UNSEEDED)
-        own = self._own.names(request.epoch)
-        if own and isinstance(draws, ThreadRandomness):
-            raise held_by_parts(own)
-        if own:
-            return self._with_own(request)
+        draws = self._own.beside(draws, request.epoch)
+        if isinstance(draws, PrivateDraws):
+            return self._with_own(request, draws)
         if draws is not GLOBAL:
             return self._read(request, draws)
         make = partial(self._read, request)
@@ -135,9 +133,8 @@ class ItemFetch(BackendFetch):
         with scope():  # the training loop draws from the same generators
             return self._seeding.run(make)
 
-    def _with_own(self, request: Keys) -> Any:
+    def _with_own(self, request: Keys, draws: PrivateDraws) -> Any:
         """The batch, of a dataset with generators; in this process others may draw from them."""
-        draws = self._own.beside(GLOBAL)
         states = None if self.remote else draws.save()
         try:
             return self._read(request, draws)
@@ -152,7 +149,7 @@ class ItemFetch(BackendFetch):
         if draws is not UNSEEDED:
             places = np.arange(request.start, request.start + max(len(keys), 1), dtype=np.int64)
             # Below 2^63, so that what asks torch.initial_seed() for one can put it into a tensor.
-            seeds = [key >> 1 for key in sample_keys(request.seed, 0, places)]
+            seeds = [key >> 1 for key in sample_keys(request.seed, 0, places).tolist()]
         many = self.batched and getattr(dataset, "__getitems__", None)
         if many:
             if seeds is not None:

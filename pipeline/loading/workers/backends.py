@@ -130,14 +130,15 @@ class Backend(Protocol):
 
 def attempt(fetch: Callable[[Any], Batch | End], request: Asked) -> Result:
     """The batch of `request`, or the error in its place."""
-    worker_status.begin(request.epoch, request.step)
+    address = request.epoch, request.step
+    worker_status.report(worker_status.WHOLE, worker_status.READ, address)
     try:
         return fetch(request)
     except PenstockError as error:
         # Without its cause and traceback it can cross to another process.
         return Failure(request, error.with_traceback(None))
     finally:
-        worker_status.idle()
+        worker_status.report(worker_status.WHOLE, worker_status.IDLE)
 
 
 class Task:

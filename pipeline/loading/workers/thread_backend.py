@@ -80,10 +80,10 @@ class ThreadBackend:
                 attempt(partial(self._fetch, draws=mode), request)
 
         # Nobody gets this batch: the next one is the first to be made twice and compared.
-        tried, self._fetch.tried = self._fetch.tried, True
+        checked, self._fetch.repeat_checked = self._fetch.repeat_checked, True
         with scope(), waiting():
             probe(run)
-        self._fetch.tried = tried
+        self._fetch.repeat_checked = checked
 
     def close(self) -> None:
         pass
