@@ -84,6 +84,7 @@ MISTAKES = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("words", "key", "message"), MISTAKES, ids=[one[0] for one in MISTAKES])
 def test_a_mistake_is_one_message_with_the_right_key(
     words, key, message, capsys, tmp_path, monkeypatch

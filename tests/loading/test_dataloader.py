@@ -424,6 +424,7 @@ def test_an_endless_sampler_is_drawn_as_far_as_it_is_asked_for():
 # Iterable datasets.
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [None, 1, 4])
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_an_iterable_dataset_is_read_as_its_workers_divide_it(size, workers):

@@ -283,6 +283,7 @@ def of_kind(kind, length, options, world):
     return loader_of(dataset, options, order, size=6, transform=Noise(), world=world)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "workers", [0, 2, *(pytest.param(n, marks=pytest.mark.stress) for n in (1, 3, 4))]
 )

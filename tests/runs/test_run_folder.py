@@ -59,6 +59,11 @@ def test_an_empty_folder_can_be_claimed(tmp_path):
     assert RunFolder.claim(tmp_path, {}).path == tmp_path  # as hydra makes one for a sweep's job
 
 
+def test_so_is_one_with_nothing_but_the_result_of_a_job_that_never_began(tmp_path):
+    (tmp_path / "result.json").write_text("{}")
+    assert RunFolder.claim(tmp_path, {}).path == tmp_path
+
+
 def test_claims_at_the_same_time_get_folders_of_their_own(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         claims = [pool.submit(RunFolder.claim, tmp_path / "one", {"n": n}) for n in range(8)]
