@@ -65,6 +65,7 @@ class Decode:
         self.decoder = _chosen(decoder)
         self.reduce = reduce
         self._normal: Normal | None = None
+        self._kind: type[np.generic] = np.uint8
 
     def normalizing(self, normalize: BatchNormalize) -> Decode:
         """This transform with the batch transform `normalize` done while decoding."""
@@ -72,6 +73,7 @@ class Decode:
         scale = 1 / (255 * np.array(normalize.std))
         bias = -np.array(normalize.mean) / np.array(normalize.std)
         changed._normal = tuple(scale.tolist()), tuple(bias.tolist())
+        changed._kind = np.float32
         return changed
 
     def __call__(self, sample: Sample) -> Sample:
@@ -91,7 +93,7 @@ class Decode:
         Raises:
             DataError: one of them is bad.
         """
-        array, tensor = output_buffers.allocate((len(keys), 3, *self.size), np.dtype(self._dtype))
+        array, tensor = output_buffers.allocate((len(keys), 3, *self.size), np.dtype(self._kind))
         if not isinstance(pictures, StoredPictures):
             self.decode_files(pictures, keys, array)
             return tensor
@@ -121,7 +123,7 @@ class Decode:
 
     def _one(self, value: Any, key: int) -> Any:
         if isinstance(value, (EncodedImage, tv_tensors.Image)):
-            row = output_buffers.allocate_row((3, *self.size), self._dtype)
+            row = output_buffers.allocate_row((3, *self.size), self._kind)
             if isinstance(value, EncodedImage):
                 if not self._decoded(value, key, row.array):
                     self._put(self._from_pixels(value.decode(), key), row.array)
@@ -134,10 +136,6 @@ class Decode:
                 "use the transforms of torchvision or of pipeline.transforms.batch_geometry"
             )
         return value
-
-    @property
-    def _dtype(self) -> type[np.generic]:
-        return np.uint8 if self._normal is None else np.float32
 
     def _decoded(self, image: EncodedImage, key: int, target: Pixels) -> bool:
         """Whether the decoder could decode the file into `target`."""
