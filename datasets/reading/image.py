@@ -35,6 +35,7 @@ from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.files.regular_file import read_regular
 from pipeline.loading.encoded import EncodedImage
+from pipeline.transforms.jpeg_header import upright
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -171,7 +172,7 @@ def _with_torchvision(content: bytes, name: str, limits: Limits) -> torch.Tensor
         image = (image.to(torch.int32) >> 8).to(torch.uint8)
     if content[8:12] == b"WEBP":  # the operator applies the orientation of JPEG and PNG only
         with _opened(content, name, limits) as header:
-            image = _upright(image, header.getexif().get(_ORIENTATION, 1))
+            image = upright(image, header.getexif().get(_ORIENTATION, 1))
     return image
 
 
@@ -182,8 +183,8 @@ def _with_pillow(content: bytes, name: str, limits: Limits) -> torch.Tensor:
         image.load()
         wide = image.mode.startswith("I")  # 16 bits; Pillow's own conversion would clip them
         turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
-        upright = image if turn is None else image.transpose(Image.Transpose[turn])
-        return _rgb(np.array(upright if wide else upright.convert("RGB")))
+        turned = image if turn is None else image.transpose(Image.Transpose[turn])
+        return _rgb(np.array(turned if wide else turned.convert("RGB")))
 
 
 def _with_skimage(content: bytes, name: str, limits: Limits) -> torch.Tensor:
@@ -202,7 +203,7 @@ def _with_skimage(content: bytes, name: str, limits: Limits) -> torch.Tensor:
         if header.mode == "P" and pixels.ndim == 2:  # TIFF: the entries, without their colours
             palette = header.getpalette("RGB") or []
             pixels = np.array(palette, np.uint8).reshape(-1, 3)[pixels.astype(np.intp)]
-        return _upright(_rgb(pixels), header.getexif().get(_ORIENTATION, 1))
+        return upright(_rgb(pixels), header.getexif().get(_ORIENTATION, 1))
 
 
 _READERS: dict[str, Callable[[bytes, str, Limits], torch.Tensor]] = {
@@ -263,11 +264,3 @@ def _rgb(pixels: Pixels) -> torch.Tensor:
     elif channels not in (3, 4):
         raise ValueError(f"it has {channels} channels")
     return torch.from_numpy(np.ascontiguousarray(pixels[:, :, :3])).permute(2, 0, 1)
-
-
-def _upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
-    """Apply an EXIF orientation (1 to 8; anything else changes nothing) to [3, H, W]."""
-    if orientation in (5, 6, 7, 8):
-        image = image.transpose(1, 2)
-    flips = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation)
-    return image.flip(flips) if flips else image
