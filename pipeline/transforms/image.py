@@ -87,6 +87,8 @@ class LandmarkFlip:
             raise ConfigError(Problem("pairs", f"{pairs!r} is not 'ibug68' or a list of pairs"))
         self.p = p
         self.pairs = _IBUG68_PAIRS if isinstance(pairs, str) else [tuple(pair) for pair in pairs]
+        swapped = [both for left, right in self.pairs for both in ((left, right), (right, left))]
+        self._swapped = torch.tensor(swapped, dtype=torch.int64).view(-1, 2).T
 
     def __call__(self, sample: Sample) -> Sample:
         if torch.rand(()).item() >= self.p:
@@ -96,8 +98,8 @@ class LandmarkFlip:
             if isinstance(value, tv_tensors.KeyPoints):
                 mirrored = F.horizontal_flip(value)
                 order = torch.arange(value.shape[-2])
-                for left, right in self.pairs:
-                    order[left], order[right] = right, left
+                places, partners = self._swapped
+                order[places] = partners
                 changed[name] = tv_tensors.wrap(mirrored[..., order, :], like=value)
             elif isinstance(value, tv_tensors.Image):
                 changed[name] = F.horizontal_flip(value)
