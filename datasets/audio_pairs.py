@@ -123,9 +123,9 @@ class AudioPairs(AudioFolder):
         import pandas as pd
 
         lengths, rates = self._headers
-        paths = [self.path(index) for index in range(len(self))]
         targets = [self.target_path(index) for index in range(len(self))]
-        return pd.DataFrame({"path": paths, "target": targets, "length": lengths, "rate": rates})
+        columns = {"path": self._paths(), "target": targets, "length": lengths, "rate": rates}
+        return pd.DataFrame(columns)
 
     @property
     def facts(self) -> dict[str, int]:

@@ -95,8 +95,9 @@ class FaceLandmarks(FolderDataset):
         self.landmarks = table.landmarks[rows]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        image = self._read(
-            index, lambda path, limits: read_image(path, self.reader, self.path(index), limits)
+        image = self.folder.read(
+            os.fsdecode(self.names[index]),
+            lambda path, shown: read_image(path, self.reader, shown, self.limits),
         )
         points = torch.from_numpy(self.landmarks[index].copy())
         height, width = image.shape[-2:]
@@ -112,9 +113,8 @@ class FaceLandmarks(FolderDataset):
         """
         import pandas as pd
 
-        names = self._names()
-        paths = [self.folder.path(name) for name in names]
-        table = pd.DataFrame({"path": paths, "name": names, "line": self.lines})
+        columns = {"path": self._paths(), "name": self._names(), "line": self.lines}
+        table = pd.DataFrame(columns)
         if self.landmarks.shape[1] == 68:
             label = head_poses(self.landmarks)
             table["pose"], table["label"] = np.array(POSES)[label], label
@@ -128,9 +128,7 @@ class FaceLandmarks(FolderDataset):
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The reader, and this split's names, file sizes and landmarks."""
-        names = self._names()
-        sizes = [self.folder.sizes(names)] if sized else []
-        return ["face_landmarks", self.reader, *names, *sizes, self.landmarks]
+        return ["face_landmarks", self.reader, *self._file_parts(sized), self.landmarks]
 
 
 def head_poses(landmarks: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

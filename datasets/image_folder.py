@@ -105,8 +105,9 @@ class ImageFolder(FolderDataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         read = encoded_image if self.lazy else read_image
-        image = self._read(
-            index, lambda path, limits: read(path, self.reader, self.path(index), limits)
+        image = self.folder.read(
+            os.fsdecode(self.names[index]),
+            lambda path, shown: read(path, self.reader, shown, self.limits),
         )
         return {"image": image, "label": int(self.labels[index])}
 
@@ -115,16 +116,13 @@ class ImageFolder(FolderDataset):
         """A row per sample: path, label, class (its name)."""
         import pandas as pd
 
-        paths = [self.path(index) for index in range(len(self))]
         names = pd.Categorical.from_codes(self.labels, categories=pd.Index(self.classes))
-        return pd.DataFrame({"path": paths, "label": self.labels, "class": names})
+        return pd.DataFrame({"path": self._paths(), "label": self.labels, "class": names})
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The reader, the classes, and this split's names, file sizes and labels."""
-        names = self._names()
-        sizes = [self.folder.sizes(names)] if sized else []
-        parts = ["image_folder", self.reader, len(self.classes), *self.classes, *names]
-        return [*parts, *sizes, self.labels]
+        parts = ["image_folder", self.reader, len(self.classes), *self.classes]
+        return [*parts, *self._file_parts(sized), self.labels]
 
 
 def _images(

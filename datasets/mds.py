@@ -29,6 +29,7 @@ from pipeline.datasets.reading.file_kind import stranger
 from pipeline.datasets.reading.fingerprint import FileDataset, Part
 from pipeline.datasets.reading.folder import leads_out
 from pipeline.datasets.reading.image import Reader, check_reader, decode_image
+from pipeline.datasets.reading.labels import check_label
 from pipeline.datasets.reading.open_files import OpenFiles
 from pipeline.datasets.reading.plain_tensor import plain_tensor
 from pipeline.datasets.reading.shard_files import ShardFiles
@@ -123,12 +124,7 @@ class MDS(FileDataset, Dataset[dict[str, Any]]):
             field: self._value(values[column], self._encodings[column], f"{where}, {column!r}")
             for field, column in self.columns_of.items()
         }
-        label = sample.get("label")
-        if self.classes and isinstance(label, int) and not 0 <= label < len(self.classes):
-            raise DataError(
-                f"{where}: label {label} is none of the {len(self.classes)} classes. Correct it, "
-                "or name all classes in dataset.classes."
-            )
+        check_label(sample.get("label"), self.classes, where)
         return sample
 
     def _places(self, indices: Sequence[int] | IntArray) -> Iterator[tuple[int, int]]:

@@ -106,15 +106,12 @@ class SpokenDigits(AudioFolder):
         """
         import pandas as pd
 
-        paths = [self.path(index) for index in range(len(self))]
-        values = paths, self.labels, self.speaker_codes, self.takes, *self._headers
+        values = self._paths(), self.labels, self.speaker_codes, self.takes, *self._headers
         return pd.DataFrame(dict(zip(self.columns, values, strict=True)))
 
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """The speakers, and this split's names and file sizes."""
-        names = self._names()
-        sizes = [self.folder.sizes(names)] if sized else []
-        return ["spoken_digits", len(self.speakers), *self.speakers, *names, *sizes]
+        return ["spoken_digits", len(self.speakers), *self.speakers, *self._file_parts(sized)]
 
 
 def _recordings(folder: Folder) -> Iterator[tuple[bytes, int, str, int]]:

@@ -27,6 +27,7 @@ from pipeline.datasets.files import Files
 from pipeline.datasets.reading.data_file import DataFile, data_file
 from pipeline.datasets.reading.fingerprint import FileDataset, Part
 from pipeline.datasets.reading.image import Reader, check_reader
+from pipeline.datasets.reading.labels import check_label
 from pipeline.datasets.reading.open_files import OpenFiles
 from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.datasets.reading.shard_files import ShardFiles
@@ -143,12 +144,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
         """
         where, parts = self._parts(record)
         sample = make_fields(parts, self.fields, self._all_parts, where, self.reader, self._limits)
-        label = sample.get("label")
-        if self.classes and isinstance(label, int) and not 0 <= label < len(self.classes):
-            raise DataError(
-                f"{where}: label {label} is none of the {len(self.classes)} classes. Correct it, "
-                "or name all classes in dataset.classes."
-            )
+        check_label(sample.get("label"), self.classes, where)
         return sample
 
     def _address(self, shard: int) -> str:

@@ -120,7 +120,7 @@ def lengths_and_rates(
     One bad file should not hide the table of a million others; reading its sample gives the error.
     """
 
-    def header_or_zeros(path: str) -> Header:
+    def header_or_zeros(path: str, _: str) -> Header:
         try:
             return read_header(path, limits)
         except DataError:

@@ -36,8 +36,10 @@ class Folder(Protocol):
     def path(self, name: str) -> str:
         """The path or address of a file."""
 
-    def read(self, name: str, function: Callable[[str], T]) -> T:
-        """`function(path)` for a path on this machine with the content of the file `name`.
+    def read(self, name: str, function: Callable[[str, str], T]) -> T:
+        """`function(path, shown)` for the file `name`.
+
+        Its content is in `path`, on this machine; `shown` is its path or address, for messages.
 
         Raises:
             DataError: it could not be fetched from its address.
@@ -83,7 +85,7 @@ class FolderFile:
 
     def read(self, function: Callable[[str], T]) -> T:
         """`function(path)` for a path on this machine with its content."""
-        return self.folder.read(self.name, function)
+        return self.folder.read(self.name, lambda path, _: function(path))
 
     def exists(self) -> bool:
         return self.folder.first_missing([self.name]) is None
@@ -102,8 +104,9 @@ class LocalFolder:
     def path(self, name: str) -> str:
         return f"{self._path}/{name}"
 
-    def read(self, name: str, function: Callable[[str], T]) -> T:
-        return function(f"{self._path}/{name}")
+    def read(self, name: str, function: Callable[[str, str], T]) -> T:
+        path = f"{self._path}/{name}"
+        return function(path, path)
 
     def below(self, name: str) -> LocalFolder:
         return LocalFolder(Path(self._path, name), self._limits)
@@ -154,8 +157,9 @@ class RemoteFolder:
     def path(self, name: str) -> str:
         return join(self._root, self._before + name)
 
-    def read(self, name: str, function: Callable[[str], T]) -> T:
-        return self._files.read(self.path(name), function)
+    def read(self, name: str, function: Callable[[str, str], T]) -> T:
+        address = self.path(name)
+        return self._files.read(address, lambda path: function(path, address))
 
     def below(self, name: str) -> RemoteFolder:
         inner = posixpath.normpath(posixpath.join(self._inner, name))

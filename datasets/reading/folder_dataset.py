@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from pipeline.datasets.reading.audio import lengths_and_rates, read_audio
 from pipeline.datasets.reading.damage import audio_damage, image_damage
 from pipeline.datasets.reading.data_file import DataFile
-from pipeline.datasets.reading.fingerprint import FileDataset
+from pipeline.datasets.reading.fingerprint import FileDataset, Part
 from pipeline.datasets.reading.folder import Folder
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
@@ -43,23 +43,26 @@ class FolderDataset(FileDataset, Dataset[dict[str, Any]]):
 
     def check(self, index: int) -> str | None:
         """Damage in the file of a sample that reading it does not show; None if there is none."""
-        return self._read(index, image_damage)
+        name = os.fsdecode(self.names[index])
+        return self.folder.read(name, lambda path, _: image_damage(path, self.limits))
 
     def path(self, index: int) -> str:
         """The path or address of the file of a sample."""
-        return self.folder.path(self._name(index))
+        return self.folder.path(os.fsdecode(self.names[index]))
 
     def data_files(self) -> Iterator[DataFile]:
         return map(self.folder.data_file, self._names())
 
-    def _name(self, index: int) -> str:
-        return os.fsdecode(self.names[index])
-
     def _names(self) -> list[str]:
         return [os.fsdecode(name) for name in self.names.tolist()]
 
-    def _read(self, index: int, function: Callable[[str, Limits], T]) -> T:
-        return self.folder.read(self._name(index), lambda path: function(path, self.limits))
+    def _paths(self) -> list[str]:
+        return [self.folder.path(name) for name in self._names()]
+
+    def _file_parts(self, sized: bool) -> list[Part]:
+        """For the fingerprint: names, and with `sized` their sizes."""
+        names = self._names()
+        return [*names, self.folder.sizes(names)] if sized else [*names]
 
 
 class AudioFolder(FolderDataset):
@@ -73,14 +76,13 @@ class AudioFolder(FolderDataset):
         return self._read(index, read_audio)
 
     def _read(self, index: int, function: Callable[[str, Limits], T]) -> T:
-        def named(path: str, limits: Limits) -> T:
+        def named(path: str, shown: str) -> T:
             try:
-                return function(path, limits)
+                return function(path, self.limits)
             except DataError as error:  # it names the copy of a file that was fetched
-                message = str(error).replace(repr(path), repr(self.path(index)))
-                raise DataError(message) from error
+                raise DataError(str(error).replace(repr(path), repr(shown))) from error
 
-        return super()._read(index, named)
+        return self.folder.read(os.fsdecode(self.names[index]), named)
 
     @cached_property
     def _headers(self) -> tuple[IntArray, IntArray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import secrets
@@ -14,16 +13,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.files.own_files import check_own, check_tree, own_folder
+from pipeline.files.one_writer import one_writer
+from pipeline.files.own_files import check_tree, own_folder
 
 VARIABLE = "PENSTOCK_CACHE"
 NamedArrays = Mapping[str, npt.NDArray[Any]]
-
-_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -72,9 +69,11 @@ def generated_folder(path: Path, write: Callable[[Path], None]) -> Path:
     if not path.is_dir():
         with _explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(path):
+            with one_writer(path, f"writes {path}") as lock:
                 if not path.is_dir():
                     _make(path, write)
+                # Whoever still waits for the lock finds the folder there. After an error it stays.
+                lock.unlink(missing_ok=True)
     return path
 
 
@@ -120,13 +119,14 @@ class CacheFolder:
             found = read()
             if found is not None:
                 return found
-            with _locked(folder):
+            with one_writer(folder, f"writes {folder}") as lock:
                 found = read()
                 if found is None:
                     made = make()
                     shutil.rmtree(folder, ignore_errors=True)
                     _make(folder, save)
                     found = read()
+                lock.unlink(missing_ok=True)
         except OSError as error:
             raise DataError(
                 f"dataset.cache_dir: {str(self.path)!r} cannot be written: "
@@ -147,27 +147,6 @@ def _make(path: Path, write: Callable[[Path], None]) -> None:
                 raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a folder that is to be made, if there can be one."""
-    place = path.with_name(f".{path.name}.lock")
-    if os.path.lexists(place):
-        check_own(place)
-    lock = FileLock(place, mode=0o600)
-    try:
-        with suppress(NotImplementedError):  # a file system without locks
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                _log.info("waiting for another process that writes %s", path)
-                lock.acquire()
-        yield
-        # Whoever still waits for this file finds the folder there. After an error it stays.
-        place.unlink(missing_ok=True)
-    finally:
-        lock.release()
 
 
 @contextmanager

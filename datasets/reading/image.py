@@ -35,6 +35,7 @@ from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.files.regular_file import read_regular
 from pipeline.loading.encoded import EncodedImage
+from pipeline.transforms.jpeg_header import upright
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -69,7 +70,8 @@ def read_image(
             verified; JPEG has none, so damage that leaves it decodable goes unnoticed.
         ConfigError: there is no such reader.
     """
-    return decode_image(_content(path, name or path, limits), name or path, reader, limits)
+    encoded = encoded_image(path, reader, name, limits)
+    return decode_image(encoded.content, encoded.name, reader, limits)
 
 
 def encoded_image(
@@ -77,8 +79,17 @@ def encoded_image(
 ) -> EncodedImage:
     """The image file `path`, undecoded; arguments and errors as for `read_image`."""
     name = name or path
+    try:
+        content = read_regular(path, limits)
+    except DataError as error:
+        raise DataError(f"image {name!r}: {error}; or remove it from the data.") from error
+    except OSError as error:
+        raise DataError(
+            f"image {name!r} cannot be read: {error.strerror}. "
+            "Put it there or remove it from the data."
+        ) from error
     decoder = partial(decode_image, reader=reader, limits=limits)
-    return EncodedImage(_content(path, name, limits), name, decoder, limits.pixels)
+    return EncodedImage(content, name, decoder, limits.pixels)
 
 
 def decode_image(
@@ -96,7 +107,10 @@ def decode_image(
     try:
         claim = claim_of(content, limits.pixels)
         if claim is not None:
-            _check_claim(claim, name, reader, limits)
+            # Pillow decodes one frame.
+            weight = claim.weight // claim.frames if reader == "pillow" else claim.weight
+            if weight > limits.pixels:
+                raise _excess(claim, weight, name, limits)
             if claim.texts and reader == "torchvision":
                 # A decoder would decompress and keep them.
                 cuts = [0, *chain.from_iterable(claim.texts), len(content)]
@@ -138,14 +152,9 @@ def check_reader(reader: str) -> None:
         raise ConfigError(Problem("dataset.reader", reason))
 
 
-def _check_claim(claim: Claim, name: str, reader: str, limits: Limits) -> None:
-    """Raise DataError if a reader would decode too much."""
-    weight = claim.weight // claim.frames if reader == "pillow" else claim.weight
-    if weight > limits.pixels:
-        raise DataError(
-            f"image {name!r} claims {claim}: {limits.refusal('pixels', f'{weight} pixels')}; or "
-            "remove it from the data."
-        )
+def _excess(claim: Claim, weight: int, name: str, limits: Limits) -> DataError:
+    refusal = limits.refusal("pixels", f"{weight} pixels")
+    return DataError(f"image {name!r} claims {claim}: {refusal}; or remove it from the data.")
 
 
 def _with_torchvision(content: bytes, name: str, limits: Limits) -> torch.Tensor:
@@ -163,7 +172,7 @@ def _with_torchvision(content: bytes, name: str, limits: Limits) -> torch.Tensor
         image = (image.to(torch.int32) >> 8).to(torch.uint8)
     if content[8:12] == b"WEBP":  # the operator applies the orientation of JPEG and PNG only
         with _opened(content, name, limits) as header:
-            image = _upright(image, header.getexif().get(_ORIENTATION, 1))
+            image = upright(image, header.getexif().get(_ORIENTATION, 1))
     return image
 
 
@@ -174,8 +183,8 @@ def _with_pillow(content: bytes, name: str, limits: Limits) -> torch.Tensor:
         image.load()
         wide = image.mode.startswith("I")  # 16 bits; Pillow's own conversion would clip them
         turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
-        upright = image if turn is None else image.transpose(Image.Transpose[turn])
-        return _rgb(np.array(upright if wide else upright.convert("RGB")))
+        turned = image if turn is None else image.transpose(Image.Transpose[turn])
+        return _rgb(np.array(turned if wide else turned.convert("RGB")))
 
 
 def _with_skimage(content: bytes, name: str, limits: Limits) -> torch.Tensor:
@@ -194,7 +203,7 @@ def _with_skimage(content: bytes, name: str, limits: Limits) -> torch.Tensor:
         if header.mode == "P" and pixels.ndim == 2:  # TIFF: the entries, without their colours
             palette = header.getpalette("RGB") or []
             pixels = np.array(palette, np.uint8).reshape(-1, 3)[pixels.astype(np.intp)]
-        return _upright(_rgb(pixels), header.getexif().get(_ORIENTATION, 1))
+        return upright(_rgb(pixels), header.getexif().get(_ORIENTATION, 1))
 
 
 _READERS: dict[str, Callable[[bytes, str, Limits], torch.Tensor]] = {
@@ -207,18 +216,6 @@ _TURNS = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANS
           6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90"}  # fmt: skip
 
 
-def _content(path: str, name: str, limits: Limits) -> bytes:
-    try:
-        return read_regular(path, limits)
-    except DataError as error:
-        raise DataError(f"image {name!r}: {error}; or remove it from the data.") from error
-    except OSError as error:
-        raise DataError(
-            f"image {name!r} cannot be read: {error.strerror}. "
-            "Put it there or remove it from the data."
-        ) from error
-
-
 def _opened(content: bytes, name: str, limits: Limits) -> Image.Image:
     """An image whose pixels are decoded on first use."""
     from PIL import Image
@@ -228,7 +225,8 @@ def _opened(content: bytes, name: str, limits: Limits) -> Image.Image:
         Image.MAX_IMAGE_PIXELS = limits.pixels
     image = Image.open(io.BytesIO(content), formats=_FORMATS)
     width, height = image.size
-    _check_claim(Claim(width, height, 1, width * height), name, "pillow", limits)
+    if width * height > limits.pixels:
+        raise _excess(Claim(width, height, 1, width * height), width * height, name, limits)
     exif = image.info.get("exif")
     if isinstance(exif, bytes):
         check_exif(exif)
@@ -266,11 +264,3 @@ def _rgb(pixels: Pixels) -> torch.Tensor:
     elif channels not in (3, 4):
         raise ValueError(f"it has {channels} channels")
     return torch.from_numpy(np.ascontiguousarray(pixels[:, :, :3])).permute(2, 0, 1)
-
-
-def _upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
-    """Apply an EXIF orientation (1 to 8; anything else changes nothing) to [3, H, W]."""
-    if orientation in (5, 6, 7, 8):
-        image = image.transpose(1, 2)
-    flips = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation)
-    return image.flip(flips) if flips else image

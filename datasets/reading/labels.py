@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pipeline.datasets.reading.folder import FolderFile
@@ -40,6 +42,15 @@ def check_classes(count: int, where: str, limits: Limits) -> None:
     """Raise DataError for more classes than `limits.classes`; `where` begins the message."""
     if count > limits.classes:
         raise DataError(f"{where} makes {limits.refusal('classes', f'{count} classes')}.")
+
+
+def check_label(label: object, classes: Sequence[str], where: str) -> None:
+    """Raise DataError for a whole number that is none of `classes`, if these are known."""
+    if classes and isinstance(label, int) and not 0 <= label < len(classes):
+        raise DataError(
+            f"{where}: label {label} is none of the {len(classes)} classes. Correct it, or name "
+            "all classes in dataset.classes."
+        )
 
 
 def class_names(file: FolderFile, labels: IntArray, limits: Limits = DEFAULT) -> list[str]:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -22,14 +22,14 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import torch
 import torchvision
-from filelock import FileLock, Timeout
 from torchvision import tv_tensors
 
 from pipeline import terminal
 from pipeline.distributed.world import World, usable_cpus
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.disk import sync_folder
-from pipeline.files.own_files import check_own, check_tree, own_folder
+from pipeline.files.one_writer import one_writer
+from pipeline.files.own_files import NotOwnError, check_tree, own_folder
 from pipeline.loading.batch import Batch
 from pipeline.loading.dataset_facts import classes_of, facts_of, table_of
 from pipeline.loading.encoded import EncodedImage
@@ -100,7 +100,7 @@ def pack(
             own_folder(place.parent)
         else:
             place.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(place):
+        with one_writer(place, f"packs {place}"):
             if not _is_there(place, name):
                 _remove_leftovers(place)
                 fetch = Fetch(
@@ -147,26 +147,6 @@ def _is_there(place: Path, name: str) -> bool:
     return True
 
 
-def _lock_of(place: Path) -> Path:
-    return place.with_name(f".{place.name}.lock")
-
-
-@contextmanager
-def _locked(place: Path) -> Iterator[None]:
-    if os.path.lexists(_lock_of(place)):
-        check_own(_lock_of(place))
-    lock = FileLock(_lock_of(place), mode=0o600)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        _log.info("waiting for another process that packs %s", place)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def _remove_leftovers(place: Path) -> None:
     """Delete what killed writers have left in the folder of packs; `place` is locked."""
     for folder in place.parent.glob(f".*{_WRITING}*"):
@@ -174,7 +154,7 @@ def _remove_leftovers(place: Path) -> None:
         if of == place:
             shutil.rmtree(folder, ignore_errors=True)
             continue
-        with suppress(Timeout), FileLock(_lock_of(of)).acquire(timeout=0):
+        with suppress(TimeoutError, NotOwnError), one_writer(of, "packs it", wait=False):
             shutil.rmtree(folder, ignore_errors=True)
 
 

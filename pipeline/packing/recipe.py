@@ -12,7 +12,6 @@ import numpy as np
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from pipeline.loading import output_buffers
 from pipeline.loading.encoded import EncodedImage
 from pipeline.packing.fields import Column, Encode, Field
 from pipeline.packing.folder import VERSION
@@ -31,7 +30,6 @@ class CenterCrops(Encode):
     """
 
     def __init__(self, size: int) -> None:
-        self._size = size
         self._step = DecodeResizeCenterCrop(size, size, decoder="native")
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
@@ -52,10 +50,10 @@ class CenterCrops(Encode):
         return done
 
     def _column(self, files: list[EncodedImage]) -> Column:
-        shape = (self._size, self._size, 3)
-        array, tensor = output_buffers.allocate((len(files), *shape), np.dtype(np.uint8))
-        self._step.decode_files(files, np.zeros(len(files), np.uint64), array, channels_last=True)
-        return Column(tensor.reshape(-1), np.array([shape] * len(files), np.int32))
+        keys = np.zeros(len(files), np.uint64)
+        pixels = self._step.decode_batch(files, keys, channels_last=True)
+        assert pixels is not None, "files can always be decoded in a batch"
+        return Column(pixels.reshape(-1), np.array([pixels.shape[1:]] * len(files), np.int32))
 
 
 def fits(dataset: Any) -> bool:

@@ -49,7 +49,8 @@ class BatchNormalize(image.Normalize):
             if images.is_floating_point():
                 raise DataError(f"BatchNormalize: the pictures {name!r} are {images.dtype} already;"
                                 " normalise samples or batches, not both")  # fmt: skip
-            self.check_channels(images.shape[1])
+            if len(self.mean) not in (1, images.shape[1]):
+                raise self.mismatch(images.shape[1])
             mean = torch.tensor(self.mean, dtype=torch.float64).view(-1, 1, 1)
             std = torch.tensor(self.std, dtype=torch.float64).view(-1, 1, 1)
             factor = (1 / (255 * std)).to(images.device, torch.float32)

@@ -20,12 +20,10 @@ from pipeline.loading.encoded import EncodedImage
 from pipeline.order.randomness import KeyedRandom
 from pipeline.transforms.crops import CenterCrop, Crop, RandomAreaCrop, side_lengths
 from pipeline.transforms.image_decoding import Size, checked_header
+from pipeline.transforms.jpeg_header import upright
 from pipeline.transforms.warping import resize_weights
 
 _RGB = 3  # torchvision.io.ImageReadMode
-# How to turn stored pixels [C, H, W] upright, by EXIF's number: transpose? and axes to mirror.
-_UPRIGHT = {1: (False, ()), 2: (False, (2,)), 3: (False, (1, 2)), 4: (False, (1,)),
-            5: (True, ()), 6: (True, (2,)), 7: (True, (1, 2)), 8: (True, (1,))}  # fmt: skip
 
 
 class DecodeBatch:
@@ -120,15 +118,9 @@ def _pixels(files: list[EncodedImage], device: torch.device) -> list[Tensor]:
         headers = [None] * len(files)
     return [
         file.decode().as_subclass(Tensor).to(device)
-        if header is None else _upright(next(decoded), header.orientation)
+        if header is None else upright(next(decoded), header.orientation)
         for file, header in zip(files, headers, strict=True)
     ]  # fmt: skip
-
-
-def _upright(pixels: Tensor, orientation: int) -> Tensor:
-    transposed, mirrored = _UPRIGHT[orientation]
-    pixels = pixels.transpose(1, 2) if transposed else pixels
-    return pixels.flip(mirrored) if mirrored else pixels
 
 
 def _cut(pixels: Tensor, crop: Crop, size: tuple[int, int]) -> Tensor:

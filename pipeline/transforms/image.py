@@ -51,21 +51,21 @@ class Normalize:
         self.std = [float(value) for value in statistics["std"]]
 
     def __call__(self, sample: Sample) -> Sample:
-        return {name: self._one(value) for name, value in sample.items()}
+        changed = dict(sample)
+        for name, value in sample.items():
+            if isinstance(value, tv_tensors.Image):
+                if len(self.mean) not in (1, value.shape[-3]):
+                    raise self.mismatch(value.shape[-3])
+                scaled = F.to_dtype(value, torch.float32, scale=True)
+                normalized = F.normalize(scaled, self.mean, self.std)
+                changed[name] = tv_tensors.wrap(normalized, like=value)
+        return changed
 
-    def _one(self, value: Any) -> Any:
-        if not isinstance(value, tv_tensors.Image):
-            return value
-        self.check_channels(value.shape[-3])
-        scaled = F.to_dtype(value, torch.float32, scale=True)
-        return tv_tensors.wrap(F.normalize(scaled, self.mean, self.std), like=value)
-
-    def check_channels(self, count: int) -> None:
-        """Raise DataError if a picture has another number of channels than there are means."""
-        if count != len(self.mean) and len(self.mean) != 1:
-            raise DataError(f"Normalize has {len(self.mean)} means, and a picture has {count} "
-                            "channels; set its statistics to dataset, or to {mean: [...], std: "
-                            "[...]} of as many")  # fmt: skip
+    def mismatch(self, channels: int) -> DataError:
+        """The error for pictures with another number of channels than there are means."""
+        return DataError(f"Normalize has {len(self.mean)} means, and a picture has {channels} "
+                         "channels; set its statistics to dataset, or to {mean: [...], std: "
+                         "[...]} of as many")  # fmt: skip
 
     def inverse(self, images: torch.Tensor) -> torch.Tensor:
         """Normalised float32 [..., C, H, W] back to uint8, for display."""
@@ -87,22 +87,23 @@ class LandmarkFlip:
             raise ConfigError(Problem("pairs", f"{pairs!r} is not 'ibug68' or a list of pairs"))
         self.p = p
         self.pairs = _IBUG68_PAIRS if isinstance(pairs, str) else [tuple(pair) for pair in pairs]
+        swapped = [both for left, right in self.pairs for both in ((left, right), (right, left))]
+        self._swapped = torch.tensor(swapped, dtype=torch.int64).view(-1, 2).T
 
     def __call__(self, sample: Sample) -> Sample:
         if torch.rand(()).item() >= self.p:
             return sample
-        return {name: self._mirror(value) for name, value in sample.items()}
-
-    def _mirror(self, value: Any) -> Any:
-        if isinstance(value, tv_tensors.KeyPoints):
-            mirrored = F.horizontal_flip(value)
-            order = torch.arange(value.shape[-2])
-            for left, right in self.pairs:
-                order[left], order[right] = right, left
-            return tv_tensors.wrap(mirrored[..., order, :], like=value)
-        if isinstance(value, tv_tensors.Image):
-            return F.horizontal_flip(value)
-        return value
+        changed = dict(sample)
+        for name, value in sample.items():
+            if isinstance(value, tv_tensors.KeyPoints):
+                mirrored = F.horizontal_flip(value)
+                order = torch.arange(value.shape[-2])
+                places, partners = self._swapped
+                order[places] = partners
+                changed[name] = tv_tensors.wrap(mirrored[..., order, :], like=value)
+            elif isinstance(value, tv_tensors.Image):
+                changed[name] = F.horizontal_flip(value)
+        return changed
 
 
 class FaceCrop:

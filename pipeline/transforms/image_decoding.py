@@ -65,6 +65,7 @@ class Decode:
         self.decoder = _chosen(decoder)
         self.reduce = reduce
         self._normal: Normal | None = None
+        self._kind: type[np.generic] = np.uint8
 
     def normalizing(self, normalize: BatchNormalize) -> Decode:
         """This transform with the batch transform `normalize` done while decoding."""
@@ -72,6 +73,7 @@ class Decode:
         scale = 1 / (255 * np.array(normalize.std))
         bias = -np.array(normalize.mean) / np.array(normalize.std)
         changed._normal = tuple(scale.tolist()), tuple(bias.tolist())
+        changed._kind = np.float32
         return changed
 
     def __call__(self, sample: Sample) -> Sample:
@@ -84,44 +86,42 @@ class Decode:
         return self.decoder == "native" and native_images.pixels() is not None
 
     def decode_batch(
-        self, pictures: Sequence[EncodedImage] | StoredPictures, keys: KeyArray
+        self,
+        pictures: Sequence[EncodedImage] | StoredPictures,
+        keys: KeyArray,
+        channels_last: bool = False,
     ) -> torch.Tensor | None:
         """The pictures of the samples with these keys: [B, 3, *size]; None to do them one by one.
+
+        Args:
+            channels_last: of files, uint8 [B, *size, 3].
 
         Raises:
             DataError: one of them is bad.
         """
-        array, tensor = output_buffers.allocate((len(keys), 3, *self.size), np.dtype(self._dtype))
-        if not isinstance(pictures, StoredPictures):
-            self.decode_files(pictures, keys, array)
-            return tensor
-        if (pictures.channels != 3).any():
-            return None
-        crops = self.crop.many(keys, pictures.widths, pictures.heights)
-        return tensor if native_images.crop_resize(pictures, crops, array, self._normal) else None
-
-    def decode_files(
-        self,
-        files: Sequence[EncodedImage],
-        keys: KeyArray,
-        array: Pixels,
-        channels_last: bool = False,
-    ) -> None:
-        """The same for files by the native decoder, into `array`, or uint8 [B, *size, 3]."""
-        headers = [checked_header(file) or _NONE for file in files]
+        shape = (*self.size, 3) if channels_last else (3, *self.size)
+        array, tensor = output_buffers.allocate((len(keys), *shape), np.dtype(self._kind))
+        if isinstance(pictures, StoredPictures):
+            if (pictures.channels != 3).any():
+                return None
+            crops = self.crop.many(keys, pictures.widths, pictures.heights)
+            done = native_images.crop_resize(pictures, crops, array, self._normal)
+            return tensor if done else None
+        headers = [checked_header(file) or _NONE for file in pictures]
         sizes = np.array(headers, np.int64)
-        done = native_images.decode(
-            [file.content for file in files], headers,
+        decoded = native_images.decode(
+            [file.content for file in pictures], headers,
             self.crop.many(keys, sizes[:, 0], sizes[:, 1]), array, self.reduce, self._normal,
             channels_last,
         )  # fmt: skip
-        for row in np.flatnonzero(~done).tolist():
+        for row in np.flatnonzero(~decoded).tolist():
             target = array[row].transpose(2, 0, 1) if channels_last else array[row]
-            self._put(self._from_pixels(files[row].decode(), int(keys[row])), target)
+            self._put(self._from_pixels(pictures[row].decode(), int(keys[row])), target)
+        return tensor
 
     def _one(self, value: Any, key: int) -> Any:
         if isinstance(value, (EncodedImage, tv_tensors.Image)):
-            row = output_buffers.allocate_row((3, *self.size), self._dtype)
+            row = output_buffers.allocate_row((3, *self.size), self._kind)
             if isinstance(value, EncodedImage):
                 if not self._decoded(value, key, row.array):
                     self._put(self._from_pixels(value.decode(), key), row.array)
@@ -134,10 +134,6 @@ class Decode:
                 "use the transforms of torchvision or of pipeline.transforms.batch_geometry"
             )
         return value
-
-    @property
-    def _dtype(self) -> type[np.generic]:
-        return np.uint8 if self._normal is None else np.float32
 
     def _decoded(self, image: EncodedImage, key: int, target: Pixels) -> bool:
         """Whether the decoder could decode the file into `target`."""

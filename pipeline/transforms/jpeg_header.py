@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _START, _END, _SCAN, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 _PLAIN = (0xC0, 0xC1, 0xC2)  # frames: baseline, extended and progressive, by Huffman
@@ -77,6 +80,14 @@ def scans_too_often(content: bytes, pixels: int, most: int) -> bool:
     if pixels * len(content) <= 8 * _MOST_SCANS * most:  # there cannot be so many
         return False
     return pixels * content.count(b"\xff\xda") > _MOST_SCANS * most
+
+
+def upright(pixels: Tensor, orientation: int) -> Tensor:
+    """Turn stored pixels [C, H, W] as EXIF's orientation says; any but 1 to 8 changes nothing."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.transpose(1, 2)
+    axes = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation)
+    return pixels.flip(axes) if axes else pixels
 
 
 def _orientation(tiff: bytes) -> int:

@@ -111,7 +111,7 @@ def test_paths_of_this_machine_need_nothing_of_fsspec(tmp_path):
         "import sys\n"
         "from pipeline.datasets.files import Files\n"
         "from pipeline.datasets.reading.folder import open_root\n"
-        f"open_root({str(tmp_path)!r}, 'x').read('x', open).close()\n"
+        f"open_root({str(tmp_path)!r}, 'x').read('x', lambda path, _: open(path)).close()\n"
         f"Files().open({str(tmp_path / 'x')!r}).close()\n"
         "new = {name.split('.')[0] for name in sys.modules}\n"
         "assert not new & {'torch', 'fsspec', 's3fs', 'aiohttp', 'botocore', 'asyncio'}, new\n"

@@ -14,14 +14,13 @@ import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from pipeline.distributed.world import usable_cpus
 from pipeline.errors import PenstockError
 from pipeline.files.disk import write_atomically
+from pipeline.files.one_writer import one_writer
 from pipeline.terminal import say
 
 _log = logging.getLogger(__name__)
@@ -53,7 +52,13 @@ def digests(paths: Sequence[str], cache_dir: str | Path, settled: float = SETTLE
     found = _known(looks, _read(place))
     if all(one is not None for one in found):
         return [one or "" for one in found]
-    with _alone(place):
+    with ExitStack() as stack:
+        try:
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stack.enter_context(one_writer(place, "hashes the same files"))
+        except (OSError, PenstockError) as error:
+            message = "%s cannot be used: %s; each start hashes all files"
+            _log.warning(message, place.parent, error)
         kept = _read(place)
         found = _known(looks, kept)
         wanted = [row for row, one in enumerate(found) if one is None]
@@ -127,27 +132,6 @@ def _hash(path: str) -> bytes:
         return _packed(before) + digest.digest()
     except OSError:
         return b""
-
-
-@contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """One process at a time, if the disk supports locks."""
-    try:
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = FileLock(place.with_name(f".{place.name}.lock"))
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            _log.info("waiting for another process that hashes the same files")
-            lock.acquire()
-    except (OSError, NotImplementedError) as error:
-        _log.warning("%s cannot be used: %s; each start hashes all files", place.parent, error)
-        yield
-        return
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _read(place: Path) -> Kept:

@@ -1,0 +1,59 @@
+"""One process works, and others wait for it."""
+
+import threading
+
+import pytest
+
+from pipeline.files.one_writer import one_writer
+from pipeline.files.own_files import NotOwnError
+
+
+def test_others_wait_and_are_told_what_for(tmp_path, caplog):
+    caplog.set_level("INFO")
+    done = []
+
+    def other():
+        with one_writer(tmp_path / "data", "makes the data"):
+            done.append("other")
+
+    with one_writer(tmp_path / "data", "makes the data") as lock:
+        assert lock == tmp_path / ".data.lock"
+        with (
+            pytest.raises(TimeoutError),
+            one_writer(tmp_path / "data", "makes the data", wait=False),
+        ):
+            pass
+        thread = threading.Thread(target=other)
+        thread.start()
+        while "waiting for another process that makes the data" not in caplog.text:
+            thread.join(0.01)
+        done.append("first")
+    thread.join()
+    assert done == ["first", "other"]
+
+
+def test_an_error_releases_the_lock(tmp_path):
+    with pytest.raises(KeyError), one_writer(tmp_path / "data", "makes the data"):
+        raise KeyError
+    with one_writer(tmp_path / "data", "makes the data", wait=False):
+        pass
+
+
+def test_a_lock_that_leads_elsewhere_is_refused(tmp_path):
+    (tmp_path / "precious").write_text("content")
+    (tmp_path / ".data.lock").symlink_to(tmp_path / "precious")
+    with (
+        pytest.raises(NotOwnError, match=r"\.data\.lock is a symbolic link"),
+        one_writer(tmp_path / "data", "makes the data"),
+    ):
+        pass
+    assert (tmp_path / "precious").read_text() == "content"
+
+
+def test_without_locks_nothing_is_held(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise NotImplementedError("no flock here")
+
+    monkeypatch.setattr("pipeline.files.one_writer.FileLock.acquire", refuse)
+    with one_writer(tmp_path / "data", "makes the data"):
+        pass
