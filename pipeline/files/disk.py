@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NoReturn
 from pipeline.errors import PenstockError
 from pipeline.files import plain_json
 from pipeline.files.own_files import NotOwnError, open_own
+from pipeline.files.regular_file import regular_descriptor
 
 try:
     import fcntl
@@ -158,6 +159,28 @@ class Hold:
                 _held.discard(self.descriptor)
                 os.close(self.descriptor)
             self.descriptor = -1
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds `path`; False where there is no such file, or no locks.
+
+    For some microseconds the question shares the lock, so a `Hold.take` meanwhile gets None.
+    """
+    if fcntl is None:
+        return False
+    try:
+        descriptor, _ = regular_descriptor(path)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def remove_leftovers(folder: Path) -> list[Path]:

@@ -20,6 +20,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
@@ -305,6 +306,9 @@ def _hold(folder: Path) -> Hold | None:
     path = folder / HOLDER
     try:
         hold = Hold.take(path, os.O_RDWR | os.O_CREAT)
+        if hold is None:  # somebody may just have asked whether it is locked
+            time.sleep(0.01)
+            hold = Hold.take(path)
     except FileNotFoundError as error:
         raise ConfigError(Problem("resume", f"{folder} does not exist")) from error
     except OSError as error:

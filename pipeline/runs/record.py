@@ -1,0 +1,191 @@
+"""Reading the folders of runs: their state, configuration, measurements and ledger.
+
+A folder may come from anybody, and be written to at this moment, so everything is checked, and an
+incomplete last line is left out. This imports no torch: lists of runs are shown in a second.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.files import plain_json
+from pipeline.files.disk import LONGEST_LINE, is_locked
+from pipeline.files.plain_json import JsonError, integer, mapping, shown
+from pipeline.files.regular_file import open_regular
+from pipeline.order.address import Address
+from pipeline.runs.manifest import read_config, read_manifest
+
+LEDGER, DIGESTS, METRICS, HOLDER = "ledger.jsonl", "digests.jsonl", "metrics.jsonl", "holder.json"
+
+_LONGEST_FIELD = 100  # characters of a hash or a loss
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What each step saw and cost; arrays of one length, in the order of the addresses.
+
+    Attributes:
+        epoch, step: addresses, int64.
+        samples: rows of the global batch, int64.
+        order: uint64 hashes of its rows and positions.
+        loss: mean over the global batch, float64.
+    """
+
+    epoch: np.ndarray
+    step: np.ndarray
+    samples: np.ndarray
+    order: np.ndarray
+    loss: np.ndarray
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run's folder, with its configuration and manifest."""
+
+    path: Path
+    config: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path, key: str = "runs") -> RunRecord:
+        """The run in `path`.
+
+        Args:
+            key: of the configuration that names the folder.
+
+        Raises:
+            ConfigError: it is not a run's folder, or a file of it is damaged.
+        """
+        try:
+            manifest = read_manifest(path, key)
+            return cls(path, read_config(path / "config.yaml"), manifest)
+        except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+            reason = f"{path} is not a run's folder: config.yaml: {str(error)[:300]}"
+            raise ConfigError(Problem(key, reason)) from error
+
+    @property
+    def state(self) -> str:
+        """The manifest's status; "killed" if that is running, and no process has the folder."""
+        status = str(self.manifest.get("status", "unknown"))
+        if status == "running" and not is_locked(self.path / HOLDER):
+            return "killed"
+        return status
+
+    @property
+    def sessions(self) -> list[dict[str, Any]]:
+        """A mapping for every start: command, started, at, status, ended ..."""
+        return list(self.manifest.get("sessions", []))
+
+    @cached_property
+    def logs(self) -> list[dict[str, Any]]:
+        """The measurements inside epochs; a value that was not finite is None."""
+        return [one for one in self._measured if one["event"] == "log"]
+
+    @cached_property
+    def epochs(self) -> list[dict[str, Any]]:
+        """The measurements of whole epochs, training and validation."""
+        return [one for one in self._measured if one["event"] == "epoch"]
+
+    @cached_property
+    def _measured(self) -> list[dict[str, Any]]:
+        return list(_lines(self.path / METRICS, _check_measured))
+
+    @cached_property
+    def ledger(self) -> Ledger | None:
+        """None if the run wrote none (trainer.ledger=false)."""
+        path = self.path / LEDGER
+        if not path.exists():
+            return None
+        lines = [(*address, one["samples"], int(one["order"], 16), float.fromhex(one["loss"]))
+                 for address, one in by_address(path)]  # fmt: skip
+        columns = list(zip(*lines, strict=True)) or [()] * 5
+        kinds = (np.int64, np.int64, np.int64, np.uint64, np.float64)
+        return Ledger(*(np.array(one, kind) for one, kind in zip(columns, kinds, strict=True)))
+
+
+def find(folder: Path) -> Iterator[Path]:
+    """The folders of runs below `folder` (or itself), without those inside a run, by name."""
+    for parent, folders, files in os.walk(folder):
+        if "manifest.json" in files and "config.yaml" in files:
+            folders.clear()
+            yield Path(parent)
+        folders.sort()
+
+
+def by_address(path: Path) -> Iterator[tuple[Address, dict[str, Any]]]:
+    """The records of a ledger.jsonl or digests.jsonl, without an incomplete last line.
+
+    Raises:
+        PenstockError: another line is broken, or the addresses don't increase.
+    """
+    before, check = (-1, -1), _CHECKS[path.name]
+    for number, record in enumerate(_lines(path, check), 1):
+        address = Address(record["epoch"], record["step"])
+        if address <= before:
+            where = f"{path}, line {number}: epoch {address.epoch}, step {address.step}"
+            raise PenstockError(f"{where} comes after a later one")
+        before = address
+        yield address, record
+
+
+def _lines(path: Path, check: Callable[[Mapping[str, Any]], None]) -> Iterator[dict[str, Any]]:
+    try:
+        opened = open_regular(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise PenstockError(f"{path} cannot be read: {error.strerror}") from error
+    with opened as file:
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
+            if not line.endswith(b"\n"):
+                if len(line) < LONGEST_LINE:
+                    return
+                raise PenstockError(f"{path}, line {number} is longer than {LONGEST_LINE} bytes")
+            try:
+                record = mapping(plain_json.parse(line))
+                check(record)
+            except (ValueError, OverflowError) as error:
+                raise PenstockError(f"{path}, line {number} is broken: {error}") from error
+            yield record
+
+
+def _check_measured(record: Mapping[str, Any]) -> None:
+    if record.get("event") not in ("log", "epoch"):
+        raise JsonError(f"event is {shown(record.get('event'))}")
+    integer(record, "epoch")
+    integer(record, "step")
+    for name, value in record.items():
+        if name != "event" and (
+            isinstance(value, bool) or not isinstance(value, int | float | None)
+        ):
+            raise JsonError(f"{name[:100]} is {shown(value)}, and must be a number")
+
+
+def _check_ledger(record: Mapping[str, Any]) -> None:
+    for key in ("epoch", "step", "samples"):
+        integer(record, key)
+    for key in ("order", "loss"):
+        if not isinstance(record.get(key), str) or len(record[key]) > _LONGEST_FIELD:
+            raise JsonError(f"{key} is {shown(record.get(key))}")
+    float.fromhex(record["loss"])
+    if not 0 <= int(record["order"], 16) < 2**64:
+        raise JsonError(f"order is {shown(record['order'])}")
+
+
+def _check_digest(record: Mapping[str, Any]) -> None:
+    for key in ("epoch", "step"):
+        integer(record, key)
+    if not isinstance(record.get("hash"), str):
+        raise JsonError(f"hash is {shown(record.get('hash'))}")
+
+
+_CHECKS = {LEDGER: _check_ledger, DIGESTS: _check_digest}

@@ -1,0 +1,94 @@
+"""Reading the folder of a run, whoever wrote it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pipeline
+from pipeline.errors import ConfigError, PenstockError
+from pipeline.runs.record import RunRecord, find
+from tests.program import run
+
+ROOT = Path(pipeline.__file__).parent.parent
+SMALL = ["trainer=quick", "trainer.max_steps=6", "loader=debug", "trainer.pictures=false",
+         "trainer.ledger=true", "trainer.device=cpu", "tracker=none"]  # fmt: skip
+
+
+@pytest.fixture
+def done(faces, capsys, tmp_path):
+    assert run(capsys, *faces, *SMALL, f"run_dir={tmp_path / 'run'}").code == 0
+    return tmp_path / "run"
+
+
+def test_a_run_is_read_as_it_was_written(done):
+    record = RunRecord.read(done)
+    assert record.state == "done"
+    assert record.config["seed"] == 0
+    assert [one["step"] for one in record.epochs] == [6]
+    assert record.epochs[0]["val/loss"] == record.manifest["best"]["val/loss"]
+    assert list(record.ledger.step) == [0, 1, 2, 3, 4, 5]
+    assert np.isclose(record.ledger.loss.mean(), record.epochs[0]["train/loss"])
+    assert record.ledger.order.dtype == np.uint64
+    assert list(find(done.parent)) == [done]
+    assert len(record.sessions) == 1
+
+
+def test_a_killed_run_is_told_from_a_running_one(done):
+    manifest = json.loads((done / "manifest.json").read_text())
+    (done / "manifest.json").write_text(json.dumps({**manifest, "status": "running"}))
+    assert RunRecord.read(done).state == "killed"
+    code = ("import fcntl, sys, time; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX); "
+            "print('held', flush=True); time.sleep(100)")  # fmt: skip
+    command = [sys.executable, "-c", code, str(done / "holder.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        assert RunRecord.read(done).state == "running"
+        other.kill()
+
+
+def test_a_line_in_progress_is_left_out(done):
+    with (done / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "epoch", "epo')
+    assert len(RunRecord.read(done).epochs) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("metrics.jsonl", '{"event": "epoch", "epoch": 0, "step": 6, "val/loss": "<script>"}'),
+     ("metrics.jsonl", '{"event": "other", "epoch": 0, "step": 6}'),
+     ("metrics.jsonl", "[]"),
+     ("ledger.jsonl", '{"epoch": 9, "step": 0, "samples": 1, "order": "zz", "loss": "0x1p0"}'),
+     ("ledger.jsonl", '{"epoch": 0, "step": 0, "samples": 1, "order": "00", "loss": "0x1p0"}')],
+)  # fmt: skip
+def test_a_damaged_line_is_named(done, name, line):
+    with (done / name).open("a") as file:
+        file.write(line + "\n")
+    record = RunRecord.read(done)
+    with pytest.raises(PenstockError, match=f"{name}, line "):
+        _ = record.epochs, record.ledger
+
+
+def test_what_is_no_run_is_said(tmp_path):
+    with pytest.raises(ConfigError, match="is not a run's folder"):
+        RunRecord.read(tmp_path)
+    assert list(find(tmp_path)) == []
+
+
+def test_a_fifo_in_the_place_of_a_file_keeps_nobody_waiting(done):
+    (done / "ledger.jsonl").unlink()
+    os.mkfifo(done / "ledger.jsonl")
+    began = time.monotonic()
+    with pytest.raises(PenstockError, match=r"ledger\.jsonl cannot be read: it is a FIFO"):
+        _ = RunRecord.read(done).ledger
+    assert time.monotonic() - began < 60
+
+
+def test_reading_imports_no_torch():
+    code = "import pipeline.runs.record, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
