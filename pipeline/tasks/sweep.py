@@ -11,11 +11,10 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,66 +28,14 @@ from pipeline.config.hydra_internals import BASIC_SWEEPER
 from pipeline.config.nodes import direction
 from pipeline.config.schema import Config
 from pipeline.distributed import preemption
-from pipeline.errors import PREEMPTED, ConfigError, Problem
-from pipeline.files import plain_json
+from pipeline.errors import PREEMPTED
 from pipeline.files.disk import write_atomically
-from pipeline.files.plain_json import JsonError, mapping
-from pipeline.runs.manifest import check_overrides, read_manifest
+from pipeline.runs.job_result import RESULT, JobResult, best_of, in_order, read_results
+from pipeline.runs.manifest import read_manifest
 from pipeline.tasks.tables import new_table, put_table
 from pipeline.terminal import one_line, put, say
 
-FILE = "result.json"
-
-_LARGEST = 4 << 20  # bytes of a result
 _MOST_PLANNED = 1000  # jobs that are listed before they start
-
-
-@dataclass(frozen=True)
-class JobResult:
-    """The result of one job of a sweep."""
-
-    overrides: list[str]  # as on a command line
-    status: str  # "done", "failed", "preempted" or "interrupted"; in a table also "not started"
-    metric: str | None  # the name of `value`
-    mode: str | None  # "min" or "max" of the metric
-    value: float | None  # of the task; None if it failed or measures nothing
-    seconds: float  # of wall time
-    error: str | None  # its first line
-    exit_code: int  # that the job would have as a run of its own
-    started: float  # seconds since 1970
-    others: dict[str, float] = field(default_factory=dict)  # metrics of the same validation
-
-    def write(self, folder: Path) -> None:
-        """Write the result into the job's folder."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
-
-    @classmethod
-    def read(cls, path: Path) -> JobResult:
-        """The result in a file that `write` made; raises ConfigError if it is damaged."""
-        try:
-            return cls(**_checked(mapping(plain_json.read(path, _LARGEST))))
-        except (OSError, JsonError) as error:
-            reason = f"{path} is damaged: {error}. Delete it to run its job again"
-            raise ConfigError(Problem("hydra.sweep.dir", reason)) from error
-
-
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a result, with the right types; raises JsonError."""
-    known = {one.name for one in fields(JobResult)}
-    odd = sorted(map(str, known ^ (values.keys() | {"others"})))
-    if odd:
-        raise JsonError(f"it has missing or unexpected keys: {', '.join(odd[:5])[:200]}")
-    check_overrides(values["overrides"])
-    texts = [values[key] for key in ("metric", "mode", "error")]
-    if not isinstance(values["status"], str) or not all(isinstance(v, str | None) for v in texts):
-        raise JsonError("its status, metric, mode or error is not a text")
-    measured = [values["value"], *mapping(values.get("others", {})).values()]
-    numbers = [values["seconds"], values["started"], values["exit_code"],
-               *(one for one in measured if one is not None)]  # fmt: skip
-    if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers):
-        raise JsonError("its value, seconds, started or exit_code is not a number")
-    return values
 
 
 def run_job(
@@ -150,9 +97,9 @@ def run_job(
 
 def _done_before(folder: Path, overrides: Sequence[str]) -> JobResult | None:
     """The result of a job that a sweep with resume=auto can skip."""
-    if "resume=auto" not in overrides or not (folder / FILE).exists():
+    if "resume=auto" not in overrides or not (folder / RESULT).exists():
         return None
-    before = JobResult.read(folder / FILE)
+    before = JobResult.read(folder / RESULT)
     then, now = (sorted(line for line in words if not line.startswith("resume="))
                  for words in (before.overrides, overrides))  # fmt: skip
     return before if then == now and before.status == "done" else None
@@ -236,7 +183,7 @@ class Running:
                 status = "interrupted" if started else "not started"
                 result = JobResult(overrides, status, None, None, None, 0.0, None, 0, self.began)
             known[str(number)] = result
-        return sorted(known.items(), key=_in_order)
+        return sorted(known.items(), key=in_order)
 
 
 _running: list[Running] = []  # in this process; one at most
@@ -278,37 +225,6 @@ def say_how_far(words: Sequence[str]) -> None:
     own = [word for word in words if not word.startswith(("resume=", "hydra.sweep.dir="))]
     again = [*own, f"hydra.sweep.dir={running.folder}", "resume=auto"]
     say(f"to resume the sweep:\n  {disclosure.command([*program.words(), *again])}")
-
-
-def read_results(folder: Path, since: float = 0.0) -> list[tuple[str, JobResult]]:
-    """Name and result of each job under `folder` that started after `since`, in their order.
-
-    A damaged file is reported on stderr and skipped.
-    """
-    jobs = []
-    for path in folder.rglob(FILE):
-        try:
-            result = JobResult.read(path)
-        except ConfigError as error:
-            say(error)
-            continue
-        if result.started >= since:
-            jobs.append((str(path.parent.relative_to(folder)), result))
-    return sorted(jobs, key=_in_order)
-
-
-def _in_order(job: tuple[str, JobResult]) -> tuple[int, str]:
-    name = job[0]
-    return (int(name), "") if name.isdigit() else (-1, name)
-
-
-def best_of(jobs: Sequence[tuple[str, JobResult]]) -> str | None:
-    """Name of the job with the best value, if any has one."""
-    valued = [(result.value, name) for name, result in jobs if result.value is not None]
-    if not valued:
-        return None
-    largest = any(result.mode == "max" for _, result in jobs)
-    return (max if largest else min)(valued)[1]
 
 
 def table(jobs: Sequence[tuple[str, JobResult]]) -> list[dict[str, str]]:

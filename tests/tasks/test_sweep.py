@@ -10,7 +10,8 @@ import pytest
 
 from pipeline import command, tasks
 from pipeline.errors import DataError
-from pipeline.tasks.sweep import JobResult, best_of, read_results, table
+from pipeline.runs.job_result import JobResult, best_of, read_results
+from pipeline.tasks.sweep import table
 
 
 @pytest.fixture
