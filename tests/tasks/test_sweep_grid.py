@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from pipeline import command, tasks
-from pipeline.config.composition import Composer
 from pipeline.distributed import world
 from pipeline.errors import ConfigError, DataError
 from pipeline.runs.job_result import read_results
@@ -201,28 +200,6 @@ def test_a_run_that_was_killed_while_it_claimed_its_folder_claims_it_again(tmp_p
     other.release()
     (path / "metrics.jsonl").touch()
     assert RunFolder.claim(path, {}).path.name == "run-3", "it has begun"
-
-
-def test_a_job_composed_from_what_others_read_is_the_same():
-    composer = Composer()
-    lines = [
-        "optimizer.lr=0.5",
-        "sampler=weighted",
-        "hydra.sweep.dir=somewhere",
-        "~transform.train.normalize",
-        "+transform.train.note={_target_: x.y, a: [1]}",
-    ]
-    composer.compose_job(composer.parse(["sampler=weighted", "seed=3"])[0])
-    overrides, problems = composer.parse(lines)
-    assert not problems
-    found, expected = composer.compose_job(overrides), composer.compose(overrides)
-    for one in (found, expected):
-        del one.config["run_dir"]  # named by the time
-    assert found.config == expected.config
-    assert sorted(found.lines) == sorted(expected.lines)
-    assert found.hydra["sweep"] == expected.hydra["sweep"]
-    wrong, _ = composer.parse(["optimizer.nothing=3"])
-    assert composer.compose_job(wrong).problems == composer.compose(wrong).problems != []
 
 
 def test_jobs_share_the_cores_of_the_machine(monkeypatch):
