@@ -19,7 +19,8 @@ from tests.stopping import ended
 SMALL = (
     "batch.size=8", "trainer.max_epochs=2", "trainer.baseline=false", "trainer.pictures=false",
     "trainer.progress=none", "trainer.checkpoint.every_steps=2", "trainer.checkpoint.keep_last=2",
-    "trainer.ledger=true", "tracker=none", "dataset.count=40", "loader.backend=main", "cache_dir=cache",
+    "trainer.ledger=true", "tracker=none", "dataset.count=40", "loader.backend=main",
+    "cache_dir=cache",
 )  # fmt: skip
 
 
