@@ -1,7 +1,9 @@
 """Two runs beside each other: what they were started with, and where their steps part.
 
+    compare(first, second) -> Comparison    settings by their effect, facts, findings, an answer
+
 Reads files only, step by step, and imports no torch; weights are compared in
-`weight_comparison.py`. Cost: about 10 us a step.
+`weight_comparison.py`. Cost: about 25 us a step.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.errors import PenstockError
 from pipeline.files.regular_file import open_regular
 from pipeline.order.address import Address
+from pipeline.runs.identity.effects import Effect, effect_of
 from pipeline.runs.record import DIGESTS, LEDGER, RunRecord, by_address
 from pipeline.runs.resumption import leaves
 from pipeline.terminal import one_line, watched
@@ -31,6 +35,7 @@ FACTS = {
 }
 
 _HASHES_OF_DATA = ("data.train", "data.val", "fingerprint.dataset")
+_WEIGHTS = {True: "the same weights", False: "other weights", None: "weights not compared"}
 _LONGEST = 60  # characters of a value in a table
 
 Lines = Iterator[tuple[Address, dict[str, Any]]]
@@ -71,6 +76,79 @@ class Finding:
     what: str
     text: str
     same: bool | None
+
+
+@dataclass
+class Comparison:
+    """Two runs beside each other.
+
+    Attributes:
+        settings: keys of the configuration that differ, by what they have an effect on.
+        facts: what else differs, by the names of FACTS.
+        findings: of samples, losses, digests and weights; more may be added.
+    """
+
+    first: RunRecord
+    second: RunRecord
+    settings: dict[Effect, list[Difference]]
+    facts: dict[str, list[Difference]]
+    findings: list[Finding]
+
+    def answer(self) -> list[str]:
+        """Whether batches and weights are the same, and where to look if no key explains it."""
+        same = {one.what: one.same for one in self.findings}
+        rows = same.get("samples", same.get("order"))
+        batches = False if rows is False else same.get("digests")
+        known = [same[what] for what in ("weights", "mean weights") if what in same]
+        weights = None if None in known or not known else all(known)
+        said = {True: "the same batches", False: "other batches",
+                None: "the same samples" if rows else "batches not compared"}[batches]  # fmt: skip
+        lines = [f"{said}, {_WEIGHTS[weights]}"]
+        changing = self.settings[Effect.BATCHES]
+        if batches is None and (changing or not rows):
+            lines.append("only trainer.digest=true tells whether the batches are the same")
+        if batches is False and not changing and not self.facts["data"]:
+            lines.append(f"no key explains other batches; {self._suspects('code', 'versions')}")
+        learning = changing + self.settings[Effect.WEIGHTS]
+        if (batches or rows) and weights is False and not learning:
+            where = self._suspects("code", "versions", "hardware")
+            lines.append(f"no key explains other weights; {where}")
+        return lines
+
+    def _suspects(self, *titles: str) -> str:
+        found = [title for title in titles if self.facts[title]]
+        return f"look at {' and '.join(found)}" if found else "nothing else that was noted differs"
+
+
+def compare(first: RunRecord, second: RunRecord) -> Comparison:
+    """All but the weights. A damaged ledger is a finding, as the rest can be compared."""
+    grouped: dict[Effect, list[Difference]] = {effect: [] for effect in Effect}
+    for one in settings(first, second):
+        effect, note = effect_of(one.key, first, second)
+        grouped[effect].append(replace(one, note=note))
+    findings = []
+    for what, look in (("ledger", compare_ledgers), ("digests", compare_digests)):
+        try:
+            findings += look(first, second)
+        except PenstockError as error:
+            findings.append(Finding(what, f"not compared: {error}", None))
+    if not any(one.what == "samples" for one in findings):
+        findings += _orders(first, second)
+    return Comparison(first, second, grouped, facts(first, second), findings)
+
+
+def _orders(first: RunRecord, second: RunRecord) -> list[Finding]:
+    """By the manifests' hashes over all rows and addresses, which only runs that ended have."""
+    one, other = (run.manifest.get("order") for run in (first, second))
+    if not (one and other):
+        return []
+    if one == other:
+        return [Finding("order", "the same samples at all steps", True)]
+    ends = [run.epochs[-1]["step"] if run.epochs else 0 for run in (first, second)]
+    if ends[0] != ends[1]:
+        text = f"not compared: the runs ended after {ends[0]} and {ends[1]} optimizer steps"
+        return [Finding("order", text, None)]
+    return [Finding("order", "other samples, or in another order, at some step", False)]
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Difference]:

@@ -30,6 +30,12 @@ class Effect(StrEnum):
     NEITHER = "neither"
 
 
+TITLES = {
+    Effect.BATCHES: "keys that change batches",
+    Effect.WEIGHTS: "keys that change weights, and no batch",
+    Effect.NEITHER: "keys that change neither",
+}
+
 Found = tuple[Effect, str]  # with the reason, where it is not plain
 Judge = Callable[[RunRecord, RunRecord], Found]
 
