@@ -38,8 +38,9 @@ from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.loading.loader import Loader
 from pipeline.order.plan import Plan
 from pipeline.order.streams import StreamPlan
-from pipeline.runs import quarantine, run_state
+from pipeline.runs import run_state
 from pipeline.runs.identity.sources import code_of
+from pipeline.runs.left_out import NAME as QUARANTINE
 from pipeline.runs.pictures import learning_curves
 from pipeline.runs.resumption import fingerprint, spans
 from pipeline.runs.run_folder import Status
@@ -259,7 +260,7 @@ def watched(
     display = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
     data = parts.data
     datasets = {split.name: split.fingerprint["dataset"] for split in (data.train, data.val)}
-    left_out = Quarantine(folder.path / quarantine.NAME, datasets, data.train.budget)
+    left_out = Quarantine(folder.path / QUARANTINE, datasets, data.train.budget)
     observers: list[Observer] = [Metrics(folder, tracker), display, left_out]
     if trainer.ledger:
         observers.append(Ledger(folder.path / "ledger.jsonl"))
