@@ -125,7 +125,8 @@ def line_chart(
         figures.append(figure)
         readings.append(_readings(figure, axes, drawn, percent, stacked))
     return embed(figures[0], title, _summary(drawn, percent), readings=readings,
-                 narrow=figures[1] if broad else None, legend=legend if len(legend) > 1 else ())  # fmt: skip
+                 narrow=figures[1] if broad else None,
+                 legend=legend if len(legend) > 1 else ())  # fmt: skip
 
 
 def thinned(curve: Curve, color: str, most: int = MOST_POINTS) -> Curve:

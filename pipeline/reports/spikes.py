@@ -35,9 +35,18 @@ def find(ledger: Ledger, most: int = _MOST) -> list[Spike]:
     loss = ledger.loss
     if len(loss) < 3:
         return []
-    padded = np.pad(loss, _AROUND, mode="reflect" if len(loss) > _AROUND else "edge")
-    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * _AROUND + 1)
-    usual = np.concatenate([np.median(some, axis=1) for some in _blocks(windows)])
+    windows = np.lib.stride_tricks.sliding_window_view(loss, 2 * _AROUND + 1) if len(
+        loss) > 2 * _AROUND else np.empty((0, 1))  # fmt: skip
+    usual = np.empty_like(loss)
+    usual[_AROUND : _AROUND + len(windows)] = np.median(windows, axis=1)
+    for i in [
+        *range(min(_AROUND, len(loss))),
+        *range(max(_AROUND, len(loss) - _AROUND), len(loss)),
+    ]:
+        reach = min(
+            i, len(loss) - 1 - i, _AROUND
+        )  # as far on both sides, or a falling loss misleads
+        usual[i] = np.median(loss[i - reach : i + reach + 1])
     spread = np.maximum(np.abs(usual), 1e-12)
     times = loss / spread
     order = np.argsort(-times, kind="stable")[:most]
@@ -47,10 +56,6 @@ def find(ledger: Ledger, most: int = _MOST) -> list[Spike]:
         for i in order
         if np.isfinite(times[i]) and times[i] > 1
     ]  # fmt: skip
-
-
-def _blocks(windows: np.ndarray) -> list[np.ndarray]:
-    return [windows[i : i + 4096] for i in range(0, len(windows), 4096)]
 
 
 def section(run: RunRecord) -> Section | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -22,7 +23,8 @@ def section(run: RunRecord) -> Section | None:
     rows = [_row(run, place, one) for place, one in enumerate(run.sessions[-_MOST_ROWS:])]
     head = ("start", "ended as", "took", "ranks", "from", "steps repeated", "reason")
     return Section("Starts and stops", page.together(
-        page.table("Every start of the run", head, rows, (2, 3, 5)), _cost(run), _deaths(run)))  # fmt: skip
+        page.table("Every start of the run", head, rows, (2, 3, 5)), _cost(run), _deaths(run),
+    ))  # fmt: skip
 
 
 def _row(run: RunRecord, place: int, one: dict[str, Any]) -> tuple[object, ...]:
@@ -33,7 +35,7 @@ def _row(run: RunRecord, place: int, one: dict[str, Any]) -> tuple[object, ...]:
     where = "the beginning"
     if isinstance(at, list) and len(at) == 2:
         where = f"epoch {at[0]}, step {at[1]}"
-    repeated = one.get("repeated", 0 if place == 0 else "–")
+    repeated = one.get("repeated", 0)
     return (one.get("started", "–"), state, took, one.get("world", 1), where, repeated,
             one.get("reason") or "–")  # fmt: skip
 
@@ -48,7 +50,7 @@ def _cost(run: RunRecord) -> Markup | None:
     training = sum(number(one, "seconds") or 0.0 for one in run.epochs)
     idle = sum(
         max((after[0] - before[1]).total_seconds(), 0.0)
-        for before, after in zip(times, times[1:], strict=False)
+        for before, after in pairwise(times)
         if before[1] and after[0]
     )
     said = {

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,7 @@ def command(run: RunRecord, *words: str) -> str:
     except ValueError:
         given = []
     options = [
-        word
-        for one, following in zip(given, given[1:], strict=False)
-        if one in _OPTIONS
-        for word in (one, following)
+        word for one, following in pairwise(given) if one in _OPTIONS for word in (one, following)
     ]
     return program.text(*options, *words)
 
