@@ -145,7 +145,7 @@ def direction(config: Config, name: str) -> str | None:
 
 def own_steps(config: Config) -> list[str]:
     """The notice for a model class with a training loop of its own, which is not used."""
-    if config.task in (*_DATA_ONLY, "check", "pack"):
+    if config.task in (*_DATA_ONLY, "check", "pack", "verify"):
         return []
     model, own = called(config.model), []
     for name in _OWN_STEPS:

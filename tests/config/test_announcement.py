@@ -49,7 +49,12 @@ def test_a_run_in_one_line(overrides, line):
 
 
 def test_every_task_has_a_line():
-    more = {"verify": ["runs=[a,b]"], "diff": ["runs=[a,b]"], "validate": ["checkpoint=x"]}
+    more = {
+        "verify": ["runs=[a,b]"],
+        "diff": ["runs=[a,b]"],
+        "report": ["runs=[a]"],
+        "validate": ["checkpoint=x"],
+    }
     for task in tasks.TASKS:
         assert said(f"task={task}", *more.get(task, [])).startswith(f"{task}: ")
 

@@ -7,6 +7,7 @@ from pipeline.config.preflight import compose
 from pipeline.config.schema import Config, TrainerSection
 from pipeline.runs import resumption
 from pipeline.runs.identity.effects import RULES, Effect, effect_of, rule_of
+from pipeline.runs.left_out import COLUMNS
 from pipeline.runs.record import RunRecord
 from tests.config.test_conf import FILES
 
@@ -29,6 +30,11 @@ def record(tmp_path, config=None, **manifest):
     data = {"fingerprint": "sizes", "train": "ab" * 16, "val": "cd" * 16}
     known = {"device": "cpu", "data": data, "sessions": [{"world": 1}], **manifest}
     return RunRecord(tmp_path, config or {}, known)
+
+
+def left_out(folder, *splits):
+    lines = [",".join(COLUMNS), *(f"{split},0,a.jpg,0,0,0,broken,x" for split in splits)]
+    (folder / "quarantine.csv").write_text("\n".join([*lines, ""]))
 
 
 def keys_of(config):
@@ -95,7 +101,6 @@ def test_a_key_of_another_version_is_not_called_harmless(tmp_path):
 def test_rules_are_of_keys_that_exist():
     known = keys_of(compose("distributed=ddp").plain())
     known |= {"dataset.fields", "dataset.facts", "dataset.fingerprint", "dataset.packed"}
-    known |= {"trainer.report"}  # comes with the report of a run
     for rule in RULES:
         assert any(f"{key}.".startswith(f"{rule}.") for key in known), rule
 
@@ -112,7 +117,7 @@ def test_whatever_a_checkpoint_is_refused_for_has_an_effect(overrides, tmp_path)
     run = record(tmp_path, config.written(), fingerprint=fingerprint, device="other")
     steered = record(tmp_path, {"trainer": {"patience": 1}}, device="cpu", data={},
                      fingerprint={"decoder": "native"}, sessions=[{"world": 2}])  # fmt: skip
-    (tmp_path / "quarantine.csv").touch()
+    left_out(tmp_path, "train")
     covered = {rule_of(key) for key in fingerprint if key != resumption.SCHEDULES}
     for key in fingerprint:
         if key != resumption.SCHEDULES:
@@ -172,6 +177,10 @@ def test_what_the_runs_say_decides_for_machines_and_bad_samples(tmp_path):
     assert effect_of("distributed.nproc", here, two)[0] == WEIGHTS
     assert effect_of("distributed.timeout", here, two)[0] == NEITHER
     assert effect_of("limits.pixels", here, here)[0] == NEITHER
-    (tmp_path / "quarantine.csv").touch()
+    left_out(tmp_path, "val")
+    assert effect_of("limits.pixels", here, here)[0] == NEITHER
+    left_out(tmp_path, "val", "train")
+    assert effect_of("limits.pixels", here, here)[0] == BATCHES
+    (tmp_path / "quarantine.csv").write_text("x")
     assert effect_of("limits.pixels", here, here)[0] == BATCHES
     assert effect_of("bad_samples.budget", here, here)[0] == NEITHER

@@ -17,9 +17,9 @@ from enum import StrEnum
 from typing import Any
 
 from pipeline.config.schema import TASK_KEYS
+from pipeline.errors import ConfigError
+from pipeline.runs import left_out
 from pipeline.runs.record import RunRecord
-
-QUARANTINE = "quarantine.csv"
 
 
 class Effect(StrEnum):
@@ -114,8 +114,16 @@ def _validation(first: RunRecord, second: RunRecord) -> Found:
 
 def _left_out(first: RunRecord, second: RunRecord) -> Found:
     """What happens to samples that cannot be read, or claim too much."""
-    if any((run.path / QUARANTINE).exists() for run in (first, second)):
+    splits: set[str] = set()
+    for path in (first.path / left_out.NAME, second.path / left_out.NAME):
+        try:
+            splits |= {one.split for one in left_out.read(path)} if path.exists() else set()
+        except ConfigError:
+            return Effect.BATCHES, f"the {left_out.NAME} of a run cannot be read"
+    if "train" in splits:
         return Effect.BATCHES, "samples were left out"
+    if splits:
+        return _validation(first, second)
     return Effect.NEITHER, "no sample was left out"
 
 
