@@ -35,7 +35,8 @@ def write(found: Comparison, path: Path) -> Path:
 
 def sections(found: Comparison) -> list[Section]:
     """Where the runs part, their settings by effect, and what else differs."""
-    parted = page.table("", ("compared", "found"), [(one.what, one.text) for one in found.findings])
+    rows = [(one.what, one.text) for one in found.findings]
+    parted = page.table("Compared at every address, and bit by bit", ("what", "found"), rows)
     keys = [_table(TITLES[effect], some) for effect, some in found.settings.items()]
     other = [_table(title, some) for title, some in found.facts.items() if some]
     return [
@@ -49,8 +50,9 @@ def _table(title: str, some: Sequence[Difference]) -> Markup:
     title = _capital(title)
     if not some:
         return page.paragraph(f"{title}: none.")
-    rows = [(one.key, *one.texts(), one.note) for one in some]
-    return page.table(title, ("key", "A", "B", "note"), rows)
+    noted = any(one.note for one in some)
+    rows = [(one.key, *one.texts(), *([one.note] if noted else [])) for one in some]
+    return page.table(title, ("key", "A", "B", *(["note"] if noted else [])), rows)
 
 
 def _told(run: RunRecord) -> str:

@@ -59,7 +59,7 @@ def _put_started(found: Comparison) -> None:
 def _put_part(title: str, some: Sequence[Difference]) -> None:
     put(f"\n{title}{'' if some else ': none'}")
     if some:
-        rows = [(f"  {one_line(one.key)}", *one.texts(), one.note) for one in some]
+        rows = [(f"  {one_line(one.key)}", *one.texts(), one_line(one.note)) for one in some]
         put_rows([("", "A", "B", ""), *rows])
 
 

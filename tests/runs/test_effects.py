@@ -181,6 +181,6 @@ def test_what_the_runs_say_decides_for_machines_and_bad_samples(tmp_path):
     assert effect_of("limits.pixels", here, here)[0] == NEITHER
     left_out(tmp_path, "val", "train")
     assert effect_of("limits.pixels", here, here)[0] == BATCHES
-    (tmp_path / "quarantine.csv").write_text("x")
+    (tmp_path / "quarantine.csv").write_text("x\n")
     assert effect_of("limits.pixels", here, here)[0] == BATCHES
     assert effect_of("bad_samples.budget", here, here)[0] == NEITHER

@@ -122,7 +122,7 @@ def test_the_answer_of_two_runs(first, fit, capsys):
     changing = lines.index("keys that change weights, and no batch")
     assert lines[changing + 2].split() == ["optimizer.lr", "0.005", "0.02"]
     neither = lines.index("keys that change neither")
-    assert lines[neither + 2].split() == ["loader.generator", "-", "5"]
+    assert lines[neither + 2].split() == ["loader.generator", "null", "5"]
     assert "digests       the same at 10 steps" in lines
     assert lines[-1] == "the same batches, other weights"
     other = fit("seed=3")
@@ -260,7 +260,7 @@ def test_long_values_are_shown_where_they_part():
     assert one.startswith("...a")
     assert one.endswith("c...")
     assert max(map(len, (one, other))) < 70
-    assert Difference("key", None, "x\ny").texts() == ("-", "x\\ny")
+    assert Difference("key", None, "x\ny").texts() == ("null", "x\\ny")
 
 
 def test_no_torch_without_weights(pair):
