@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+import yaml
 
 from pipeline import command
 from pipeline.runs import checkpoint
@@ -240,6 +241,20 @@ def test_a_page_has_the_same_and_runs_nothing(pair, tmp_path, capsys):
                f"diff.page={tmp_path / 'no' / 'folder.html'}")  # fmt: skip
     assert done.code == 1
     assert "folder.html" in done.err
+
+
+def test_steps_in_another_order_change_batches(pair):
+    first, second = pair
+    config = yaml.safe_load((second / "config.yaml").read_text())
+    steps = config["transform"]["train"]
+    config["transform"]["train"] = dict(reversed(steps.items()))
+    (second / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    found = compare(RunRecord.read(first), RunRecord.read(second)).settings
+    one, *others = [one for some in found.values() for one in some]
+    assert not others
+    assert found[BATCHES] == [one]
+    assert (one.key, one.first) == ("transform.train", "resize, flip, normalize")
+    assert one.second == "normalize, flip, resize"
 
 
 def test_two_runs_have_to_be_given(capsys, tmp_path, monkeypatch):

@@ -147,7 +147,7 @@ def _ranks(first: RunRecord, second: RunRecord) -> Found:
     sharded = any(_mapping(run.config.get("distributed")).get("strategy") == "fsdp"
                   for run in (first, second))  # fmt: skip
     if shared or sharded:
-        return Effect.WEIGHTS, "sums over ranks round in another way"
+        return Effect.WEIGHTS, "sums, batch norms and dropout depend on the ranks"
     return Effect.NEITHER, "one process"
 
 
