@@ -171,7 +171,8 @@ def test_what_the_runs_say_decides_for_machines_and_bad_samples(tmp_path):
     mixing = record(tmp_path, {"transform": {"train_batch": {"mix": {}}}}, device="cuda")
     assert effect_of("trainer.device", here, mixing)[0] == BATCHES
     assert effect_of("transform.batch_on", here, here)[0] == NEITHER
-    assert effect_of("transform.batch_on", there, there)[0] == BATCHES
+    assert effect_of("transform.batch_on", there, there)[0] == NEITHER
+    assert effect_of("transform.batch_on", mixing, mixing)[0] == BATCHES
     assert effect_of("distributed.strategy", here, here)[0] == NEITHER
     two = record(tmp_path, sessions=[{"world": 2}])
     assert effect_of("distributed.nproc", here, two)[0] == WEIGHTS

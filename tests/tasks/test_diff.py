@@ -218,6 +218,23 @@ def test_what_is_damaged_is_told_and_the_rest_compared(pair, capsys):
     assert "weights       not compared: " in done.out
 
 
+@pytest.mark.parametrize("name", ["ledger.jsonl", "digests.jsonl"])
+def test_steps_that_cannot_be_read(name, pair):
+    first, second = pair
+    (second / name).unlink()
+    (second / name).mkdir()
+    found = compare(RunRecord.read(first), RunRecord.read(second))
+    assert any("cannot be read" in one.text and one.same is None for one in found.findings)
+    (second / name).rmdir()
+    with (second / name).open("wb") as file:
+        file.truncate(1 << 40)
+    found = compare(RunRecord.read(first), RunRecord.read(second))
+    assert any("line 1 is longer" in one.text and one.same is None for one in found.findings)
+    (second / name).write_text("")
+    found = compare(RunRecord.read(first), RunRecord.read(second))
+    assert any(one.text == "no step in common" and one.same is None for one in found.findings)
+
+
 def test_a_page_has_the_same_and_runs_nothing(pair, tmp_path, capsys):
     first, second = pair
     config = (second / "config.yaml").read_text()

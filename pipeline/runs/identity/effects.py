@@ -139,6 +139,8 @@ def _device(first: RunRecord, second: RunRecord) -> Found:
 def _batch_place(first: RunRecord, second: RunRecord) -> Found:
     if all(run.manifest.get("device") == "cpu" for run in (first, second)):
         return Effect.NEITHER, "the same on a CPU"
+    if not any(_mapping(_transform(run).get("train_batch")) for run in (first, second)):
+        return _validation(first, second)
     return Effect.BATCHES, "rounding, which the digest leaves out"
 
 
