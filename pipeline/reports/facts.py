@@ -110,7 +110,7 @@ class ShownSample:
         index: row of the dataset.
         path: its file, if it has one.
         truth, predicted: in words, where words say them.
-        words: its content, if that is a text or a few numbers.
+        words: its content, if that is a text or a few numbers; the length of a signal.
         picture: a PNG or a JPEG.
         position: its place in the epoch, in batches.
         loss, group: of predictions; the group is best, median or worst.
@@ -138,7 +138,8 @@ class ShownSample:
 class ShownBatch:
     """A training batch as the model got it; `samples` are its first ones, of `rows`.
 
-    `kind` is pictures, signals, texts or numbers; `replay` is the command that makes it again.
+    `kind` is pictures, signals, recordings (signals below the waveforms that they were made of),
+    texts or numbers; `replay` is the command that makes it again.
     """
 
     epoch: int

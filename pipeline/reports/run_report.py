@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.files.disk import write_atomically
-from pipeline.reports import curves, page, settings, verdict
+from pipeline.reports import curves, data_section, page, samples_section, settings, verdict
 from pipeline.reports.page import Section
 from pipeline.runs.record import RunRecord
 
@@ -19,6 +19,8 @@ NAME = "report.html"
 SECTIONS: tuple[Callable[[RunRecord], Section | None], ...] = (
     settings.section,
     curves.section,
+    samples_section.section,
+    data_section.section,
 )
 
 

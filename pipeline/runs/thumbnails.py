@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from pipeline.runs.pictures import IBUG68_LINES, PREDICTED, TRUE, pixels
+from pipeline.runs.pictures import IBUG68_LINES, pixels
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,6 +24,7 @@ _TINY = 48  # pixels of the longer side, up to which an image is kept as it is
 _FINER = 3  # lines are drawn so many times as large, and reduced
 _HEIGHT = 80  # pixels, of a signal
 _COLORS = ("#2f7fd6", "#e0742b", "#2aa876", "#b45fc6")  # legible on white and on black
+_HEAT = (8, 6, 40), (182, 54, 121), (252, 240, 180)  # of least, middle and largest
 _MOST_LINES = 4
 
 
@@ -54,12 +55,22 @@ def signal(values: npt.NDArray[Any], wave: npt.NDArray[Any] | None = None) -> by
     """
     from PIL import Image
 
-    upper = None if wave is None else _wave(wave)
-    if values.shape[1] <= _MOST_LINES:
-        parts = [*([] if upper is None else [upper]), _lines(values)]
-        return _encoded(_stacked(parts, "RGBA"), "PNG")
-    heat = Image.fromarray(_heat(values)).resize((SIDE, _HEIGHT), Image.Resampling.BILINEAR)
-    return _encoded(_stacked([*([] if upper is None else [upper]), heat], "RGB"), "JPEG")
+    values = np.nan_to_num(values)
+    lines = values.shape[1] <= _MOST_LINES
+    parts = [] if wave is None else [_wave(wave)]
+    if lines:
+        parts.append(_lines(values))
+    else:
+        heat = Image.fromarray(_heat(values)).convert("RGBA")
+        parts.append(heat.resize((SIDE, _HEIGHT), Image.Resampling.BILINEAR))
+    # Lines are seen on light and on dark pages; beside a heat map, on its darkest colour.
+    whole = Image.new("RGBA", (SIDE, sum(one.height for one in parts)),
+                      (0, 0, 0, 0) if lines else _HEAT[0])  # fmt: skip
+    top = 0
+    for one in parts:
+        whole.alpha_composite(one, (0, top))
+        top += one.height
+    return _encoded(whole, "PNG") if lines else _encoded(whole.convert("RGB"), "JPEG")
 
 
 def _marked(image: Image, points: Sequence[tuple[Tensor, str]], factor: float) -> Image:
@@ -120,24 +131,10 @@ def _heat(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """[T, F] as colours [F, T, 3], the lowest band at the bottom."""
     least, most = np.percentile(values, [1, 99])
     shares = ((values - least) / ((most - least) or 1.0)).clip(0, 1)
-    dark, middle, light = (np.array(one, float) for one in ((8, 6, 40), (182, 54, 121), (252, 240, 180)))
+    dark, middle, light = (np.array(one, float) for one in _HEAT)
     first, second = (2 * shares).clip(0, 1)[..., None], (2 * shares - 1).clip(0, 1)[..., None]
     colors = dark + (middle - dark) * first + (light - middle) * second
     return np.ascontiguousarray(colors.round().astype(np.uint8).transpose(1, 0, 2)[::-1])
-
-
-def _stacked(parts: Sequence[Image], mode: str) -> Image:
-    from PIL import Image
-
-    height = sum(one.height for one in parts)
-    whole = Image.new(mode, (SIDE, height), "white" if mode == "RGB" else None)
-    top = 0
-    for one in parts:
-        layer = Image.new("RGBA", whole.size)
-        layer.paste(one, (0, top))
-        whole = Image.alpha_composite(whole.convert("RGBA"), layer)
-        top += one.height
-    return whole.convert(mode)
 
 
 def _encoded(image: Image, kind: str) -> bytes:

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from pipeline.build.data import DataParts, Split
 from pipeline.config.data_rules import mode_of
-from pipeline.loading.bad_samples import path_of
 from pipeline.loading.dataset_facts import (
     classes_of,
     columns_of,
@@ -92,7 +91,7 @@ def _split(split: Split, seconds: float, drawn: IntArray | None) -> SplitFacts:
         _counts(name, columns, classes_of(dataset) if name == _target(split) else [], drawn)
         for name in _counted(split, columns)
     ]
-    lengths = next((columns[name] for name in _of_lengths(split) if name in columns), None)
+    lengths = columns.get("length")
     return SplitFacts(
         split.name, type(dataset).__name__, rows, split.data_fingerprint(mode_of(split.config)),
         tuple(counted),
@@ -101,21 +100,27 @@ def _split(split: Split, seconds: float, drawn: IntArray | None) -> SplitFacts:
 
 
 def _columns(split: Split, rows: int | None, seconds: float) -> tuple[Columns, str]:
-    """The columns of a split by name, and the unit of its lengths."""
+    """The columns of a split by name, and the unit of its lengths.
+
+    A table is made only where it is needed: it imports pandas, and may read headers of files.
+    """
     dataset, fields = split.dataset, split.data.fields
     if rows is None or isinstance(split.plan, StreamPlan):
         return {}, ""
-    if rows * _ROW_SECONDS > seconds:
-        return columns_of(dataset, fields), "length"
+    at_hand = columns_of(dataset, fields)
+    told = getattr(dataset, "columns", None)
+    wanted = {*_labels(split), "length"}
+    needed = {_target(split), "length", *_by_sampler(split)} - set(at_hand)
+    if not needed & set(needed if told is None else told) or rows * _ROW_SECONDS > seconds:
+        return at_hand, "length"
     table = table_of(dataset, fields)
     if table is None:
-        return {}, ""
+        return at_hand, "length"
     steps = split.transform.steps
     counts = tokenizer_of(steps) is not None and "length" in table.columns
     table = with_token_lengths(table, dataset, steps)
-    wanted = {*_of_lengths(split), *_labels(split), *_TEXTS}
-    found = {name: table[name].to_numpy() for name in table.columns if name in wanted}
-    return found, "tokens" if counts else "length"
+    found = {name: table[name].to_numpy() for name in table.columns if name in {*wanted, *_TEXTS}}
+    return at_hand | found, "tokens" if counts else "length"
 
 
 _TEXTS = ("class", "pose", "name")  # columns that may name the values of another
@@ -125,13 +130,14 @@ def _target(split: Split) -> str:
     return str(split.config.objective.get("target", "label"))
 
 
+def _by_sampler(split: Split) -> list[str]:
+    column = split.config.sampler.get("column")
+    return [str(column)] if column else []
+
+
 def _labels(split: Split) -> list[str]:
     """Columns that may be counted: the target, what the sampler goes by, and labels."""
-    return list(dict.fromkeys([_target(split), str(split.config.sampler.get("column")), "label"]))
-
-
-def _of_lengths(split: Split) -> list[str]:
-    return list(dict.fromkeys(["length", str(split.config.sampler.get("column"))]))
+    return list(dict.fromkeys([_target(split), *_by_sampler(split), "label"]))
 
 
 def _counted(split: Split, columns: Columns) -> list[str]:
@@ -140,9 +146,7 @@ def _counted(split: Split, columns: Columns) -> list[str]:
     return [name for name in found if columns[name].dtype.kind not in "fcmM"]
 
 
-def _counts(
-    name: str, columns: Columns, classes: list[str], drawn: IntArray | None
-) -> ColumnFacts:
+def _counts(name: str, columns: Columns, classes: list[str], drawn: IntArray | None) -> ColumnFacts:
     values, codes, counts = np.unique(
         columns[name].astype(str) if columns[name].dtype == object else columns[name],
         return_inverse=True, return_counts=True,
@@ -162,7 +166,7 @@ def _names(
 ) -> list[str]:
     """Words for the values: names of classes, or another column's that goes with them."""
     numbers = values.dtype.kind in "iu"
-    if numbers and classes and 0 <= int(values[0]) and int(values[-1]) < len(classes):
+    if numbers and classes and int(values[0]) >= 0 and int(values[-1]) < len(classes):
         return [classes[one] for one in values.tolist()]
     for other in _TEXTS if numbers and len(values) <= MOST_VALUES else ():
         if other in columns and other != name:
@@ -189,8 +193,3 @@ def _histogram(unit: str, lengths: npt.NDArray[Any]) -> LengthFacts | None:
     edges[-1] = max(edges[-1], most)
     counts, _ = np.histogram(found, edges)
     return LengthFacts(unit, tuple(edges.tolist()), tuple(counts.tolist()), least, median, most)
-
-
-def file_of(dataset: Any, row: int) -> str:
-    """The file of a row, for people; "" without one."""
-    return shortened(path_of(dataset, row), LONGEST)
