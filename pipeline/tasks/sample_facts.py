@@ -41,7 +41,7 @@ from pipeline.tasks.recording import ValidationLosses
 from pipeline.training.objective import Classification, LandmarkRegression, Objective
 
 MOST_BATCHES = 2
-MOST_ROWS = 24
+MOST_ROWS = 16  # of a batch
 
 Replay = Callable[[int, int], str]  # epoch, step -> the command that makes that batch again
 
