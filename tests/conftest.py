@@ -10,6 +10,11 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import HealthCheck, settings
 
+from pipeline.tasks import fit, report
+
+LEAVE_REPORT = report.leave
+WRITE_FACTS = fit.write_facts, fit.write_data_facts
+
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("any machine", deadline=None,
                           suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
@@ -70,6 +75,27 @@ def no_power_cut():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_reports():
+    """Fits of this process leave no report.html (0.3 s each), but in tests that ask for `reports`.
+
+    Subprocesses leave them as outside of tests.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "leave", lambda folder, is_done: None)
+        patch.setattr(fit, "write_facts", lambda *given: None)
+        patch.setattr(fit, "write_data_facts", lambda *given: None)
+        yield
+
+
+@pytest.fixture
+def reports(monkeypatch):
+    """Fits of this test leave a report.html, as they do outside of tests."""
+    monkeypatch.setattr(report, "leave", LEAVE_REPORT)
+    monkeypatch.setattr(fit, "write_facts", WRITE_FACTS[0])
+    monkeypatch.setattr(fit, "write_data_facts", WRITE_FACTS[1])
 
 
 def pytest_unconfigure():

@@ -14,9 +14,10 @@ from pipeline.runs.record import RunRecord
 
 TITLE = "Data"
 _SHOWN = 20  # values of a column; more are folded
+_NAMED = 20  # samples that were left out
 
 
-def section(run: RunRecord) -> Section | None:
+def section(run: RunRecord) -> Section:
     """Rows, fingerprints, the balance of classes, lengths, the order, and what was left out."""
     parts: list[Markup] = []
     try:
@@ -27,11 +28,12 @@ def section(run: RunRecord) -> Section | None:
     data = facts.data if facts else None
     known = run.manifest.get("data")
     if data is not None:
-        parts += [_splits(data), *_columns(data), *_lengths(data), _left_out(data)]
+        parts += [_splits(data), *_columns(data), *_lengths(data)]
     elif isinstance(known, dict):
         parts.append(page.facts({
             f"fingerprint of {name}": str(known.get(name) or "") for name in ("train", "val")
         }))  # fmt: skip
+    parts.append(_left_out(run))
     order = run.manifest.get("order")
     if isinstance(order, str) and order:
         parts.append(page.facts({"order of the samples": order}))
@@ -39,7 +41,7 @@ def section(run: RunRecord) -> Section | None:
             "Runs with the same order were trained on the same rows in the same batches; "
             "task=verify finds the first that differ."
         ))  # fmt: skip
-    return Section(TITLE, page.together(*parts)) if parts else None
+    return Section(TITLE, page.together(*parts))
 
 
 def _splits(data: DataFacts) -> Markup:
@@ -110,13 +112,15 @@ def _histogram(split: SplitFacts, lengths: LengthFacts) -> Markup:
     return embed(figure, title, summary)
 
 
-def _left_out(data: DataFacts) -> Markup:
-    if not data.left_out:
-        return page.paragraph("No sample was left out.")
-    rows = [(one.split, one.index, one.path, one.cause) for one in data.left_out_samples]
-    count = f"{data.left_out:,} sample{'s' if data.left_out > 1 else ''}"
-    more = (
-        "" if len(rows) == data.left_out else f"; the first {len(rows)}, all are in quarantine.csv"
-    )
-    return page.table(f"Left out, as they could not be read: {count}{more}",
-                      ["split", "row", "file", "cause"], rows, numbers=[1])  # fmt: skip
+def _left_out(run: RunRecord) -> Markup:
+    before = run.config.get("bad_samples")
+    listed = before.get("quarantine") if isinstance(before, dict) else None
+    note = page.paragraph(f"The samples in {listed} were not read at all.") if listed else None
+    if not run.left_out:
+        return page.together(page.paragraph("No sample was left out by this run."), note)
+    rows = [(one.split, one.index, one.path, one.cause) for one in run.left_out[:_NAMED]]
+    count = f"{len(run.left_out):,} sample{'s' if len(run.left_out) > 1 else ''}"
+    more = "" if len(rows) == len(run.left_out) else f"; the first {len(rows)} of quarantine.csv"
+    table = page.table(f"Left out, as they could not be read: {count}{more}",
+                       ["split", "row", "file", "cause"], rows, numbers=[1])  # fmt: skip
+    return page.together(table, note)

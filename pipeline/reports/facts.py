@@ -75,31 +75,18 @@ class SplitFacts:
 
 
 @dataclass(frozen=True)
-class LeftOutSample:
-    """A sample that could not be read."""
-
-    split: str
-    index: int
-    path: str
-    cause: str
-
-
-@dataclass(frozen=True)
 class DataFacts:
     """The data of a run.
 
     Attributes:
         mode: of the fingerprints: names, sizes or content.
         drawn: places of epoch 0 whose rows were counted, of `places` in all; None for streams.
-        left_out: samples in quarantine.csv, and the first of them.
     """
 
     mode: str
     splits: tuple[SplitFacts, ...]
     drawn: int | None = None
     places: int | None = None
-    left_out: int = 0
-    left_out_samples: tuple[LeftOutSample, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Tables of very many rows are left out, as their cost is not to be seen beside th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,47 +25,31 @@ from pipeline.order.randomness import IntArray
 from pipeline.order.samplers import BatchStrategy
 from pipeline.order.streams import StreamPlan, length_of
 from pipeline.reports.facts import (
-    LONGEST,
     MOST_VALUES,
     ColumnFacts,
     DataFacts,
-    LeftOutSample,
     LengthFacts,
     SplitFacts,
 )
-from pipeline.runs import quarantine
 from pipeline.runs.pictures import shortened
 
 MOST_PLACES = 1 << 18  # of epoch 0 whose rows are counted; up to 1 us each
 MOST_BATCHES = 2000  # of a sampler that forms its own batches; up to 0.1 ms each
 _ROW_SECONDS = 1e-4  # that a table's row may cost: headers of files are read for it
-_NAMED = 20  # samples left out
 _BINS = 24
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
 
-def data_facts(data: DataParts, folder: Path, seconds: float) -> DataFacts:
-    """What is known of the splits.
-
-    Args:
-        folder: of the run, for its quarantine.csv.
-        seconds: that tables may cost.
-    """
+def data_facts(data: DataParts, seconds: float) -> DataFacts:
+    """What is known of the splits; `seconds` is what a table may cost."""
     rows, places = _drawn(data.train.plan)
     splits = tuple(
         _split(split, seconds, rows if split is data.train else None)
         for split in (data.train, data.val)
     )
-    path = folder / quarantine.NAME
-    left_out = quarantine.read(path) if path.exists() else []
-    named = tuple(
-        LeftOutSample(one.split, max(one.index, 0), shortened(one.path, LONGEST),
-                      shortened(one.cause, LONGEST))
-        for one in left_out[:_NAMED]
-    )  # fmt: skip
     counted = None if rows is None else len(rows)
-    return DataFacts(mode_of(data.config), splits, counted, places, len(left_out), named)
+    return DataFacts(mode_of(data.config), splits, counted, places)
 
 
 def _drawn(plan: Plan | StreamPlan) -> tuple[IntArray | None, int | None]:

@@ -56,7 +56,7 @@ def write_facts(
     rows = int(1000 * may / MOST_BATCHES / max(sum(spent), 0.001))
     rows = min(max(rows, _FEWEST), MOST_ROWS)
     facts = Facts(VERSION)
-    for found in _each(notes, "the data", lambda: [data_facts(data, folder, may)]):
+    for found in _each(notes, "the data", lambda: [data_facts(data, may)]):
         facts = replace(facts, data=found)
     batches = _each(notes, "the first batches",
                     lambda: shown_batches(data.train, objective, replay, rows))  # fmt: skip
@@ -76,7 +76,7 @@ def write_data_facts(folder: Path, data: DataParts) -> None:
     """Collect what is cheap, of a run that ended early; what an earlier session wrote stays."""
     if not (folder / FOLDER / NAME).exists():
         notes = ["No samples are shown, since the run was not done."]
-        found = _each(notes, "the data", lambda: [data_facts(data, folder, _SECONDS)])
+        found = _each(notes, "the data", lambda: [data_facts(data, 0)])
         _write(folder, Facts(VERSION, found[0] if found else None, notes=tuple(notes)))
 
 
