@@ -146,12 +146,14 @@ class LossFacts:
         samples: how many losses there were.
         quantiles: of the losses, at `QUANTILES`; empty if none was finite.
         by_batch: the loss is one number a batch, so its samples have the same.
+        ranks: how many shared the validation; the losses are those of the first one.
     """
 
     epoch: int
     samples: int
     quantiles: tuple[float, ...]
     by_batch: bool = False
+    ranks: int = 1
 
 
 @dataclass(frozen=True)

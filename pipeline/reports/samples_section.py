@@ -73,6 +73,8 @@ def _predictions(facts: Facts) -> Markup:
             least, _, median, _, high, most = (f"{one:.3g}" for one in losses.quantiles)
             text += (f": of {losses.samples:,} samples, half have a loss below {median}, 95 % "
                      f"below {high}; the least is {least}, the largest {most}")  # fmt: skip
+        if losses.ranks > 1:
+            text += f". They are the first rank's share, of {losses.ranks} ranks"
         if losses.by_batch:
             text += ". The loss is one number a batch, so these are samples of such batches"
         parts.append(page.paragraph(f"{text}."))

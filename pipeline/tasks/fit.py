@@ -126,7 +126,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
         if opened.renewed is not None and state is not None and scheduler is not None:
             state = renewed(state, optimizer, scheduler)
         with watched(config, parts, group, opened, train) as (tracker, observers):
-            confusions, extremes = Confusions(objective), Extremes()
+            confusions, extremes = Confusions(objective), Extremes(group.world.size)
             observers += [confusions, extremes]
             compared = config.trainer.baseline
             with _placed("before the first step"):

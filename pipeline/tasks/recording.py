@@ -86,7 +86,8 @@ class Extremes(Observer):
     MOST = 1 << 20  # samples
     EACH = 4  # rows in a group
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 1) -> None:
+        self.ranks = ranks
         self.by_epoch: dict[int, ValidationLosses] = {}
         self._begin()
 
@@ -118,7 +119,7 @@ class Extremes(Observer):
         epoch = int(record["epoch"])
         self.by_epoch[epoch] = ValidationLosses(
             {name: rows[places] for name, places in groups.items()},
-            LossFacts(epoch, count, tuple(quantiles), self._by_batch),
+            LossFacts(epoch, count, tuple(quantiles), self._by_batch, self.ranks),
         )
         self._begin()
 

@@ -312,3 +312,13 @@ def test_signals_and_images_of_every_shape_can_be_drawn():
         for wave in (None, np.zeros(0), np.ones(3), np.random.rand(100_000) - 0.5):
             made = Image.open(BytesIO(thumbnails.signal(values, wave)))
             assert made.size == (160, 80 if wave is None else 120)
+
+
+def test_a_resumed_run_shows_the_same_batches(faces, told, tmp_path, capsys):
+    assert run(capsys, *faces, *QUICK, f"run_dir={tmp_path / 'run'}").code == 0
+    before = written(tmp_path)
+    assert run(capsys, f"resume={tmp_path / 'run'}", "trainer.max_steps=6").code == 0
+    after = written(tmp_path)
+    assert [one.samples for one in after.batches] == [one.samples for one in before.batches]
+    assert "dataset.count=60" in after.batches[0].replay
+    assert "resume" not in after.batches[0].replay
