@@ -12,6 +12,7 @@ import json
 import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -27,6 +28,7 @@ LONGEST = 1000  # characters of a text
 MOST_PICTURES = 800 << 10  # bytes, together
 _MOST = 500  # members of a list
 _LARGEST = 2 << 20  # bytes of the file
+_LARGEST_LENGTH = 1e15  # of a sample
 _MEDIA = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}  # by their beginning
 
 Kind = TypeVar("Kind")
@@ -187,7 +189,7 @@ def read_facts(run: Path) -> Facts | None:
             raise JsonError(f"version is {shown(found.get('version'))}, and must be {VERSION}")
         facts: Facts = _checked(Facts, found, "")
         for split in facts.data.splits if facts.data else ():
-            _check_lengths(split)
+            _check_lists(split)
         if facts.losses and len(facts.losses.quantiles) not in (0, len(QUANTILES)):
             raise JsonError(f"losses.quantiles must be {len(QUANTILES)} numbers")
         return facts
@@ -205,13 +207,18 @@ def _media(picture: bytes) -> str:
     return found
 
 
-def _check_lengths(split: SplitFacts) -> None:
-    """Raise JsonError where lists that belong together differ in length."""
+def _check_lists(split: SplitFacts) -> None:
+    """Raise JsonError where lists do not fit together, or cannot be drawn."""
     for one in split.columns:
         if len(one.rows) != len(one.values) or len(one.drawn) not in (0, len(one.values)):
             raise JsonError(f"data.splits: column {one.name[:60]!r} has lists of unequal length")
-    if split.lengths and len(split.lengths.edges) != len(split.lengths.counts) + 1:
-        raise JsonError("data.splits: lengths have not one edge more than counts")
+    lengths = split.lengths
+    if lengths is not None:
+        rising = all(left < right for left, right in pairwise(lengths.edges))
+        if not lengths.counts or len(lengths.edges) != len(lengths.counts) + 1 or not rising:
+            raise JsonError("data.splits: lengths need one rising edge more than counts")
+        if max(map(abs, lengths.edges)) > _LARGEST_LENGTH:
+            raise JsonError(f"data.splits: lengths are above {_LARGEST_LENGTH:g}")
 
 
 def _checked(kind: Any, value: Any, where: str) -> Any:

@@ -15,9 +15,19 @@ from typing import TypeVar
 from torch import nn
 
 from pipeline.build.data import DataParts
+from pipeline.distributed.preemption import held
 from pipeline.files.disk import prepare, write_atomically
 from pipeline.order.streams import StreamPlan
-from pipeline.reports.facts import FOLDER, MOST_PICTURES, NAME, VERSION, Facts, ShownSample, written
+from pipeline.reports.facts import (
+    FOLDER,
+    MOST_PICTURES,
+    NAME,
+    VERSION,
+    Facts,
+    ShownSample,
+    read_facts,
+    written,
+)
 from pipeline.tasks.data_facts import data_facts
 from pipeline.tasks.recording import ValidationLosses
 from pipeline.tasks.sample_facts import (
@@ -61,8 +71,12 @@ def write_facts(
     batches = _each(notes, "the first batches",
                     lambda: shown_batches(data.train, objective, replay, rows))  # fmt: skip
     facts = replace(facts, batches=tuple(batches))
-    if losses is None:
-        notes.append("There are no predictions, since nothing was validated in the last session.")
+    if losses is None:  # nothing was validated in this session
+        before = next(iter(_each(notes, "earlier predictions", lambda: [read_facts(folder)])), None)
+        if before is not None:
+            facts = replace(facts, predictions=before.predictions, losses=before.losses)
+        if not facts.predictions:
+            notes.append("There are no predictions, since nothing was validated.")
     elif isinstance(data.val.plan, StreamPlan):
         notes.append("There are no predictions, since samples of a stream cannot be chosen.")
     else:
@@ -76,8 +90,9 @@ def write_data_facts(folder: Path, data: DataParts) -> None:
     """Collect what is cheap, of a run that ended early; what an earlier session wrote stays."""
     if not (folder / FOLDER / NAME).exists():
         notes = ["No samples are shown, since the run was not done."]
-        found = _each(notes, "the data", lambda: [data_facts(data, 0)])
-        _write(folder, Facts(VERSION, found[0] if found else None, notes=tuple(notes)))
+        with held():  # a request to stop waits for these 30 ms
+            found = _each(notes, "the data", lambda: [data_facts(data, 0)])
+            _write(folder, Facts(VERSION, found[0] if found else None, notes=tuple(notes)))
 
 
 def _each(notes: list[str], what: str, make: Callable[[], Iterable[Found]]) -> list[Found]:

@@ -30,6 +30,7 @@ from pipeline.tasks.validate import load_weights
 from tests.broken_images import cut, write_images
 from tests.conftest import WRITE_FACTS
 from tests.program import run
+from tests.reports import browser as browsers
 
 QUICK = ["trainer=quick", "trainer.max_steps=4", "loader=debug", "trainer.pictures=false",
          "trainer.device=cpu", "tracker=none"]  # fmt: skip
@@ -234,9 +235,11 @@ HOSTILE = {
     "unequal": lambda one: one | {"data": {"mode": "sizes", "splits": [{
         "name": "train", "dataset": "D", "rows": 1, "fingerprint": "",
         "columns": [{"name": "label", "values": ["a"], "rows": [1, 2]}]}]}},
-    "edges": lambda one: one | {"data": {"mode": "sizes", "splits": [{
-        "name": "train", "dataset": "D", "rows": 1, "fingerprint": "", "lengths": {
-            "unit": "", "edges": [], "counts": [1], "least": 0, "median": 0, "most": 0}}]}},
+    **{f"edges {edges}": lambda one, edges=edges, counts=counts: one | {"data": {
+        "mode": "sizes", "splits": [{"name": "train", "dataset": "D", "rows": 1, "fingerprint": "",
+        "lengths": {"unit": "", "edges": edges, "counts": counts, "least": 0, "median": 0,
+                    "most": 0}}]}}
+       for edges, counts in (([], [1]), ([1], []), ([2, 1], [1]), ([0, 1e300], [1]))},
 }  # fmt: skip
 
 
@@ -322,3 +325,25 @@ def test_a_resumed_run_shows_the_same_batches(faces, told, tmp_path, capsys):
     assert [one.samples for one in after.batches] == [one.samples for one in before.batches]
     assert "dataset.count=60" in after.batches[0].replay
     assert "resume" not in after.batches[0].replay
+    # There is nothing left to do, and what was known stays known.
+    assert run(capsys, f"resume={tmp_path / 'run'}", "trainer.max_steps=6").code == 0
+    assert written(tmp_path) == after
+    assert len(after.predictions) == 12
+
+
+@browsers.needed
+@pytest.mark.parametrize("kind", ["faces", "sequences"])
+def test_a_browser_shows_every_picture(browser, faces, told, tmp_path, capsys, kind):
+    drawn = ["dataset=sequences", "dataset.count=60", "batch.size=8", "sampler=weighted",
+             f"dataset.root={tmp_path}"]  # fmt: skip
+    data = faces if kind == "faces" else drawn
+    assert run(capsys, *data, *QUICK, f"run_dir={tmp_path / 'run'}").code == 0
+    path = run_report.write(tmp_path / "run")
+    seen = browsers.look(browser, path, width=390, scheme="dark")
+    assert (seen.problems, seen.violations, seen.overflow) == ([], [], 0)
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    images = page.evaluate("[...document.images].map(one => [one.naturalWidth, one.alt])")
+    page.close()
+    assert len(images) == 8 + 8 + 12
+    assert all(width >= 64 and alt.startswith("row ") for width, alt in images)
