@@ -83,7 +83,7 @@ def no_reports():
     Subprocesses leave them as outside of tests.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "leave", lambda folder, is_done: None)
+        patch.setattr(report, "leave", lambda *given: None)
         yield
 
 

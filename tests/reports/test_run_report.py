@@ -4,10 +4,12 @@ import base64
 import hashlib
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,6 +70,22 @@ def test_a_fit_leaves_its_report_and_the_task_makes_the_same_again(
     again = run(capsys, "task=report", "runs=[run]")
     assert (again.code, again.out) == (0, "run/report.html\n"), again.err
     assert (tmp_path / "run/report.html").read_text() == html
+
+
+def test_the_rows_of_spikes_are_those_that_replay_makes_again(faces, tmp_path, capsys, reports):
+    done = run(capsys, *faces, *SMALL[3:], "trainer.max_epochs=2", "run_dir=run")
+    assert done.code == 0, done.err
+    spike = json.loads((tmp_path / "run/report/spikes.json").read_text())["spikes"][0]
+    words = ["task=replay", f"epoch={spike['epoch']}", f"step={spike['step']}", "run_dir=again"]
+    again = run(capsys, *faces, *SMALL[3:], *words)
+    assert again.code == 0, again.err
+    rows = [int(line.split()[1]) for line in again.out.splitlines()[1:9]]
+    assert rows == spike["rows"]
+    html = (tmp_path / "run/report.html").read_text()
+    assert f"<td>{', '.join(map(str, rows))}</td>" in html
+
+    (tmp_path / "run/report/spikes.json").write_text('{"spikes": [{"epoch": "x"}, 3]}')
+    assert "task=replay tells" in run_report.make(RunRecord.read(tmp_path / "run"))
 
 
 def test_a_report_that_fails_costs_a_warning(faces, tmp_path, capsys, reports):
@@ -178,6 +196,25 @@ def test_spikes_stand_out_from_the_steps_around():
     assert [(one.epoch, one.step) for one in found[:2]] == [(1, 50), (3, 90)]
     assert found[0].times == pytest.approx(4.0, rel=0.05)
     assert all(one.times < 1.1 for one in found[2:]), "a falling loss has none"
+
+    count = 60_001
+    losses = np.random.default_rng(0).uniform(1, 1.1, count)
+    losses[41_234] = 9.0
+    steps = np.arange(count)
+    ledger = Ledger(steps * 0, steps, steps * 0 + 8, steps.astype(np.uint64), losses)
+    assert spikes.find(ledger)[0].step == 41_234
+    curve = curves.of_ledger(ledger, values.Steps(SimpleNamespace(config={}, epochs=[])))
+    assert len(curve.x) <= 10_000
+    assert curve.notes[curve.y.index(9.0)] == "epoch 0, step 41234"
+
+
+def test_commands_keep_the_options_that_a_run_was_started_with():
+    manifest = {"command": "python run.py --trust my_faces --config-dir 'my conf' seed=1",
+                "overrides": ["seed=1", "task=fit", "run_dir=x", "+epoch=3"]}  # fmt: skip
+    made = SimpleNamespace(manifest=manifest)
+    line = values.command(made, *values.overrides(made), values.value("resume", "it's a, b"))
+    options = ["--trust", "my_faces", "--config-dir", "my conf"]
+    assert shlex.split(line)[-6:] == [*options, "seed=1", r"resume='it\'s a, b'"]
 
 
 def test_starts_tell_what_is_repeated(runs, tmp_path, capsys):
