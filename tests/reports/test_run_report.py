@@ -1,6 +1,7 @@
 """What a run's report says, that it is safe whoever wrote the folder, and that it costs little."""
 
 import base64
+import csv
 import hashlib
 import json
 import re
@@ -8,15 +9,18 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import astuple
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from pipeline.reports import curves, run_report, settings, spikes, values, verdict
 from pipeline.reports.charts import MOST_POINTS, Curve, thinned
+from pipeline.runs.left_out import COLUMNS, Entry
 from pipeline.runs.record import Ledger, RunRecord
 from tests.program import ROOT, run
 from tests.reports.conftest import SMALL
@@ -235,6 +239,30 @@ def test_starts_tell_what_is_repeated(runs, tmp_path, capsys):
     again = RunRecord.read(folder)
     assert again.sessions[-1]["repeated"] == 2
     assert ">2</td>" in run_report.make(again)
+
+
+def test_deaths_left_out_samples_and_the_timeline_are_shown(runs, tmp_path):
+    folder = copied(runs / "done", tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["worker_deaths"] = 3 if line["epoch"] == 1 else 0
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    bad = [Entry("train", 5, "a.jpg", 0, 2, 17, "cut off", "d"),
+           Entry("train", 6, "b.jpg", 2, 4, 36, "cut off", "d"),
+           Entry("val", 7, "c.jpg", 0, 0, 1, "cut off", "d")]  # fmt: skip
+    with (folder / "quarantine.csv").open("w") as file:
+        csv.writer(file).writerows([COLUMNS, *map(astuple, bad)])
+    Image.new("RGB", (20, 10)).save(folder / "timeline.png")
+    record = RunRecord.read(folder)
+    marks, said = curves.events(record, values.Steps(record))
+    assert [one.x for one in marks if not one.label] == [3, 17]
+    assert any("epoch 0, step 2, epoch 2, step 4" in one for one in said)
+    html = run_report.make(record)
+    row = html[html.index("Workers that died and") :].split("<tr>")[2]
+    assert re.findall(r">(\d+)</t[hd]>", row)[:2] == ["1", "3"]
+    assert html.count('<img src="data:image/png;base64,') == 1
+    (folder / "timeline.png").write_text("<script>")
+    assert "<img" not in run_report.make(RunRecord.read(folder))
 
 
 def hostile(folder):
