@@ -12,8 +12,10 @@ from pathlib import Path
 from pipeline.files.disk import write_atomically
 from pipeline.reports import (
     curves,
+    data_section,
     environment,
     page,
+    samples_section,
     settings,
     spikes,
     starts,
@@ -29,9 +31,9 @@ SECTIONS: tuple[Callable[[RunRecord], Section | None], ...] = (
     settings.section,
     curves.section,
     time_spent.section,
-    # samples and predictions
+    samples_section.section,
     spikes.section,
-    # the data
+    data_section.section,
     starts.section,
     environment.section,
 )
