@@ -84,7 +84,7 @@ def no_reports():
     Subprocesses leave them as outside of tests.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "leave", lambda folder, is_done: None)
+        patch.setattr(report, "leave", lambda *given: None)
         patch.setattr(fit, "write_facts", lambda *given: None)
         patch.setattr(fit, "write_data_facts", lambda *given: None)
         yield

@@ -317,7 +317,7 @@ def watched(
             write_data_facts(folder.path, data)
         folder.finish(status, unchanged)
         if trainer.report:
-            report_page.leave(folder.path, status == "done")
+            report_page.leave(folder.path, status == "done", train.plan)
 
 
 def command_line(*given: str) -> str:
