@@ -12,6 +12,7 @@ import csv
 import io
 import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -61,7 +62,7 @@ def run_job(
         say(f"job {folder.name}: done before{shown}")
         return before.value
     say(f"job {folder.name}: {' '.join(overrides) or '(defaults)'}")
-    started, began = time.time(), time.perf_counter()
+    started, began, used = time.time(), time.perf_counter(), sum(os.times()[:4])
     config: Config | None = None
     value: float | None = None
     failure: BaseException | None = None
@@ -86,6 +87,7 @@ def run_job(
         exit_code=code,
         started=started,
         others=_others(folder, started, metric),
+        cpu_seconds=round(sum(os.times()[:4]) - used, 3),
     ).write(folder)
     if isinstance(failure, KeyboardInterrupt):
         raise KeyboardInterrupt

@@ -1,0 +1,397 @@
+"""The report of a sweep: `report.html` in its folder, made from the folder's files only.
+
+    path = write(folder)              once
+    live = LiveReport(folder)         while the sweep runs
+    live.update()                     after each job; costs at most a twentieth of the time
+
+Sections: leaderboard, what matters, curves, same data, cost, settings. Cost: 2 s for 64 jobs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from statistics import stdev
+
+from markupsafe import Markup
+
+from pipeline import program
+from pipeline.files.disk import write_atomically
+from pipeline.reports import page, sweep_charts
+from pipeline.reports.importance import Importance, importance
+from pipeline.reports.page import Section
+from pipeline.reports.same_data import Relation, SameData
+from pipeline.reports.sweep_charts import short
+from pipeline.reports.sweep_data import (
+    SEED, UNDONE, SeedGroup, SweepJob, SweepRecord, finite, is_sweep,
+)  # fmt: skip
+
+NAME = "report.html"
+
+_MOST_METRICS = 5  # columns beside the metric
+_MOST_KEYS = 8  # charts of keys
+_MOST_CLASSES = 64  # of jobs with the same data, in the matrix
+_SHARE = 0.05  # of a sweep's time that goes into its report
+
+__all__ = ["NAME", "LiveReport", "is_sweep", "make", "write"]
+
+
+def write(
+    folder: Path, planned: Sequence[tuple[str, Sequence[str]]] = (), key: str = "runs"
+) -> Path:
+    """Make the report of the sweep in `folder`, and return its path.
+
+    Args:
+        planned: name and overrides of its jobs, with those that have not begun.
+        key: of the configuration that names the folder.
+
+    Raises:
+        ConfigError: it is not a sweep's folder.
+        DiskError: the report cannot be written.
+    """
+    path = folder / NAME
+    content = make(SweepRecord.read(folder, planned, key))
+    write_atomically(path, content.encode(errors="backslashreplace"))
+    return path
+
+
+class LiveReport:
+    """Writes a sweep's report again after each job, but not so often that it slows the sweep."""
+
+    def __init__(self, folder: Path, planned: Sequence[tuple[str, Sequence[str]]] = ()) -> None:
+        self.folder = folder
+        self.planned = planned
+        self._next = 0.0
+
+    def update(self) -> Path | None:
+        """Write the report, if it is time to."""
+        began = time.monotonic()
+        if began < self._next:
+            return None
+        path = write(self.folder, self.planned)
+        ended = time.monotonic()
+        self._next = ended + (ended - began) / _SHARE
+        return path
+
+
+def make(sweep: SweepRecord) -> str:
+    """The report of a sweep as HTML."""
+    weights = _importance(sweep)
+    sections = [
+        _leaderboard(sweep), _what_matters(sweep, weights), _curves(sweep), _same_data(sweep),
+        _cost(sweep), _settings(sweep),
+    ]  # fmt: skip
+    made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
+    foot = f"Made on {made} from the files in {sweep.path}; task=report makes it again."
+    return page.render(
+        f"Sweep {sweep.path.name}", "a sweep", _lead(sweep), [one for one in sections if one], foot
+    )
+
+
+def _lead(sweep: SweepRecord) -> Markup:
+    """How far it came, what was best, and the command that goes on with it."""
+    count = {state: sum(job.status == state for job in sweep.jobs) for state in ("done", *UNDONE)}
+    undone = ", ".join(f"{number} {state}" for state, number in count.items()
+                       if number and state != "done")  # fmt: skip
+    whole = count["done"] == len(sweep.jobs)
+    state = "running" if count["running"] else "done" if whole else "failed"
+    word = "unfinished" if state == "failed" else state
+    jobs = (
+        f"All {len(sweep.jobs)} jobs are done"
+        if whole
+        else (
+            f"{count['done']} of {len(sweep.jobs)} jobs are done; {undone or 'others ended early'}"
+        )
+    )
+    line = Markup('<p class="verdict"><span class="state {}">{}</span> {}. {}</p>').format(
+        state, word, jobs, _best(sweep)
+    )
+    again = None
+    if any(job.status in UNDONE and job.status != "running" for job in sweep.jobs):
+        words = ("-m", f"resume={sweep.path}")
+        again = page.command(program.text(*words), "To run what is missing:")
+    return page.together(line, again)
+
+
+def _best(sweep: SweepRecord) -> str:
+    """The best group, and whether it is further ahead than its seeds are apart."""
+    known = [one for one in sweep.groups if one.mean is not None]
+    if not known:
+        return "No job has a value yet."
+    first = known[0]
+    text = f"Best {_metric(sweep)} {_number(first.mean)}"
+    if not sweep.has_seeds:
+        return f"{text} by job {first.jobs[0].name}: {first.name()}."
+    text += f" with {first.name()}, the mean of {_seeds(len(first.values))}"
+    if len(known) == 1:
+        return f"{text}."
+    second = known[1]
+    ahead = abs((first.mean or 0.0) - (second.mean or 0.0))
+    text += f". {second.name()} is {_number(ahead, 2)} behind"
+    noise = _standard_error(first, second)
+    if noise is None:
+        return f"{text}; with one seed each, that may be chance."
+    told = "more" if ahead > 2 * noise else "not more"
+    return f"{text}, {told} than twice the standard error of {_number(noise, 2)} over the seeds."
+
+
+def _standard_error(first: SeedGroup, second: SeedGroup) -> float | None:
+    """Of the difference of two means; None where a group has a single value."""
+    if min(len(first.values), len(second.values)) < 2:
+        return None
+    return math.sqrt(sum(stdev(one.values) ** 2 / len(one.values) for one in (first, second)))
+
+
+def _leaderboard(sweep: SweepRecord) -> Section:
+    """Groups of seeds, or jobs; those without a value last, with the reason."""
+    if not sweep.has_seeds:
+        return Section("Leaderboard", _job_table(sweep, "The jobs, the best first"))
+    keys = [key for key in sweep.varying if key != SEED]
+    head = ["place", *keys, f"{_metric(sweep)}, mean", "spread", "best", "worst", "seeds"]
+    rows = []
+    for place, group in enumerate(sweep.groups, 1):
+        best = min(group.values, key=sweep.rank, default=None)
+        worst = max(group.values, key=sweep.rank, default=None)
+        done = f"{len(group.values)} of {len(group.jobs)}"
+        rows.append([place if group.values else "–", *(group.settings.get(key, "") for key in keys),
+                     _number(group.mean), _number(group.spread, 3), _number(best), _number(worst),
+                     done])  # fmt: skip
+    table = page.table(
+        "Settings, the best mean first; the spread is the standard deviation over the seeds",
+        head,
+        rows,
+        range(len(keys) + 1, len(head)),
+    )
+    undone = [job for job in sweep.jobs if job.value is None]
+    return Section("Leaderboard", page.together(
+        table,
+        _job_table(sweep, "Jobs without a value", undone) if undone else None,
+        page.folded(f"Every one of the {len(sweep.jobs)} jobs", _job_table(sweep, "Every job")),
+    ))  # fmt: skip
+
+
+def _job_table(sweep: SweepRecord, caption: str, jobs: Sequence[SweepJob] | None = None) -> Markup:
+    jobs = sweep.ranked if jobs is None else jobs
+    others = dict.fromkeys(name for job in sweep.jobs if job.result for name in job.result.others)
+    metrics = list(others)[:_MOST_METRICS]
+    troubled = any(job.trouble for job in jobs)
+    head = ["job", *sweep.varying, "status", _metric(sweep), *map(short, metrics), "seconds"]
+    rows = []
+    for job in jobs:
+        own = job.result.others if job.result is not None else {}
+        rows.append([
+            _link(sweep, job), *(job.settings.get(key, "") for key in sweep.varying), _state(job),
+            _number(job.value) if job.value is not None else _so_far(sweep, job),
+            *(_number(finite(own.get(name)), 4) for name in metrics), f"{job.seconds:.1f}",
+            *([short(job.trouble, 300)] if troubled else ()),
+        ])  # fmt: skip
+    numbers = range(len(sweep.varying) + 2, len(head))
+    return page.table(caption, [*head, *(["what happened"] if troubled else ())], rows, numbers)
+
+
+def _link(sweep: SweepRecord, job: SweepJob) -> object:
+    """The job's name; a link to its report if it has one, which only works beside this page."""
+    if not (sweep.path / job.name / NAME).is_file() or not job.name.isalnum():
+        return job.name
+    return Markup('<a href="{0}/{1}">{0}</a>').format(job.name, NAME)
+
+
+def _state(job: SweepJob) -> Markup:
+    known = job.status if job.status in ("done", *UNDONE) else "failed"
+    return Markup('<span class="state {}">{}</span>').format(known.replace(" ", "-"), job.status)
+
+
+def _so_far(sweep: SweepRecord, job: SweepJob) -> str:
+    """The best value of a job that has not ended, or failed."""
+    name = f"val/{sweep.metric.removeprefix('val/')}"
+    found = [(value, one["epoch"]) for one in job.epochs
+             if (value := finite(one.get(name))) is not None]  # fmt: skip
+    if not found:
+        return ""
+    value, epoch = min(found, key=lambda one: sweep.rank(one[0]))
+    return f"{_number(value)} in epoch {epoch}"
+
+
+def _importance(sweep: SweepRecord) -> Importance | None:
+    done = [job for job in sweep.jobs if job.value is not None]
+    values = [sweep.rank(job.value) for job in done]
+    return importance([job.settings for job in done], values, sweep.varying)
+
+
+def _what_matters(sweep: SweepRecord, weights: Importance | None) -> Section | None:
+    """Importance of the keys, all keys at once, and the metric over each key."""
+    shares = weights.shares if weights else {}
+    keys = [key for key in sweep.varying if key != SEED] or sweep.varying
+    keys = sweep_charts.worth_drawing(sweep, keys, shares)
+    parts = []
+    if weights is not None:
+        rows = [(key, f"{share:.0%}", page.part("bar", share)) for key, share in shares.items()]
+        parts.append(page.table(f"Importance: {weights.method}", ("key", "share", ""), rows, [1]))
+        if SEED in shares:
+            parts.append(page.paragraph("What the seed explains is noise: a key below it "
+                                        "cannot be told from chance."))  # fmt: skip
+    if len(keys) > 1:
+        parts.append(sweep_charts.parallel(sweep, keys[:_MOST_KEYS]))
+    parts.append(page.charts_of(sweep_charts.scatter(sweep, key) for key in keys[:_MOST_KEYS]))
+    return Section("What matters", page.together(*parts)) if keys or weights else None
+
+
+def _curves(sweep: SweepRecord) -> Section | None:
+    """The metric and the training loss of all jobs, over each other."""
+    metric = sweep.metric.removeprefix("val/")
+    drawn = [sweep_charts.curves(sweep, f"val/{metric}", f"{short(metric)} of the validation")]
+    if metric != "loss":
+        drawn.append(sweep_charts.curves(sweep, "val/loss", "Loss of the validation"))
+    drawn.append(sweep_charts.curves(sweep, "train/loss", "Loss of the training"))
+    drawn = [one for one in drawn if one]
+    return Section("Curves", page.charts_of(drawn)) if drawn else None
+
+
+def _same_data(sweep: SweepRecord) -> Section | None:
+    """Which jobs saw the same batches, and where others part."""
+    found = SameData.of([job.run for job in sweep.jobs])
+    if not found.classes:
+        return None
+    names = [_letters(place) for place in range(len(found.classes))]
+    jobs = [[sweep.jobs[place] for place in one] for one in found.classes]
+    rows = [(name, _listed(own), _shared(sweep, own))
+            for name, own in zip(names, jobs, strict=True)]  # fmt: skip
+    begun, classes = sum(map(len, jobs)), len(jobs)
+    one = "All" if begun == len(sweep.jobs) else f"The {begun}"
+    lead = (f"{one} jobs saw the same batches." if classes == 1 and begun > 1 else
+            f"{begun} jobs saw {classes} different sequences of batches. Jobs of one row saw the "
+            "same: the same samples in the same order, made by the same settings.")  # fmt: skip
+    parts = [
+        page.paragraph(lead),
+        page.table("Jobs that saw the same batches", ("", "jobs", "settings in common"), rows),
+    ]
+    if classes > 1:
+        size = min(classes, _MOST_CLASSES)
+        cells = [[_cell(found.relation(a, b)) for b in range(size)] for a in range(size)]
+        caption = "Where each two part: the first epoch and step whose samples differ"
+        parts += [page.part("matrix", caption, names[:size], cells), page.paragraph(
+            "= the same batches as far as both went; an address e·s is the first at which the "
+            "samples differ; ≈ the same samples, made into other batches by other settings or "
+            "code; ≠ other data, or other samples from an unknown address on; ? unknown, as a "
+            "ledger is missing (trainer.ledger=true).")]  # fmt: skip
+    if classes > _MOST_CLASSES:
+        parts.append(page.paragraph(f"The matrix shows {_MOST_CLASSES} of {classes} rows."))
+    parts += [page.paragraph(text) for text in found.troubles[:10]]
+    return Section("Same data", page.together(*parts))
+
+
+def _cell(relation: Relation) -> tuple[str, str, str]:
+    """Text, CSS class and explanation of a cell."""
+    keys = ", ".join(short(key) for key in relation.keys[:5])
+    if relation.kind == "part" and relation.address is not None:
+        epoch, step = relation.address
+        said = f"part at epoch {epoch}, step {step}, after {relation.batches} equal batches"
+        return f"{epoch}·{step}", "part", said
+    compared = f", {relation.batches} compared" if relation.batches is not None else ""
+    return {
+        "same": ("=", "same", f"the same batches{compared}"),
+        "made": ("≈", "made", f"the same samples, made by other settings: {keys}"),
+        "data": ("≠", "part", "other data"),
+        "differ": ("≠", "part", "other samples, from an unknown address on"),
+    }.get(relation.kind, ("?", "unknown", "unknown"))
+
+
+def _listed(jobs: Sequence[SweepJob], most: int = 20) -> str:
+    text = ", ".join(short(job.name, 30) for job in jobs[:most])
+    return text if len(jobs) <= most else f"{text} and {len(jobs) - most} more"
+
+
+def _shared(sweep: SweepRecord, jobs: Sequence[SweepJob]) -> str:
+    """The varying settings that all these jobs have in common."""
+    common = {key: jobs[0].settings.get(key) for key in sweep.varying}
+    words = [f"{key}={value}" for key, value in common.items()
+             if value is not None and all(job.settings.get(key) == value for job in jobs)]  # fmt: skip
+    return " ".join(words)
+
+
+def _letters(place: int) -> str:
+    """A, B ... Z, AA, AB ..."""
+    text = ""
+    while place >= 0:
+        text = chr(ord("A") + place % 26) + text
+        place = place // 26 - 1
+    return text
+
+
+def _cost(sweep: SweepRecord) -> Section:
+    """What the jobs took: measured wall and CPU time, and what they used in common."""
+    ended = [job.result for job in sweep.jobs if job.result is not None]
+    seconds = sum(max(0.0, one.seconds) for one in ended)
+    started = [one.started for one in ended]
+    wall = max((one.started + one.seconds for one in ended), default=0.0) - min(started, default=0)
+    cpu = [one.cpu_seconds for one in ended if one.cpu_seconds is not None]
+    lost = sum(one.seconds for one in ended if one.status not in ("done", "pruned"))
+    numbers: list[tuple[str, object, object]] = [
+        ("all jobs together", _time(seconds), f"{len(ended)} jobs, one after another"),
+        ("from first to last", _time(wall), f"{seconds / wall:.1f} at a time" if wall else ""),
+    ]
+    if cpu:
+        note = "measured, with workers" + (
+            "" if len(cpu) == len(ended) else f"; of {len(cpu)} of {len(ended)} jobs"
+        )
+        numbers.append(("CPU hours", f"{sum(cpu) / 3600:.3g}", note))
+    if ended:
+        numbers.append(("a job", _time(seconds / len(ended)), f"mean; longest "
+                        f"{_time(max(one.seconds for one in ended))}"))  # fmt: skip
+    if lost:
+        numbers.append(("not to the end", _time(lost), "spent in jobs that are not done"))
+    return Section("Cost", page.together(page.figures(numbers), page.facts(_in_common(sweep))))
+
+
+def _in_common(sweep: SweepRecord) -> dict[str, object]:
+    """Data and hardware, as far as the manifests name them."""
+    runs = [job.run for job in sweep.jobs if job.run is not None]
+    facts: dict[str, object] = {}
+    data = [one.manifest.get("data") for one in runs]
+    prints = {str(one.get("train")) for one in data if isinstance(one, dict)}
+    if len(prints) == 1 and len(runs) > 1:
+        facts["data"] = f"all jobs read the same, fingerprint {short(next(iter(prints)))}"
+    elif prints:
+        facts["data"] = f"{len(prints)} different fingerprints"
+    ranks = sorted({str(session.get("world", 1)) for one in runs for session in one.sessions})
+    machines = {(str(one.manifest.get("platform")), str(one.manifest.get("cpus"))) for one in runs}
+    if runs:
+        facts["ranks a job"] = short(", ".join(ranks))
+        facts["machines"] = "; ".join(short(f"{name}, {cpus} CPU cores")
+                                      for name, cpus in sorted(machines)[:5])  # fmt: skip
+    return facts
+
+
+def _settings(sweep: SweepRecord) -> Section:
+    """What all jobs share, and how they were started."""
+    command = next((job.run.manifest.get("command") for job in sweep.jobs if job.run), None)
+    rows = list(sweep.common.items())
+    return Section("Settings", page.together(
+        page.command(str(command), "It was started by") if command else None,
+        page.table("Overrides that all jobs share", ("key", "value"), rows) if rows else None,
+        page.facts({"folder": sweep.path, "keys that vary": ", ".join(sweep.varying)}),
+    ))  # fmt: skip
+
+
+def _metric(sweep: SweepRecord) -> str:
+    return short(sweep.metric, 40)
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' * (count != 1)}"
+
+
+def _number(value: float | None, digits: int = 5) -> str:
+    return "" if value is None else f"{value:.{digits}g}"
+
+
+def _time(seconds: float) -> str:
+    if not seconds < 1e9:
+        return "unknown"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
