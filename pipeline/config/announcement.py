@@ -45,6 +45,7 @@ def of_run(config: Config, choices: Mapping[str, Any]) -> str:
         "pack": f"packing {data}",
         "profile": f"timing the training of {both}",
         "tune": f"looking for the fastest loader for {both}",
+        "report": f"making the report of {' and '.join(shown['runs'] or ['no run'])}",
         "lr_find": f"looking for a learning rate for {both}",
     }[config.task]
     return f"{config.task}: {doing}{place}"

@@ -17,7 +17,7 @@ Node = dict[str, Any]  # a part: `_target_` and its arguments
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 Task = Literal["fit", "validate", "digest", "replay", "verify", "check", "pack",
-               "profile", "tune", "lr_find"]  # fmt: skip
+               "profile", "tune", "lr_find", "report"]  # fmt: skip
 
 
 class Section(BaseModel):
@@ -157,6 +157,7 @@ class TrainerSection(Section):
     ledger: bool
     progress: Literal["auto", "rich", "plain", "none"]
     pictures: bool
+    report: bool
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     limit_batches: LimitBatches = LimitBatches()
     overfit_batches: Count | None = None
@@ -231,4 +232,5 @@ class Config(Section):
         return shown
 
 
+READING = ("report",)  # tasks that only read files of runs, and need no torch
 TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "tune", "lr_find")

@@ -6,14 +6,14 @@ Colours: the best groups take COLORS in their order, all others are MUTED.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from pipeline.reports import charts
-from pipeline.reports.charts import AXIS, COLORS, GRID, MUTED, Curve, embed, new_axes, thinned
+from pipeline.reports.charts import AXIS, COLORS, MUTED, PAPER, Curve, embed, new_axes, thinned
 from pipeline.reports.sweep_data import SeedGroup, SweepJob, SweepRecord, finite, number
 from pipeline.terminal import one_line
 
@@ -145,7 +145,9 @@ def _parallel(
         for share, text in axis.ticks():
             where, beside = ((place, share), (-7 if place == last else 7, 0)) if broad else (
                 (share, last - place), (0, -11))  # fmt: skip
-            align = side if broad else "left" if share < 0.2 else "right" if share > 0.8 else "center"
+            align = (
+                side if broad else "left" if share < 0.2 else "right" if share > 0.8 else "center"
+            )
             _write(axes, text, where, beside, align)
         above = (place, 1), (0, 14), side if place in (0, last) else "center"
         where, beside, align = above if broad else ((0, last - place), (0, 8), "left")

@@ -26,7 +26,13 @@ from pipeline.reports.page import Section
 from pipeline.reports.same_data import Relation, SameData
 from pipeline.reports.sweep_charts import short
 from pipeline.reports.sweep_data import (
-    SEED, UNDONE, SeedGroup, SweepJob, SweepRecord, finite, is_sweep,
+    SEED,
+    UNDONE,
+    SeedGroup,
+    SweepJob,
+    SweepRecord,
+    finite,
+    is_sweep,
 )  # fmt: skip
 
 NAME = "report.html"

@@ -23,6 +23,7 @@ from pipeline.files.disk import LONGEST_LINE, is_locked
 from pipeline.files.plain_json import JsonError, integer, mapping, shown
 from pipeline.files.regular_file import open_regular
 from pipeline.order.address import Address
+from pipeline.runs import left_out
 from pipeline.runs.manifest import read_config, read_manifest
 
 LEDGER, DIGESTS, METRICS, HOLDER = "ledger.jsonl", "digests.jsonl", "metrics.jsonl", "holder.json"
@@ -160,6 +161,12 @@ def _increases(ledger: Ledger) -> bool:
     """Whether each address comes after the one before."""
     epochs, steps = np.diff(ledger.epoch), np.diff(ledger.step)
     return bool(((epochs > 0) | ((epochs == 0) & (steps > 0))).all())
+
+    @cached_property
+    def left_out(self) -> list[left_out.Entry]:
+        """The samples that the run left out: the lines of its quarantine.csv."""
+        path = self.path / left_out.NAME
+        return left_out.read(path) if path.exists() else []
 
 
 def find(folder: Path) -> Iterator[Path]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
@@ -32,14 +33,15 @@ from pipeline.config.data_rules import mode_of
 from pipeline.config.schema import TASK_KEYS, Config
 from pipeline.distributed.group import Group, join
 from pipeline.distributed.parallel import Parallel, prepare
-from pipeline.distributed.preemption import Preempted, Preemption, Stop
+from pipeline.distributed.preemption import Preempted, Preemption, Stop, held
 from pipeline.distributed.world import World, usable_cpus
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.loading.loader import Loader
 from pipeline.order.plan import Plan
 from pipeline.order.streams import StreamPlan
-from pipeline.runs import quarantine, run_state
+from pipeline.runs import run_state
 from pipeline.runs.identity.sources import code_of
+from pipeline.runs.left_out import NAME as QUARANTINE
 from pipeline.runs.pictures import learning_curves
 from pipeline.runs.resumption import fingerprint, spans
 from pipeline.runs.run_folder import Status
@@ -72,7 +74,13 @@ def run(config: Config) -> float | None:
 def _tried(config: Config, folder: str) -> Config:
     """The configuration for `fast_dev_run`: one step and one batch of validation in `folder`."""
     trainer = config.trainer.model_copy(
-        update={"max_epochs": 1, "max_steps": None, "checkpoint": None, "pictures": False}
+        update={
+            "max_epochs": 1,
+            "max_steps": None,
+            "checkpoint": None,
+            "pictures": False,
+            "report": False,
+        }
     )
     scheduler = {**config.scheduler, "warmup": 0} if config.scheduler else None
     return config.model_copy(update={
@@ -259,22 +267,24 @@ def watched(
     display = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
     data = parts.data
     datasets = {split.name: split.fingerprint["dataset"] for split in (data.train, data.val)}
-    left_out = Quarantine(folder.path / quarantine.NAME, datasets, data.train.budget)
+    left_out = Quarantine(folder.path / QUARANTINE, datasets, data.train.budget)
     observers: list[Observer] = [Metrics(folder, tracker), display, left_out]
     if trainer.ledger:
         observers.append(Ledger(folder.path / "ledger.jsonl"))
     if trainer.digest:
         observers.append(Digests(folder.path / "digests.jsonl"))
     status: Status = "failed"
+    reason = ""  # for the manifest
     try:
         with closing(tracker), closing(display):
             yield tracker, observers
         status = "done"
     except NonFiniteLossError as error:
+        reason = str(error)
         again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
         raise PenstockError(f"{error}. To see that batch:\n  {again}") from error
     except (Preempted, Stop) as error:
-        status = "preempted"
+        status, reason = "preempted", str(error)
         if opened.checkpoints is None:
             raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error
         if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -282,14 +292,35 @@ def watched(
         again = disclosure.command([*started_words(), f"resume={folder.path}"])
         raise Preempted(f"{error}. To resume:\n  {again}") from error
     except KeyboardInterrupt:
-        status = "interrupted"
+        status, reason = "interrupted", "Ctrl-C"
         say(f"stopped; the run is in {folder.path}")
         raise
+    except Exception as error:
+        name = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
+        reason = f"{name}{error}"
+        raise
     finally:
+        if reason:
+            folder.manifest["sessions"][-1]["reason"] = disclosure.urls(reason)[:1000]
         unchanged = status != "done" and folder.was_done and not opened.came_further()
         if unchanged:
             opened.put_back()
         folder.finish(status, unchanged)
+        if trainer.report:
+            leave_report(folder.path, status)
+
+
+def leave_report(folder: Path, status: Status) -> None:
+    """Write report.html into a run's folder; where that fails, the run is as it was."""
+    try:
+        with held():
+            from pipeline.reports import run_report  # 0.1 s, which no run waits for at its start
+
+            path = run_report.write(folder)
+    except Exception as error:
+        say(f"the report could not be made: {error}")
+        return
+    (put if status == "done" else say)(f"{'report':<12} {path}")
 
 
 def command_line(*given: str) -> str:

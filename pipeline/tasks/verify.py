@@ -35,7 +35,7 @@ from pipeline.terminal import one_line, put
 # Keys that change no batch and no weight.
 HARMLESS = ("loader", "distributed", "run_dir", "cache_dir", "resume", "resume_despite", "sweep",
             "tracker", "task", "runs", "trainer.checkpoint", "trainer.log_every", "trainer.digest",
-            "trainer.ledger", "trainer.progress", "trainer.pictures",
+            "trainer.ledger", "trainer.progress", "trainer.pictures", "trainer.report",
             "trainer.baseline")  # fmt: skip
 FACTS = ("status", "data", "fingerprint", "code", "device", "penstock", "git", "python",
          "packages", "platform", "cpus", "threads", "gpus", "order")  # fmt: skip
