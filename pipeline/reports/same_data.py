@@ -20,9 +20,12 @@ from pipeline.runs.resumption import leaves
 
 Kind = Literal["same", "part", "made", "data", "differ", "unknown"]
 
-# Of a run's fingerprint: keys that change weights, and no batch; and those that show in the order.
+# Of a run's fingerprint: parts that change weights, and no batch; what those have that does; and
+# parts that show in the order.
 _OTHER = ("model", "objective", "optimizer", "scheduler", "trainer")
-_IN_THE_ORDER = ("sampler", "batch", "dataset")
+_CUT = ("trainer.overfit_batches", "trainer.limit_batches.train")
+_IN_THE_ORDER = ("sampler", "batch", "dataset", "trainer")
+Pairs = tuple[tuple[str, str], ...]
 _FIRST = 4096  # lines that are read of a ledger to begin with
 
 
@@ -38,7 +41,8 @@ class Relation:
             "differ": other samples, and without ledgers nobody knows where from;
             "unknown".
         address: epoch and step where they part.
-        batches: how many of them are equal, if counted; for "same" of jobs with unequal lengths.
+        batches: how many of them are equal; None if that is known by hashes of the whole, or follows
+            from the settings.
         keys: settings that made the batches different.
     """
 
@@ -53,26 +57,36 @@ class Seen:
     """What a job's folder says about its batches; empty where it says nothing."""
 
     data: tuple[str, str]
-    making: tuple[tuple[str, str], ...]
+    choosing: Pairs  # settings on which the order depends
+    making: Pairs  # settings and code by which batches are made of samples
     order: str
+    steps: int | None  # in all
     ledger: Path | None
 
     @classmethod
     def of(cls, run: RunRecord | None) -> Seen:
         """Of a run; of nothing at all without one."""
         if run is None:
-            return cls(("", ""), (), "", None)
+            return cls(("", ""), (), (), "", None, None)
         data = _mapping(run.manifest.get("data"))
         facts = _mapping(run.manifest.get("fingerprint"))
         code = _mapping(run.manifest.get("code"))
-        making = {key: value for key, value in facts.items()
-                  if str(key).partition(".")[0] not in (*_OTHER, *_IN_THE_ORDER)}  # fmt: skip
+        parts = {key: str(key).partition(".")[0] for key in facts}
+        kept = {key: value for key, value in facts.items()
+                if parts[key] not in _OTHER or key in _CUT}  # fmt: skip
+        choosing = {key: value for key, value in kept.items() if parts[key] in _IN_THE_ORDER}
+        making = {key: value for key, value in kept.items() if key not in choosing}
         making |= {f"code.{key}": value for key, value in leaves(code)}
         order, ledger = run.manifest.get("order"), run.path / LEDGER
+        steps = _mapping(run.manifest.get("last")).get("step")
         return cls(
             (str(data.get("fingerprint", "")), str(data.get("train", ""))),
-            tuple(sorted((str(key), str(value)) for key, value in making.items())),
+            *(
+                tuple(sorted((str(key), str(value)) for key, value in one.items()))
+                for one in (choosing, making)
+            ),
             order if isinstance(order, str) else "",
+            steps if isinstance(steps, int) else None,
             ledger if ledger.exists() else None,
         )
 
@@ -82,7 +96,8 @@ class SameData:
     """The classes of jobs with equal batches, and how each two of them compare.
 
     Attributes:
-        classes: places of jobs, in order; the jobs of a class saw the same batches.
+        classes: places of jobs, in order; the jobs of a class saw the same batches. Jobs of which
+            no batch is recorded are in none.
         between: by the places of two classes, the smaller one first.
         troubles: ledgers that could not be read.
     """
@@ -93,11 +108,11 @@ class SameData:
 
     @classmethod
     def of(cls, runs: Sequence[RunRecord | None]) -> SameData:
-        """Compare all runs; None is one that has not begun, and in no class."""
+        """Compare all runs; None is one that has not begun."""
         seen = [Seen.of(run) for run in runs]
         found: dict[object, list[int]] = {}
         for place, (run, one) in enumerate(zip(runs, seen, strict=True)):
-            if run is not None:
+            if run is not None and (one.order or one.ledger is not None):
                 whole = (one.data, one.making, one.order) if one.order and one.data[1] else place
                 found.setdefault(whole, []).append(place)
         classes = list(found.values())
@@ -127,7 +142,11 @@ def _relation(first: Seen, second: Seen, ledgers: _Ledgers, a: int, b: int) -> R
     found = ledgers.compare(a, b)
     if found.kind == "same" and keys:
         return Relation("made", keys=keys, batches=found.batches)
-    if found.kind == "unknown" and first.order and second.order:
+    if found.kind != "unknown":
+        return found
+    if first.choosing and first.choosing == second.choosing:
+        return Relation("made", keys=keys) if keys else Relation("same")
+    if first.order and second.order and first.steps == second.steps is not None:
         return Relation("differ")
     return found
 

@@ -60,10 +60,10 @@ def curves(sweep: SweepRecord, name: str, title: str) -> Markup:
     for broad in (True, False):
         figure, axes = new_axes(broad)
         for one in [*others, *lines]:
-            axes.plot(one.x, one.y, color=one.color, linewidth=0.8, alpha=0.6)
+            axes.plot(one.x, _known(one), color=one.color, linewidth=0.8, alpha=0.6)
         for one in reversed(named):  # the best on top
             few = len(one.x) <= 30
-            axes.plot(one.x, one.y, color=one.color, linewidth=1.9, marker="o" if few else "",
+            axes.plot(one.x, _known(one), color=one.color, linewidth=1.9, marker="o" if few else "",
                       markersize=3.2)  # fmt: skip
         _whole_numbers(axes)
         axes.set_xlabel("epoch")
@@ -109,21 +109,26 @@ def parallel(sweep: SweepRecord, keys: Sequence[str]) -> Markup:
     axes_of = [_Axis(key, [job.settings.get(key) for job in jobs]) for key in keys]
     upside_down = not sweep.larger_is_better  # so that the best is above
     axes_of.append(_Axis(sweep.metric, [repr(job.value) for job in jobs], upside_down))
-    best = max(1, len(jobs) // 4)
-    figures = [_parallel(jobs, axes_of, keys, best, broad) for broad in (True, False)]
+    colors = {job.name: color_of(sweep, one) for one in sweep.groups for job in one.jobs}
+    figures = [_parallel(jobs, axes_of, keys, colors, broad) for broad in (True, False)]
     names = ", ".join(f"{key}={value}" for key, value in jobs[0].settings.items() if key in keys)
     said = f"The best of {len(jobs)} jobs has {names}, with {sweep.metric} {jobs[0].value:.5g}."
-    legend = [("the best job", _name(COLORS[1]), False)]
-    if best > 1:
-        legend.append((f"the others of the best {best}", _name(COLORS[0]), False))
-    if len(jobs) > best:
-        legend.append(("the rest", "muted", False))
-    return embed(figures[0], "All keys at once", one_line(said), narrow=figures[1], legend=legend)
+    return embed(figures[0], "All keys at once: a line for each job, the best one broad",
+                 one_line(said), narrow=figures[1], legend=_legend(sweep))  # fmt: skip
+
+
+def _legend(sweep: SweepRecord) -> charts.Legend:
+    """The colours of the groups."""
+    colored = [(short(one.name()), _name(color_of(sweep, one)), False)
+               for one in sweep.groups if color_of(sweep, one) != MUTED]  # fmt: skip
+    others = sum(one.mean is not None for one in sweep.groups) - len(colored)
+    return [*colored, *([(f"{others} others", "muted", False)] if others else [])]
 
 
 def _parallel(
-    jobs: Sequence[SweepJob], axes_of: Sequence[_Axis], keys: Sequence[str], best: int, broad: bool
-) -> Figure:
+    jobs: Sequence[SweepJob], axes_of: Sequence[_Axis], keys: Sequence[str],
+    colors: Mapping[str, str], broad: bool,
+) -> Figure:  # fmt: skip
     """Axes stand side by side; on phones they lie one below the other."""
     figure, axes = new_axes(broad, 2.6 if broad else 0.5 + 0.8 * len(axes_of))
     axes.set_position((0.04, 0.03, 0.92, 0.84) if broad else (0.05, 0.05, 0.9, 0.88))
@@ -137,9 +142,10 @@ def _parallel(
         along = [axis.share(text) for axis, text in zip(axes_of, texts, strict=True)]
         places = list(range(len(axes_of)))
         line = (places, along) if broad else (along, [last - one for one in places])
-        color = COLORS[1] if rank == 0 else COLORS[0] if rank < best else MUTED
-        axes.plot(*line, color=color, linewidth=2.4 if rank == 0 else 1.4 if rank < best else 0.8,
-                  alpha=1 if rank < best else 0.6, zorder=3 - rank / len(jobs))  # fmt: skip
+        muted = colors[job.name] == MUTED
+        axes.plot(*line, color=colors[job.name], alpha=0.5 if muted else 0.9,
+                  linewidth=2.8 if rank == 0 else 0.8 if muted else 1.4,
+                  zorder=3 - rank / len(jobs))  # fmt: skip
     for place, axis in enumerate(axes_of):
         side = "right" if place == last else "left"
         for share, text in axis.ticks():
@@ -162,10 +168,10 @@ def _write(
     bold: bool = False,
 ) -> None:  # fmt: skip
     """A text beside a point of the axes, which lines behind it don't cross out."""
+    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1, "alpha": 0.75}
     axes.annotate(text, where, xytext=beside, textcoords="offset points", ha=align, va="center",
                   fontsize=9.5 if bold else 9, weight="bold" if bold else "normal", color=AXIS,
-                  zorder=5, annotation_clip=False,
-                  bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1, "alpha": 0.75})  # fmt: skip
+                  zorder=5, annotation_clip=False, bbox=box)  # fmt: skip
 
 
 class _Axis:
@@ -201,7 +207,7 @@ class _Axis:
     def ticks(self) -> list[tuple[float, str]]:
         """Shares, and what stands there."""
         if self.numeric:
-            few = len(self.levels) <= 6
+            few = len(self.levels) <= 6 and not self.upside_down
             ends = self.levels if few else [repr(self.low), repr(self.high)]
             shown = {one: f"{number(one) or 0:.4g}" for one in ends}
             return [(self.share(one), text) for one, text in shown.items()]
@@ -245,11 +251,17 @@ def _mean(lines: Sequence[Curve], label: str, color: str) -> Curve:
     at: dict[float, list[float]] = {}
     for one in lines:
         for x, y in zip(one.x, one.y, strict=True):
-            at.setdefault(x, []).append(y or 0.0)
+            if y is not None:
+                at.setdefault(x, []).append(y)
     kept = sorted((x, ys) for x, ys in at.items() if len(ys) == len(lines))
     kept = kept or sorted(at.items())
     notes = [f"epoch {x:.0f}, mean of {len(ys)}" for x, ys in kept]
     return Curve(label, [x for x, _ in kept], [sum(ys) / len(ys) for _, ys in kept], notes, color)
+
+
+def _known(curve: Curve) -> list[float]:
+    """The values of a curve that has been thinned, of which none is missing."""
+    return [value for value in curve.y if value is not None]
 
 
 def _whole_numbers(axes: Axes) -> None:

@@ -192,7 +192,7 @@ def _job_table(sweep: SweepRecord, caption: str, jobs: Sequence[SweepJob] | None
             _link(sweep, job), *(job.settings.get(key, "") for key in sweep.varying), _state(job),
             _number(job.value) if job.value is not None else _so_far(sweep, job),
             *(_number(finite(own.get(name)), 4) for name in metrics), f"{job.seconds:.1f}",
-            *([short(job.trouble, 300)] if troubled else ()),
+            *([_reason(job)] if troubled else ()),
         ])  # fmt: skip
     numbers = range(len(sweep.varying) + 2, len(head))
     return page.table(caption, [*head, *(["what happened"] if troubled else ())], rows, numbers)
@@ -203,6 +203,14 @@ def _link(sweep: SweepRecord, job: SweepJob) -> object:
     if not (sweep.path / job.name / NAME).is_file() or not job.name.isalnum():
         return job.name
     return Markup('<a href="{0}/{1}">{0}</a>').format(job.name, NAME)
+
+
+def _reason(job: SweepJob) -> Markup:
+    """Why a job failed; an announcement of further lines, which are not here, is left out."""
+    text = job.trouble
+    if text.endswith(":") and ". " in text:
+        text = text[: text.rindex(". ")]
+    return Markup('<span class="long">{}</span>').format(short(text, 300))
 
 
 def _state(job: SweepJob) -> Markup:
@@ -266,8 +274,8 @@ def _same_data(sweep: SweepRecord) -> Section | None:
     rows = [(name, _listed(own), _shared(sweep, own))
             for name, own in zip(names, jobs, strict=True)]  # fmt: skip
     begun, classes = sum(map(len, jobs)), len(jobs)
-    one = "All" if begun == len(sweep.jobs) else f"The {begun}"
-    lead = (f"{one} jobs saw the same batches." if classes == 1 and begun > 1 else
+    whole = f"All {begun}" if begun == len(sweep.jobs) else f"The {begun}"
+    lead = (f"{whole} jobs saw the same batches." if classes == 1 and begun > 1 else
             f"{begun} jobs saw {classes} different sequences of batches. Jobs of one row saw the "
             "same: the same samples in the same order, made by the same settings.")  # fmt: skip
     parts = [
@@ -283,6 +291,10 @@ def _same_data(sweep: SweepRecord) -> Section | None:
             "samples differ; ≈ the same samples, made into other batches by other settings or "
             "code; ≠ other data, or other samples from an unknown address on; ? unknown, as a "
             "ledger is missing (trainer.ledger=true).")]  # fmt: skip
+    silent = [job for place, job in enumerate(sweep.jobs)
+              if job.run is not None and not any(place in one for one in found.classes)]  # fmt: skip
+    if silent:
+        parts.append(page.paragraph(f"No batch is recorded of {_listed(silent)}."))
     if classes > _MOST_CLASSES:
         parts.append(page.paragraph(f"The matrix shows {_MOST_CLASSES} of {classes} rows."))
     parts += [page.paragraph(text) for text in found.troubles[:10]]
@@ -313,9 +325,10 @@ def _listed(jobs: Sequence[SweepJob], most: int = 20) -> str:
 def _shared(sweep: SweepRecord, jobs: Sequence[SweepJob]) -> str:
     """The varying settings that all these jobs have in common."""
     common = {key: jobs[0].settings.get(key) for key in sweep.varying}
-    words = [f"{key}={value}" for key, value in common.items()
-             if value is not None and all(job.settings.get(key) == value for job in jobs)]  # fmt: skip
-    return " ".join(words)
+    return " ".join(
+        f"{key}={value}" for key, value in common.items()
+        if value is not None and all(job.settings.get(key) == value for job in jobs)
+    )  # fmt: skip
 
 
 def _letters(place: int) -> str:
