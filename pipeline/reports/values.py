@@ -25,8 +25,9 @@ _OF_A_START = ("task", "run_dir", "resume", "resume_despite", *TASK_KEYS)
 def number(values: Any, name: str) -> float | None:
     """A finite number in what ought to be a mapping."""
     value = values.get(name) if isinstance(values, dict) else None
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if known and math.isfinite(value) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if math.isfinite(value) else None
 
 
 def moment(values: Any, name: str) -> datetime | None:

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields
 from functools import partial
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
@@ -33,7 +32,7 @@ from pipeline.config.data_rules import mode_of
 from pipeline.config.schema import TASK_KEYS, Config
 from pipeline.distributed.group import Group, join
 from pipeline.distributed.parallel import Parallel, prepare
-from pipeline.distributed.preemption import Preempted, Preemption, Stop, held
+from pipeline.distributed.preemption import Preempted, Preemption, Stop
 from pipeline.distributed.world import World, usable_cpus
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.loading.loader import Loader
@@ -47,6 +46,7 @@ from pipeline.runs.resumption import fingerprint, spans
 from pipeline.runs.run_folder import Status
 from pipeline.runs.tracker import Nothing, Tracker
 from pipeline.tasks import outcome, predictions, progress
+from pipeline.tasks import report as report_page
 from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.recording import Confusions, Digests, Ledger, Metrics, Quarantine
 from pipeline.tasks.validate import baseline, load_weights, monitored, try_one_batch
@@ -307,20 +307,7 @@ def watched(
             opened.put_back()
         folder.finish(status, unchanged)
         if trainer.report:
-            leave_report(folder.path, status)
-
-
-def leave_report(folder: Path, status: Status) -> None:
-    """Write report.html into a run's folder; where that fails, the run is as it was."""
-    try:
-        with held():
-            from pipeline.reports import run_report  # 0.1 s, which no run waits for at its start
-
-            path = run_report.write(folder)
-    except Exception as error:
-        say(f"the report could not be made: {error}")
-        return
-    (put if status == "done" else say)(f"{'report':<12} {path}")
+            report_page.leave(folder.path, status == "done")
 
 
 def command_line(*given: str) -> str:
