@@ -4,9 +4,9 @@
     embed(figure, "Title", "a sentence for screen readers") -> Markup     for figures of one's own
 
 A figure uses the colours AXIS, GRID, MUTED, PAPER and COLORS only: in the page they are variables,
-which differ between light and dark. Text stays text. A pointer or the arrow keys show the values at a
-point with its note, such as its address. A long curve is thinned and keeps its extremes. Cost:
-0.05 s a chart, and 0.3 s for the first to import matplotlib.
+which differ between light and dark. Text stays text. A pointer or the arrow keys show the values
+at a point with its note, such as its address. A long curve is thinned and keeps its extremes.
+Cost: 0.05 s a chart, and 0.3 s for the first to import matplotlib.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class Relation:
             "differ": other samples, and without ledgers nobody knows where from;
             "unknown".
         address: epoch and step where they part.
-        batches: how many of them are equal; None if that is known by hashes of the whole, or follows
-            from the settings.
+        batches: how many of them are equal; None if that is known by hashes of the whole, or
+            follows from the settings.
         keys: settings that made the batches different.
     """
 
@@ -81,10 +81,8 @@ class Seen:
         steps = _mapping(run.manifest.get("last")).get("step")
         return cls(
             (str(data.get("fingerprint", "")), str(data.get("train", ""))),
-            *(
-                tuple(sorted((str(key), str(value)) for key, value in one.items()))
-                for one in (choosing, making)
-            ),
+            _pairs(choosing),
+            _pairs(making),
             order if isinstance(order, str) else "",
             steps if isinstance(steps, int) else None,
             ledger if ledger.exists() else None,
@@ -211,6 +209,10 @@ def parting(first: Ledger, second: Ledger) -> Relation:
     at = int(differ.argmax())
     address = min((int(epoch[at]), int(step[at])), (int(epochs[at]), int(steps[at])))
     return Relation("part", address, batches=at)
+
+
+def _pairs(values: Mapping[str, Any]) -> Pairs:
+    return tuple(sorted((str(key), str(value)) for key, value in values.items()))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -291,8 +291,8 @@ def _same_data(sweep: SweepRecord) -> Section | None:
             "samples differ; ≈ the same samples, made into other batches by other settings or "
             "code; ≠ other data, or other samples from an unknown address on; ? unknown, as a "
             "ledger is missing (trainer.ledger=true).")]  # fmt: skip
-    silent = [job for place, job in enumerate(sweep.jobs)
-              if job.run is not None and not any(place in one for one in found.classes)]  # fmt: skip
+    known = {place for one in found.classes for place in one}
+    silent = [job for place, job in enumerate(sweep.jobs) if job.run and place not in known]
     if silent:
         parts.append(page.paragraph(f"No batch is recorded of {_listed(silent)}."))
     if classes > _MOST_CLASSES:
