@@ -16,6 +16,7 @@ from pipeline.runs.manifest import check_overrides
 from pipeline.terminal import say
 
 RESULT = "result.json"
+FINISHED = ("done",)  # statuses of jobs that a sweep passes over
 
 _LARGEST = 4 << 20  # bytes of a result
 
