@@ -19,11 +19,13 @@ from statistics import mean, stdev
 from typing import Any
 
 from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.runs import manifest
+from pipeline.files.disk import is_locked
+from pipeline.runs import manifest, stored_sweep
 from pipeline.runs.job_result import RESULT, JobResult, in_order
 from pipeline.runs.record import RunRecord
 
 SEED = "seed"  # the key whose values are repetitions
+FINISHED = ("done", "pruned")
 UNDONE = ("failed", "preempted", "interrupted", "killed", "running", "started", "not started")
 
 _NOT_SETTINGS = ("resume", "resume_despite", "run_dir", "hydra", "sweep")
@@ -57,7 +59,7 @@ class SweepJob:
     def value(self) -> float | None:
         """What the job reached; None unless it is done."""
         value = self.result.value if self.result is not None else None
-        return float(value) if value is not None and self.status in ("done", "pruned") else None
+        return float(value) if value is not None and self.status == "done" else None
 
     @property
     def seconds(self) -> float:
@@ -98,37 +100,39 @@ class SeedGroup:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """A sweep's folder, with its jobs in order."""
+    """A sweep's folder.
+
+    Attributes:
+        is_stored: whether it has a sweep.json, so that `resume=<folder>` goes on with it.
+        jobs: in the order of their numbers.
+    """
 
     path: Path
+    is_stored: bool
     jobs: tuple[SweepJob, ...]
 
     @classmethod
-    def read(
-        cls, path: Path, planned: Iterable[tuple[str, Sequence[str]]] = (), key: str = "runs"
-    ) -> SweepRecord:
+    def read(cls, path: Path, key: str = "runs") -> SweepRecord:
         """The sweep in `path`.
 
         Args:
-            planned: name and overrides of jobs, of which some have no folder yet.
             key: of the configuration that names the folder.
 
         Raises:
-            ConfigError: no job has been planned or begun there.
+            ConfigError: no job has been planned or begun there, or its sweep.json is damaged.
         """
+        stored = stored_sweep.read_sweep(path)
         known = {name: _job(path, name) for name in _names(path)}
-        for name, overrides in planned:
-            job = known.get(name)
-            if job is None or (job.status == "started" and not job.settings):
-                status = "not started" if job is None else job.status
-                known[name] = SweepJob(name, _settings(overrides), status)
+        for job in stored.jobs if stored is not None else ():
+            begun = known.get(job.folder)
+            if begun is None or not begun.settings:
+                status = "not started" if begun is None else begun.status
+                known[job.folder] = SweepJob(job.folder, _settings(job.overrides), status)
         if not known:
             raise ConfigError(Problem(key, f"{path} is not a sweep's folder: no job has begun "
                                       "in it"))  # fmt: skip
-        return cls(
-            path,
-            tuple(known[name] for name in sorted(known, key=lambda name: in_order((name, None)))),
-        )
+        names = sorted(known, key=lambda name: in_order((name, None)))
+        return cls(path, stored is not None, tuple(known[name] for name in names))
 
     @cached_property
     def metric(self) -> str:
@@ -185,7 +189,8 @@ class SweepRecord:
 
 def is_sweep(path: Path) -> bool:
     """Whether `path` is the folder of a sweep, and not of a run."""
-    return not (path / manifest.NAME).exists() and next(iter(_names(path)), None) is not None
+    begun = (path / stored_sweep.NAME).exists() or next(iter(_names(path)), None) is not None
+    return begun and not (path / manifest.NAME).exists()
 
 
 def number(text: str | None) -> float | None:
@@ -231,6 +236,8 @@ def _job(sweep: Path, name: str) -> SweepJob:
         troubles.append(str(error))
     overrides = result.overrides if result else run.manifest.get("overrides", []) if run else []
     state = run.state if run is not None else "started"
+    if is_locked(folder / stored_sweep.LOCK):
+        state = "running"
     status = result.status if result is not None and state != "running" else state
     return SweepJob(name, _settings(overrides), status, result, run, epochs, "; ".join(troubles))
 

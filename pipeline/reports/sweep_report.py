@@ -1,8 +1,7 @@
 """The report of a sweep: `report.html` in its folder, made from the folder's files only.
 
-    path = write(folder)              once
-    live = LiveReport(folder)         while the sweep runs
-    live.update()                     after each job; costs at most a twentieth of the time
+    path = write(folder)
+    is_due(folder)         whether it is time to write it again, while the sweep runs
 
 Sections: leaderboard, what matters, curves, same data, cost, settings. Cost: 2 s for 64 jobs.
 """
@@ -12,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from statistics import stdev
@@ -26,61 +26,54 @@ from pipeline.reports.page import Section
 from pipeline.reports.same_data import Relation, SameData
 from pipeline.reports.sweep_charts import short
 from pipeline.reports.sweep_data import (
+    FINISHED,
     SEED,
     UNDONE,
     SeedGroup,
     SweepJob,
     SweepRecord,
     finite,
-    is_sweep,
 )  # fmt: skip
+from pipeline.runs.stored_sweep import quoted
 
 NAME = "report.html"
 
 _MOST_METRICS = 5  # columns beside the metric
 _MOST_KEYS = 8  # charts of keys
 _MOST_CLASSES = 64  # of jobs with the same data, in the matrix
+_EVERY = 10.0  # seconds between two reports of a sweep in progress, at least
 _SHARE = 0.05  # of a sweep's time that goes into its report
 
-__all__ = ["NAME", "LiveReport", "is_sweep", "make", "write"]
 
-
-def write(
-    folder: Path, planned: Sequence[tuple[str, Sequence[str]]] = (), key: str = "runs"
-) -> Path:
+def write(folder: Path, key: str = "runs") -> Path:
     """Make the report of the sweep in `folder`, and return its path.
 
     Args:
-        planned: name and overrides of its jobs, with those that have not begun.
         key: of the configuration that names the folder.
 
     Raises:
         ConfigError: it is not a sweep's folder.
         DiskError: the report cannot be written.
     """
+    global _took
+    began = time.monotonic()
     path = folder / NAME
-    content = make(SweepRecord.read(folder, planned, key))
+    content = make(SweepRecord.read(folder, key))
     write_atomically(path, content.encode(errors="backslashreplace"))
+    _took = time.monotonic() - began
     return path
 
 
-class LiveReport:
-    """Writes a sweep's report again after each job, but not so often that it slows the sweep."""
+_took = 0.0  # seconds for the last report of this process
 
-    def __init__(self, folder: Path, planned: Sequence[tuple[str, Sequence[str]]] = ()) -> None:
-        self.folder = folder
-        self.planned = planned
-        self._next = 0.0
 
-    def update(self) -> Path | None:
-        """Write the report, if it is time to."""
-        began = time.monotonic()
-        if began < self._next:
-            return None
-        path = write(self.folder, self.planned)
-        ended = time.monotonic()
-        self._next = ended + (ended - began) / _SHARE
-        return path
+def is_due(folder: Path) -> bool:
+    """Whether the report is so old that writing it again takes a small part of the sweep's time."""
+    for name in (NAME, "multirun.yaml"):
+        with suppress(OSError):
+            age = time.time() - (folder / name).stat().st_mtime
+            return age >= max(_EVERY, _took / _SHARE)
+    return False
 
 
 def make(sweep: SweepRecord) -> str:
@@ -99,27 +92,33 @@ def make(sweep: SweepRecord) -> str:
 
 def _lead(sweep: SweepRecord) -> Markup:
     """How far it came, what was best, and the command that goes on with it."""
-    count = {state: sum(job.status == state for job in sweep.jobs) for state in ("done", *UNDONE)}
+    states = (*FINISHED, *UNDONE)
+    count = {state: sum(job.status == state for job in sweep.jobs) for state in states}
     undone = ", ".join(f"{number} {state}" for state, number in count.items()
                        if number and state != "done")  # fmt: skip
-    whole = count["done"] == len(sweep.jobs)
+    whole = sum(count[state] for state in FINISHED) == len(sweep.jobs)
     state = "running" if count["running"] else "done" if whole else "failed"
     word = "unfinished" if state == "failed" else state
-    jobs = (
-        f"All {len(sweep.jobs)} jobs are done"
-        if whole
-        else (
-            f"{count['done']} of {len(sweep.jobs)} jobs are done; {undone or 'others ended early'}"
-        )
-    )
+    jobs = f"{count['done']} of {len(sweep.jobs)} jobs are done; {undone or 'others ended early'}"
+    if count["done"] == len(sweep.jobs):
+        jobs = f"All {len(sweep.jobs)} jobs are done"
     line = Markup('<p class="verdict"><span class="state {}">{}</span> {}. {}</p>').format(
         state, word, jobs, _best(sweep)
     )
     again = None
     if any(job.status in UNDONE and job.status != "running" for job in sweep.jobs):
-        words = ("-m", f"resume={sweep.path}")
-        again = page.command(program.text(*words), "To run what is missing:")
+        again = page.command(_resuming(sweep), "To run what is missing:")
     return page.together(line, again)
+
+
+def _resuming(sweep: SweepRecord) -> str:
+    """The command that goes on with it."""
+    if sweep.is_stored:
+        return program.text("-m", f"resume={quoted(str(sweep.path))}")
+    place = f"hydra.sweep.dir={quoted(str(sweep.path))}"
+    commands = (job.run.manifest.get("command") for job in sweep.jobs if job.run)
+    command = next((one for one in commands if isinstance(one, str)), program.text("-m", "..."))
+    return command if "hydra.sweep.dir=" in command else f"{command} {place}"
 
 
 def _best(sweep: SweepRecord) -> str:
@@ -214,7 +213,7 @@ def _reason(job: SweepJob) -> Markup:
 
 
 def _state(job: SweepJob) -> Markup:
-    known = job.status if job.status in ("done", *UNDONE) else "failed"
+    known = job.status if job.status in (*FINISHED, *UNDONE) else "failed"
     return Markup('<span class="state {}">{}</span>').format(known.replace(" ", "-"), job.status)
 
 
@@ -347,7 +346,7 @@ def _cost(sweep: SweepRecord) -> Section:
     started = [one.started for one in ended]
     wall = max((one.started + one.seconds for one in ended), default=0.0) - min(started, default=0)
     cpu = [one.cpu_seconds for one in ended if one.cpu_seconds is not None]
-    lost = sum(one.seconds for one in ended if one.status not in ("done", "pruned"))
+    lost = sum(one.seconds for one in ended if one.status not in FINISHED)
     numbers: list[tuple[str, object, object]] = [
         ("all jobs together", _time(seconds), f"{len(ended)} jobs, one after another"),
         ("from first to last", _time(wall), f"{seconds / wall:.1f} at a time" if wall else ""),

@@ -114,6 +114,12 @@ class RunRecord:
         path = self.path / LEDGER
         return read_ledger(path) if path.exists() else None
 
+    @cached_property
+    def left_out(self) -> list[left_out.Entry]:
+        """The samples that the run left out: the lines of its quarantine.csv."""
+        path = self.path / left_out.NAME
+        return left_out.read(path) if path.exists() else []
+
 
 def read_ledger(path: Path, least: int | None = None) -> Ledger:
     """The ledger in `path`, without an incomplete last line. Cost: 3 us a line.
@@ -151,22 +157,17 @@ def _parsed(block: bytes) -> Ledger:
     if len(rows) != block.count(b"\n"):
         raise ValueError
     epoch, step, samples, order, loss = zip(*rows, strict=True) if rows else [()] * 5
-    whole = [np.array(one, "S18").astype(np.int64) for one in (epoch, step, samples)]
-    hashes = np.frombuffer(bytes.fromhex(b"".join(order).decode()), ">u8")
-    losses = [float.fromhex(one.decode()) for one in loss]
-    return Ledger(*whole, order=hashes.astype(np.uint64), loss=np.array(losses))
+    epochs, steps, counts = (np.array(one, "S18").astype(np.int64)
+                             for one in (epoch, step, samples))  # fmt: skip
+    hashes = np.frombuffer(bytes.fromhex(b"".join(order).decode()), ">u8").astype(np.uint64)
+    losses = np.array([float.fromhex(one.decode()) for one in loss])
+    return Ledger(epochs, steps, counts, hashes, losses)
 
 
 def _increases(ledger: Ledger) -> bool:
     """Whether each address comes after the one before."""
     epochs, steps = np.diff(ledger.epoch), np.diff(ledger.step)
     return bool(((epochs > 0) | ((epochs == 0) & (steps > 0))).all())
-
-    @cached_property
-    def left_out(self) -> list[left_out.Entry]:
-        """The samples that the run left out: the lines of its quarantine.csv."""
-        path = self.path / left_out.NAME
-        return left_out.read(path) if path.exists() else []
 
 
 def find(folder: Path) -> Iterator[Path]:
