@@ -1,9 +1,9 @@
-"""How much each key of a sweep matters to its metric.
+"""How much each key of a sweep matters to its metric, in two ways.
 
-With many jobs and optuna installed: optuna's importance (PED-ANOVA), which asks what distinguishes
-the best jobs. Otherwise each key's share of the variance: what remains of the metric's variance
-between the key's values, adjusted for how many there are (epsilon squared). A share near zero may
-also be chance: with few jobs nobody can know.
+- Its share of the variance: what the metric varies by between the key's values, adjusted for how
+  many there are (epsilon squared). Near zero it may be chance.
+- With many jobs and optuna installed, optuna's importance (PED-ANOVA): what distinguishes the best
+  tenth of the jobs from all of them.
 """
 
 from __future__ import annotations
@@ -23,33 +23,38 @@ _MOST_LEVELS = 4  # into which a number's values are divided
 
 @dataclass(frozen=True)
 class Importance:
-    """Shares by key, the largest first; keys about which nothing can be said are left out."""
+    """By key, the largest first: a share of the variance, and optuna's importance, 0 to 1.
 
-    method: str  # in words
-    shares: Mapping[str, float]
+    Keys about which nothing can be said are left out; optuna's are empty without it.
+    """
+
+    variance: Mapping[str, float]
+    optuna: Mapping[str, float]
+
+    def of(self, key: str) -> float:
+        """The larger of both; 0 where nothing is known."""
+        return max(self.variance.get(key, 0.0), self.optuna.get(key, 0.0))
 
 
 def importance(
     settings: Sequence[Mapping[str, str]], values: Sequence[float], keys: Sequence[str]
-) -> Importance | None:
-    """The importance of each key, from the jobs that are done; None for fewer than three.
+) -> Importance:
+    """The importance of each key, from the jobs that are done.
 
     Args:
         settings: of each job.
         values: of the metric; the smallest is the best.
     """
-    if len(values) < 3 or not np.ptp(values) or not keys:
-        return None
+    if len(values) < 3 or not np.ptp(values):
+        return Importance({}, {})
     columns = {key: [one.get(key) for one in settings] for key in keys}
     columns = {key: column for key, column in columns.items() if len(set(column)) > 1}
-    found = _by_optuna(columns, values) if len(values) >= _FOR_OPTUNA else None
-    if found is None:
-        shares = {key: variance_share(column, values) for key, column in columns.items()}
-        known = {key: share for key, share in shares.items() if share is not None}
-        method = "share of the variance that each key explains alone, adjusted for its values"
-        found = Importance(method, known)
-    order = sorted(found.shares, key=lambda key: -found.shares[key])
-    return Importance(found.method, {key: found.shares[key] for key in order}) if order else None
+    shares = {key: variance_share(column, values) for key, column in columns.items()}
+    known = {key: share for key, share in shares.items() if share is not None}
+    found = _by_optuna(columns, values) if len(values) >= _FOR_OPTUNA and columns else {}
+    return Importance(
+        *(dict(sorted(one.items(), key=lambda pair: -pair[1])) for one in (known, found))
+    )
 
 
 def variance_share(column: Sequence[str | None], values: Sequence[float]) -> float | None:
@@ -78,7 +83,7 @@ def variance_share(column: Sequence[str | None], values: Sequence[float]) -> flo
 
 def _by_optuna(
     columns: Mapping[str, Sequence[str | None]], values: Sequence[float]
-) -> Importance | None:
+) -> dict[str, float]:
     try:
         import optuna
         from optuna.distributions import (
@@ -87,7 +92,7 @@ def _by_optuna(
             FloatDistribution,
         )
     except ImportError:
-        return None
+        return {}
     logging.getLogger("optuna").setLevel(logging.ERROR)
     spaces: dict[str, BaseDistribution] = {}
     taken: dict[str, list[float | str]] = {}
@@ -108,7 +113,6 @@ def _by_optuna(
             study.add_trial(optuna.trial.create_trial(
                 params=params, distributions=spaces, value=value))  # fmt: skip
         try:
-            shares = optuna.importance.get_param_importances(study)
+            return dict(optuna.importance.get_param_importances(study))
         except (ValueError, RuntimeError):
-            return None
-    return Importance(f"optuna {optuna.__version__} (PED-ANOVA)", dict(shares))
+            return {}

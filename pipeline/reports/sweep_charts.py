@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from pipeline.reports import charts
 from pipeline.reports.charts import AXIS, COLORS, MUTED, PAPER, Curve, embed, new_axes, thinned
+from pipeline.reports.importance import Importance
 from pipeline.reports.sweep_data import SeedGroup, SweepJob, SweepRecord, finite, number
 from pipeline.terminal import one_line
 
@@ -41,7 +42,7 @@ def short(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def curves(sweep: SweepRecord, name: str, title: str) -> Markup:
+def curves(sweep: SweepRecord, name: str, title: str, broad: bool = True) -> Markup:
     """A measurement over the epochs, of all jobs; nothing where no job has it."""
     named, others, lines = [], [], []
     for group in sweep.groups:
@@ -57,8 +58,8 @@ def curves(sweep: SweepRecord, name: str, title: str) -> Markup:
     if not named and not others:
         return Markup("")
     figures, readings = [], []
-    for broad in (True, False):
-        figure, axes = new_axes(broad)
+    for wide in (True, False) if broad else (False,):
+        figure, axes = new_axes(wide)
         for one in [*others, *lines]:
             axes.plot(one.x, _known(one), color=one.color, linewidth=0.8, alpha=0.6)
         for one in reversed(named):  # the best on top
@@ -76,8 +77,8 @@ def curves(sweep: SweepRecord, name: str, title: str) -> Markup:
     if others:
         legend.append((f"{len(others)} other jobs", "muted", False))
     said = "; ".join(f"{one.label}: {one.y[-1]:.4g} at last" for one in named)
-    return embed(figures[0], title, f"{said or 'no job is done'}.", narrow=figures[1],
-                 legend=legend, readings=readings)  # fmt: skip
+    return embed(figures[0], title, f"{said or 'no job is done'}.", readings=readings,
+                 narrow=figures[1] if broad else None, legend=legend)  # fmt: skip
 
 
 def scatter(sweep: SweepRecord, key: str) -> Markup:
@@ -297,9 +298,7 @@ def levels_of(sweep: SweepRecord, key: str) -> int:
     return len({job.settings.get(key) for job in sweep.jobs if job.value is not None})
 
 
-def worth_drawing(
-    sweep: SweepRecord, keys: Sequence[str], shares: Mapping[str, float]
-) -> list[str]:
+def worth_drawing(sweep: SweepRecord, keys: Sequence[str], weights: Importance) -> list[str]:
     """The keys with several values, of which names are not too many; the most important first."""
 
     def fits(key: str) -> bool:
@@ -307,4 +306,4 @@ def worth_drawing(
                       for job in sweep.jobs if job.value is not None)  # fmt: skip
         return levels_of(sweep, key) > 1 and (numeric or levels_of(sweep, key) <= _MOST_LEVELS)
 
-    return sorted(filter(fits, keys), key=lambda key: -shares.get(key, 0.0))
+    return sorted(filter(fits, keys), key=lambda key: -weights.of(key))

@@ -38,6 +38,7 @@ from pipeline.runs.stored_sweep import quoted
 
 NAME = "report.html"
 
+_MOST_ROWS = 20  # of the leaderboard that are not folded
 _MOST_METRICS = 5  # columns beside the metric
 _MOST_KEYS = 8  # charts of keys
 _MOST_CLASSES = 64  # of jobs with the same data, in the matrix
@@ -155,21 +156,22 @@ def _leaderboard(sweep: SweepRecord) -> Section:
     if not sweep.has_seeds:
         return Section("Leaderboard", _job_table(sweep, "The jobs, the best first"))
     keys = [key for key in sweep.varying if key != SEED]
-    head = ["place", *keys, f"{_metric(sweep)}, mean", "spread", "best", "worst", "seeds"]
+    head = ["place", f"{_metric(sweep)}, mean", "spread", "seeds", *keys, "best", "worst"]
     rows = []
     for place, group in enumerate(sweep.groups, 1):
         best = min(group.values, key=sweep.rank, default=None)
         worst = max(group.values, key=sweep.rank, default=None)
-        done = f"{len(group.values)} of {len(group.jobs)}"
-        rows.append([place if group.values else "–", *(group.settings.get(key, "") for key in keys),
-                     _number(group.mean), _number(group.spread, 3), _number(best), _number(worst),
-                     done])  # fmt: skip
-    table = page.table(
-        "Settings, the best mean first; the spread is the standard deviation over the seeds",
-        head,
-        rows,
-        range(len(keys) + 1, len(head)),
-    )
+        rows.append([place if group.values else "–", _number(group.mean), _number(group.spread, 3),
+                     f"{len(group.values)} of {len(group.jobs)}",
+                     *(group.settings.get(key, "") for key in keys),
+                     _number(best), _number(worst)])  # fmt: skip
+    numbers = [1, 2, 3, len(head) - 2, len(head) - 1]
+    caption = "Settings, the best first; the spread is the standard deviation over the seeds"
+    table = page.table(caption, head, rows[:_MOST_ROWS], numbers)
+    if rows[_MOST_ROWS:]:
+        rest = page.table("The other settings", head, rows[_MOST_ROWS:], numbers)
+        title = f"The other {len(rows) - _MOST_ROWS} settings"
+        table = page.together(table, page.folded(title, rest))
     undone = [job for job in sweep.jobs if job.value is None]
     return Section("Leaderboard", page.together(
         table,
@@ -183,17 +185,18 @@ def _job_table(sweep: SweepRecord, caption: str, jobs: Sequence[SweepJob] | None
     others = dict.fromkeys(name for job in sweep.jobs if job.result for name in job.result.others)
     metrics = list(others)[:_MOST_METRICS]
     troubled = any(job.trouble for job in jobs)
-    head = ["job", *sweep.varying, "status", _metric(sweep), *map(short, metrics), "seconds"]
+    head = ["job", _metric(sweep), "status", *sweep.varying, *map(short, metrics), "seconds"]
     rows = []
     for job in jobs:
         own = job.result.others if job.result is not None else {}
+        value = _number(job.value) if job.value is not None else _so_far(sweep, job)
         rows.append([
-            _link(sweep, job), *(job.settings.get(key, "") for key in sweep.varying), _state(job),
-            _number(job.value) if job.value is not None else _so_far(sweep, job),
+            _link(sweep, job), value, _state(job),
+            *(job.settings.get(key, "") for key in sweep.varying),
             *(_number(finite(own.get(name)), 4) for name in metrics), f"{job.seconds:.1f}",
             *([_reason(job)] if troubled else ()),
         ])  # fmt: skip
-    numbers = range(len(sweep.varying) + 2, len(head))
+    numbers = [1, *range(len(sweep.varying) + 3, len(head))]
     return page.table(caption, [*head, *(["what happened"] if troubled else ())], rows, numbers)
 
 
@@ -228,28 +231,48 @@ def _so_far(sweep: SweepRecord, job: SweepJob) -> str:
     return f"{_number(value)} in epoch {epoch}"
 
 
-def _importance(sweep: SweepRecord) -> Importance | None:
+def _importance(sweep: SweepRecord) -> Importance:
     done = [job for job in sweep.jobs if job.value is not None]
     values = [sweep.rank(job.value) for job in done]
     return importance([job.settings for job in done], values, sweep.varying)
 
 
-def _what_matters(sweep: SweepRecord, weights: Importance | None) -> Section | None:
+def _what_matters(sweep: SweepRecord, weights: Importance) -> Section | None:
     """Importance of the keys, all keys at once, and the metric over each key."""
-    shares = weights.shares if weights else {}
     keys = [key for key in sweep.varying if key != SEED] or sweep.varying
-    keys = sweep_charts.worth_drawing(sweep, keys, shares)
+    keys = sweep_charts.worth_drawing(sweep, keys, weights)[:_MOST_KEYS]
     parts = []
-    if weights is not None:
-        rows = [(key, f"{share:.0%}", page.part("bar", share)) for key, share in shares.items()]
-        parts.append(page.table(f"Importance: {weights.method}", ("key", "share", ""), rows, [1]))
-        if SEED in shares:
-            parts.append(page.paragraph("What the seed explains is noise: a key below it "
-                                        "cannot be told from chance."))  # fmt: skip
+    known = sorted({**weights.variance, **weights.optuna}, key=lambda key: -weights.of(key))
+    if known:
+        head = ["key", "share of the variance", "", *(["optuna"] if weights.optuna else [])]
+        rows = []
+        for key in known:
+            share, best = weights.variance.get(key), weights.optuna.get(key)
+            rows.append(
+                [
+                    key,
+                    "" if share is None else f"{share:.0%}",
+                    page.part("bar", share or 0),
+                    *(["" if best is None else f"{best:.0%}"] if weights.optuna else []),
+                ]
+            )
+        parts += [page.table("Importance of the keys", head, rows, [1, 3]),
+                  page.paragraph(_how_important(weights))]  # fmt: skip
     if len(keys) > 1:
-        parts.append(sweep_charts.parallel(sweep, keys[:_MOST_KEYS]))
-    parts.append(page.charts_of(sweep_charts.scatter(sweep, key) for key in keys[:_MOST_KEYS]))
-    return Section("What matters", page.together(*parts)) if keys or weights else None
+        parts.append(sweep_charts.parallel(sweep, keys))
+    parts.append(page.charts_of(sweep_charts.scatter(sweep, key) for key in keys))
+    return Section("What matters", page.together(*parts)) if keys or known else None
+
+
+def _how_important(weights: Importance) -> str:
+    text = ("A share of the variance is what a key explains alone, adjusted for how many values "
+            "it has.")  # fmt: skip
+    if SEED in weights.variance:
+        text += " What the seed explains is noise: a key below it cannot be told from chance."
+    if weights.optuna:
+        text += (" Optuna's importance (PED-ANOVA) is what distinguishes the best tenth of the "
+                 "jobs from all of them.")  # fmt: skip
+    return text
 
 
 def _curves(sweep: SweepRecord) -> Section | None:
@@ -257,8 +280,8 @@ def _curves(sweep: SweepRecord) -> Section | None:
     metric = sweep.metric.removeprefix("val/")
     drawn = [sweep_charts.curves(sweep, f"val/{metric}", f"{short(metric)} of the validation")]
     if metric != "loss":
-        drawn.append(sweep_charts.curves(sweep, "val/loss", "Loss of the validation"))
-    drawn.append(sweep_charts.curves(sweep, "train/loss", "Loss of the training"))
+        drawn.append(sweep_charts.curves(sweep, "val/loss", "Loss of the validation", False))
+    drawn.append(sweep_charts.curves(sweep, "train/loss", "Loss of the training", False))
     drawn = [one for one in drawn if one]
     return Section("Curves", page.charts_of(drawn)) if drawn else None
 
