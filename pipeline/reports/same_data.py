@@ -94,8 +94,8 @@ class SameData:
     """The classes of jobs with equal batches, and how each two of them compare.
 
     Attributes:
-        classes: places of jobs, in order; the jobs of a class saw the same batches. Jobs of which
-            no batch is recorded are in none.
+        classes: places of jobs, in order; the jobs of a class saw the same batches, as far as they
+            went. Jobs of which no batch is recorded are in none.
         between: by the places of two classes, the smaller one first.
         troubles: ledgers that could not be read.
     """
@@ -119,7 +119,23 @@ class SameData:
             (a, b): _relation(seen[classes[a][0]], seen[classes[b][0]], ledgers, a, b)
             for a, b in combinations(range(len(classes)), 2)
         }
-        return cls(classes, between, ledgers.troubles)
+        return cls(classes, between, ledgers.troubles)._without_unfinished(seen)
+
+    def _without_unfinished(self, seen: Sequence[Seen]) -> SameData:
+        """Jobs that ended early join the class that they saw the same batches as, if it is one."""
+        places = range(len(self.classes))
+        joined: dict[int, int] = {}
+        for a in reversed(places):
+            same = [b for b in places if b != a and self.relation(a, b).kind == "same"]
+            if not seen[self.classes[a][0]].order and len(same) == 1 and same[0] not in joined:
+                joined[a] = same[0]
+        left = [place for place in places if place not in joined]
+        members = {place: list(self.classes[place]) for place in left}
+        for a, b in joined.items():
+            members[b] += self.classes[a]
+        pairs = combinations(enumerate(left), 2)
+        between = {(i, j): self.relation(a, b) for (i, a), (j, b) in pairs}
+        return SameData([sorted(members[place]) for place in left], between, self.troubles)
 
     def relation(self, first: int, second: int) -> Relation:
         """How two classes compare."""

@@ -36,6 +36,12 @@ def color_of(sweep: SweepRecord, group: SeedGroup) -> str:
     return COLORS[best.index(group)] if group in best and group.mean is not None else MUTED
 
 
+def label_of(sweep: SweepRecord, group: SeedGroup) -> str:
+    """A group's place in the leaderboard and its values, short enough for a legend."""
+    values = ", ".join(group.settings.values()) or "all jobs"
+    return short(f"{sweep.groups.index(group) + 1}. {values}")
+
+
 def short(text: str, most: int = 60) -> str:
     """A text that came from a file, for a chart or a legend."""
     text = one_line(text)
@@ -49,8 +55,8 @@ def curves(sweep: SweepRecord, name: str, title: str, broad: bool = True) -> Mar
         color = color_of(sweep, group)
         own = [one for job in group.jobs if (one := _curve(job, name, color)) is not None]
         if own and color != MUTED:
-            named.append(_mean(own, short(group.name()), color) if len(own) > 1 else
-                         replace(own[0], label=short(group.name())))  # fmt: skip
+            named.append(_mean(own, label_of(sweep, group), color) if len(own) > 1 else
+                         replace(own[0], label=label_of(sweep, group)))  # fmt: skip
             lines += own if len(own) > 1 else []
         else:
             others += own
@@ -78,7 +84,7 @@ def curves(sweep: SweepRecord, name: str, title: str, broad: bool = True) -> Mar
         legend.append((f"{len(others)} other jobs", "muted", False))
     said = "; ".join(f"{one.label}: {one.y[-1]:.4g} at last" for one in named)
     return embed(figures[0], title, f"{said or 'no job is done'}.", readings=readings,
-                 narrow=figures[1] if broad else None, legend=legend)  # fmt: skip
+                 narrow=figures[1] if broad else None, legend=legend if broad else ())  # fmt: skip
 
 
 def scatter(sweep: SweepRecord, key: str) -> Markup:
@@ -120,7 +126,7 @@ def parallel(sweep: SweepRecord, keys: Sequence[str]) -> Markup:
 
 def _legend(sweep: SweepRecord) -> charts.Legend:
     """The colours of the groups."""
-    colored = [(short(one.name()), _name(color_of(sweep, one)), False)
+    colored = [(label_of(sweep, one), _name(color_of(sweep, one)), False)
                for one in sweep.groups if color_of(sweep, one) != MUTED]  # fmt: skip
     others = sum(one.mean is not None for one in sweep.groups) - len(colored)
     return [*colored, *([(f"{others} others", "muted", False)] if others else [])]

@@ -279,9 +279,12 @@ def _curves(sweep: SweepRecord) -> Section | None:
     """The metric and the training loss of all jobs, over each other."""
     metric = sweep.metric.removeprefix("val/")
     drawn = [sweep_charts.curves(sweep, f"val/{metric}", f"{short(metric)} of the validation")]
+    below = ", in the same colours" if drawn[0] else ""
     if metric != "loss":
-        drawn.append(sweep_charts.curves(sweep, "val/loss", "Loss of the validation", False))
-    drawn.append(sweep_charts.curves(sweep, "train/loss", "Loss of the training", False))
+        drawn.append(
+            sweep_charts.curves(sweep, "val/loss", f"Loss of the validation{below}", False)
+        )
+    drawn.append(sweep_charts.curves(sweep, "train/loss", f"Loss of the training{below}", False))
     drawn = [one for one in drawn if one]
     return Section("Curves", page.charts_of(drawn)) if drawn else None
 
