@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from markupsafe import Markup
@@ -11,6 +12,7 @@ from pipeline.reports.values import command, duration, number, overrides, stages
 from pipeline.runs.record import RunRecord
 from pipeline.tuning.verdict import WAITS
 
+_ADDRESS = re.compile(r"epoch (\d{1,12}), step (\d{1,12})", re.ASCII)
 _STOPPED = {
     "preempted": "It was asked to stop",
     "interrupted": "It was interrupted",
@@ -115,7 +117,12 @@ def _next(run: RunRecord) -> list[Markup]:
     if run.state in ("preempted", "interrupted", "killed"):
         return [page.command(command(run, here), "To resume it where it stopped:")]
     if run.state == "failed":
-        return [page.command(command(run, here), "When the cause is mended, to resume it:")]
+        place = _ADDRESS.search(str(run.sessions[-1].get("reason"))) if run.sessions else None
+        batch = () if place is None else (page.command(command(
+            run, *overrides(run), "task=replay", f"epoch={place[1]}", f"step={place[2]}"),
+            "To see that batch:"),)  # fmt: skip
+        again = page.command(command(run, here), "When the cause is mended, to resume it:")
+        return [*batch, again]
     if run.state != "done":
         return []
     words, lines = overrides(run), []
@@ -138,4 +145,5 @@ def _next(run: RunRecord) -> list[Markup]:
         best = value("checkpoint", run.path)
         lines.append((command(run, *words, "task=validate", best),
                       "To measure its best weights again:"))  # fmt: skip
-    return [page.command(line, what) for line, what in lines]
+    first, *others = (page.command(line, what) for line, what in lines)
+    return [first, page.folded("Other next steps", page.together(*others))] if others else [first]
