@@ -122,12 +122,15 @@ class SameData:
         return cls(classes, between, ledgers.troubles)._without_unfinished(seen)
 
     def _without_unfinished(self, seen: Sequence[Seen]) -> SameData:
-        """Jobs that ended early join the class that they saw the same batches as, if it is one."""
+        """Jobs that ended early join the whole ones that they saw the same batches as, if those
+        are of one class.
+        """
         places = range(len(self.classes))
+        whole = [place for place in places if seen[self.classes[place][0]].order]
         joined: dict[int, int] = {}
-        for a in reversed(places):
-            same = [b for b in places if b != a and self.relation(a, b).kind == "same"]
-            if not seen[self.classes[a][0]].order and len(same) == 1 and same[0] not in joined:
+        for a in places:
+            same = [b for b in whole if self.relation(a, b).kind == "same"]
+            if a not in whole and len(same) == 1:
                 joined[a] = same[0]
         left = [place for place in places if place not in joined]
         members = {place: list(self.classes[place]) for place in left}
