@@ -86,8 +86,8 @@ def test_the_same_data_as_by_reading_all_ledgers(swept):
     texts = [(folder / name / "ledger.jsonl").read_text() for name in "0123"]
     lines = [[json.loads(line) for line in text.splitlines()] for text in texts]
     for first, second in combinations(range(4), 2):
-        parted = next((a["epoch"], a["step"]) for a, b in zip(lines[first], lines[second], strict=True)
-                      if a["order"] != b["order"])  # fmt: skip
+        pairs = zip(lines[first], lines[second], strict=True)
+        parted = next((a["epoch"], a["step"]) for a, b in pairs if a["order"] != b["order"])
         assert found.relation(first, second).address == parted
 
 
