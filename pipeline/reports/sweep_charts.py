@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from pipeline.reports import charts
+from pipeline.reports import charts, values
 from pipeline.reports.charts import AXIS, COLORS, MUTED, PAPER, Curve, embed, new_axes, thinned
 from pipeline.reports.importance import Importance
-from pipeline.reports.sweep_data import SeedGroup, SweepJob, SweepRecord, finite, number
+from pipeline.reports.sweep_data import SeedGroup, SweepJob, SweepRecord, number
 from pipeline.terminal import one_line
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class _Axis:
 
 def _curve(job: SweepJob, name: str, color: str) -> Curve | None:
     points = [(float(one["epoch"]), value) for one in job.epochs
-              if (value := finite(one.get(name))) is not None]  # fmt: skip
+              if (value := values.number(one, name)) is not None]  # fmt: skip
     if not points:
         return None
     x, y = zip(*points, strict=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.files.disk import is_locked
+from pipeline.reports.values import moment
 from pipeline.runs import manifest, stored_sweep
 from pipeline.runs.job_result import RESULT, JobResult, in_order
 from pipeline.runs.record import RunRecord
@@ -28,6 +29,7 @@ SEED = "seed"  # the key whose values are repetitions
 FINISHED = ("done", "pruned")
 UNDONE = ("failed", "preempted", "interrupted", "killed", "running", "started", "not started")
 
+LONGEST = 1e10  # seconds; 300 years
 _NOT_SETTINGS = ("resume", "resume_despite", "run_dir", "hydra", "sweep")
 _LONGEST = 120  # characters of a value that are shown
 
@@ -63,8 +65,14 @@ class SweepJob:
 
     @property
     def seconds(self) -> float:
-        """Of wall time, over all starts of the job; 0 if none has ended."""
-        return self.result.seconds if self.result is not None else 0.0
+        """Of wall time, over all starts of the job that have ended; not negative."""
+        starts = self.run.sessions if self.run is not None else []
+        known = 0.0
+        for one in starts:
+            begin, end = moment(one, "started"), moment(one, "ended")
+            known += max(0.0, (end - begin).total_seconds()) if begin and end else 0.0
+        known = max(known, self.result.seconds if self.result is not None else 0.0)
+        return min(known, LONGEST)
 
 
 @dataclass(frozen=True)
@@ -200,13 +208,6 @@ def number(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-def finite(value: Any) -> float | None:
-    """A number of a file, if it is a finite one."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
 
 
 def _names(path: Path) -> Iterable[str]:
