@@ -105,7 +105,9 @@ def run_grid(
         say(f"{done} of {len(names)} jobs are done"
             + (f", {others} run in other processes" if others else ""))  # fmt: skip
     with environment_with(variables):
-        while todo := _todo(folder, names, stored):
+        before: list[str] = []
+        while (todo := _todo(folder, names, stored)) and todo != before:
+            before = todo
             wanted = [[*lines[name], f"hydra.sweep.subdir={quoted(name)}"] for name in todo]
             try:
                 _launch(launcher, wanted, todo, config)
