@@ -60,8 +60,8 @@ def importance(
 def variance_share(column: Sequence[str | None], values: Sequence[float]) -> float | None:
     """The share of the values' variance between the levels of a key, 0 to 1.
 
-    Numbers that hardly repeat are divided into quarters. None where every job has a level of its
-    own, so that nothing can be told from chance.
+    Numbers that hardly repeat are divided into quarters. None where (nearly) every job has a level
+    of its own, so that nothing can be told from chance.
     """
     y = np.array(values, float)
     numbers = [number(text) for text in column]
@@ -74,7 +74,7 @@ def variance_share(column: Sequence[str | None], values: Sequence[float]) -> flo
         _, levels = np.unique([str(text) for text in column], return_inverse=True)
     groups = [y[levels == level] for level in np.unique(levels)]
     total = float(((y - y.mean()) ** 2).sum())
-    if not total or not np.isfinite(total) or len(groups) in (1, len(y)):
+    if not total or not np.isfinite(total) or len(groups) == 1 or len(y) - len(groups) < 2:
         return None
     within = sum(float(((one - one.mean()) ** 2).sum()) for one in groups)
     chance = (len(groups) - 1) * within / (len(y) - len(groups))

@@ -132,7 +132,7 @@ def _best(sweep: SweepRecord) -> str:
     text += f". {second.name()} is {rounded(ahead, 2)} behind"
     noise = _standard_error(first, second)
     if noise is None:
-        return f"{text}; with one seed each, that may be chance."
+        return f"{text}; with so few seeds, that may be chance."
     told = "more" if ahead > 2 * noise else "not more"
     return f"{text}, {told} than twice the standard error of {rounded(noise, 2)} over the seeds."
 
