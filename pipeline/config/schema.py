@@ -16,7 +16,7 @@ from pipeline.files.limits import Limits
 Node = dict[str, Any]  # a part: `_target_` and its arguments
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
-Task = Literal["fit", "validate", "digest", "replay", "verify", "check", "pack",
+Task = Literal["fit", "validate", "digest", "replay", "verify", "diff", "check", "pack",
                "profile", "tune", "lr_find", "report"]  # fmt: skip
 
 
@@ -98,6 +98,13 @@ class LrFindSection(Section):
 
     lowest: Annotated[float, Field(gt=0)] = 1e-7
     highest: Annotated[float, Field(gt=0)] = 1.0
+
+
+class DiffSection(Section):
+    """What `task=diff` does besides its tables."""
+
+    weights: bool = True
+    page: str | None = None
 
 
 class DistributedSection(Section):
@@ -199,6 +206,7 @@ class Config(Section):
     pack: PackSection = PackSection()
     tune: TuneSection = TuneSection()
     lr_find: LrFindSection = LrFindSection()
+    diff: DiffSection = DiffSection()
     distributed: DistributedSection
     model: Node
     objective: Node
@@ -236,5 +244,5 @@ class Config(Section):
         return shown
 
 
-READING = ("report",)  # tasks that only read files of runs, and need no torch
-TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "tune", "lr_find")
+READING = ("report", "diff")  # tasks that only read files of runs, and need no torch
+TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "tune", "lr_find", "diff")
