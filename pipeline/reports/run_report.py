@@ -47,8 +47,13 @@ def write(folder: Path, key: str = "runs") -> Path:
         ConfigError: it is not a run's folder.
         PenstockError: a file of it is damaged, or the report cannot be written.
     """
-    path = folder / NAME
-    write_atomically(path, make(RunRecord.read(folder, key)).encode(errors="backslashreplace"))
+    return save(RunRecord.read(folder, key))
+
+
+def save(run: RunRecord) -> Path:
+    """Write the report of a run that was read, and return its path; errors as for `write`."""
+    path = run.path / NAME
+    write_atomically(path, make(run).encode(errors="backslashreplace"))
     return path
 
 

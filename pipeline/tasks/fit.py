@@ -309,7 +309,7 @@ def watched(
             opened.put_back()
         folder.finish(status, unchanged)
         if trainer.report:
-            report_page.leave(folder.path, status == "done")
+            report_page.leave(folder.path, status == "done", train.plan)
 
 
 def command_line(*given: str) -> str:
