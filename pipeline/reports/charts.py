@@ -3,10 +3,10 @@
     line_chart("Loss", [Curve("training", x, y, notes)], marks=[Mark(40, "resumed")]) -> Markup
     embed(figure, "Title", "a sentence for screen readers") -> Markup     for figures of one's own
 
-A figure uses the colours AXIS, GRID, MUTED and COLORS only: in the page they are variables, which
-differ between light and dark. Text stays text. A pointer or the arrow keys show the values at a
-point with its note, such as its address. A long curve is thinned and keeps its extremes. Cost:
-0.05 s a chart, and 0.3 s for the first to import matplotlib.
+A figure uses the colours AXIS, GRID, MUTED, PAPER and COLORS only: in the page they are variables,
+which differ between light and dark. Text stays text. A pointer or the arrow keys show the values
+at a point with its note, such as its address. A long curve is thinned and keeps its extremes.
+Cost: 0.05 s a chart, and 0.3 s for the first to import matplotlib.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # The order in which lines and keys of legends take their colours; --c1 to --c8 in page.css.
-AXIS, GRID, MUTED = "#010001", "#020002", "#030003"
+AXIS, GRID, MUTED, PAPER = "#010001", "#020002", "#030003", "#0f000f"
 COLORS = ("#040004", "#050005", "#060006", "#070007", "#080008", "#090009", "#0a000a", "#0b000b")
 MOST_POINTS = 400  # of a curve
 
-_NAMES = {AXIS: "axis", GRID: "grid", MUTED: "muted",
+_NAMES = {AXIS: "axis", GRID: "grid", MUTED: "muted", PAPER: "bg",
           **{color: f"c{place}" for place, color in enumerate(COLORS, 1)}}  # fmt: skip
 _OURS = re.compile("|".join(_NAMES))
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")

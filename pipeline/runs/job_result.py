@@ -35,6 +35,7 @@ class JobResult:
     exit_code: int  # that the job would have as a run of its own
     started: float  # seconds since 1970
     others: dict[str, float] = field(default_factory=dict)  # metrics of the same validation
+    cpu_seconds: float | None = None  # of this process and those it started, also of its ranks
 
     def write(self, folder: Path) -> None:
         """Write the result into the job's folder."""
@@ -54,14 +55,18 @@ class JobResult:
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
     """The fields of a result, with the right types; raises JsonError."""
     known = {one.name for one in fields(JobResult)}
-    odd = sorted(map(str, known ^ (values.keys() | {"others"})))
+    odd = sorted(map(str, known ^ (values.keys() | {"others", "cpu_seconds"})))
     if odd:
         raise JsonError(f"it has missing or unexpected keys: {', '.join(odd[:5])[:200]}")
     check_overrides(values["overrides"])
     texts = [values[key] for key in ("metric", "mode", "error")]
     if not isinstance(values["status"], str) or not all(isinstance(v, str | None) for v in texts):
         raise JsonError("its status, metric, mode or error is not a text")
-    measured = [values["value"], *mapping(values.get("others", {})).values()]
+    measured = [
+        values["value"],
+        values.get("cpu_seconds"),
+        *mapping(values.get("others", {})).values(),
+    ]
     numbers = [values["seconds"], values["started"], values["exit_code"],
                *(one for one in measured if one is not None)]  # fmt: skip
     if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers):
@@ -86,7 +91,7 @@ def read_results(folder: Path, since: float = 0.0) -> list[tuple[str, JobResult]
     return sorted(jobs, key=in_order)
 
 
-def in_order(job: tuple[str, JobResult]) -> tuple[int, str]:
+def in_order(job: tuple[str, object]) -> tuple[int, str]:
     """A key that sorts jobs by their numbers."""
     name = job[0]
     return (int(name), "") if name.isdecimal() else (-1, name)

@@ -1,4 +1,4 @@
-"""`task=report runs=[A,...]`: make the report.html of runs again, from their files alone."""
+"""`task=report runs=[A,...]`: make the report.html of runs or sweeps again, from files alone."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ def run(config: Config) -> None:
     """Write a report into each folder of `config.runs`, and print its path.
 
     Raises:
-        ConfigError: a folder is not a run's.
+        ConfigError: a folder is not a run's or a sweep's.
         PenstockError: a file of a run is damaged, or the report cannot be written.
     """
-    from pipeline.reports import run_report
+    from pipeline.reports import run_report, sweep_data, sweep_report
 
     if not config.runs:
         raise ConfigError(Problem("runs", "needs folders of runs: runs=[outputs/a,outputs/b]"))
     for folder in config.runs:
-        put(run_report.write(Path(folder)))
+        is_sweep = sweep_data.is_sweep(Path(folder))
+        put((sweep_report if is_sweep else run_report).write(Path(folder)))
 
 
 def leave(folder: Path, is_done: bool, plan: Plan | StreamPlan) -> None:
@@ -52,3 +53,22 @@ def leave(folder: Path, is_done: bool, plan: Plan | StreamPlan) -> None:
         say(f"the report could not be made: {error}")
         return
     (put if is_done else say)(f"{'report':<12} {path}")
+
+
+def leave_of_sweep(folder: Path, in_between: bool = False) -> None:
+    """Write the report of a sweep; where that fails, the sweep is as it was.
+
+    Args:
+        in_between: the sweep goes on, so write nothing if it is too early, and print nothing.
+    """
+    try:
+        from pipeline.reports import sweep_report
+
+        if in_between and not sweep_report.is_due(folder):
+            return
+        path = sweep_report.write(folder)
+    except Exception as error:
+        say(f"the sweep's report could not be made: {error}")
+        return
+    if not in_between:
+        put(f"{'report':<12} {path}")

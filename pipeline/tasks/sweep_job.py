@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ def run_job(job: Job, in_turn: bool) -> float | None:
 
 def _attempt(job: Job) -> tuple[Config | None, JobResult, BaseException | None]:
     """Run the task once, from where the job's folder is; its result is written."""
-    started, began = time.time(), time.perf_counter()
+    started, began, used = time.time(), time.perf_counter(), sum(os.times()[:4])
     config: Config | None = None
     value: float | None = None
     failure: BaseException | None = None
@@ -117,6 +118,7 @@ def _attempt(job: Job) -> tuple[Config | None, JobResult, BaseException | None]:
         exit_code=code,
         started=started,
         others=_others(job.folder, started, metric),
+        cpu_seconds=round(sum(os.times()[:4]) - used, 3),
     )
     result.write(job.folder)
     return config, result, failure
