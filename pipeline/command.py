@@ -112,7 +112,10 @@ def _main(
             if single:
                 entry()
             else:
-                with own_options.environment_with(_for_jobs()), preemption.job():
+                from pipeline.tasks.optuna_sweeper import OptunaSweeper
+
+                sweeper = hydra_internals.with_plugin(OptunaSweeper)
+                with own_options.environment_with(_for_jobs()), preemption.job(), sweeper:
                     entry()
     except BaseException as error:
         sweep.say_how_far(typed)

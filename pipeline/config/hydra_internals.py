@@ -14,7 +14,9 @@ import hydra
 import omegaconf
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException
+from hydra.plugins.plugin import Plugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
@@ -33,6 +35,7 @@ try:
     _get_node = DictConfig._get_node, ListConfig._get_node
     _states = DictConfig._is_none, DictConfig._is_missing, DictConfig._is_interpolation
     _value = DictConfig._value
+    _in_namespace = Plugins.is_in_toplevel_plugins_module
 except (ImportError, AttributeError, KeyError) as error:
     raise ImportError(
         f"hydra {hydra.__version__} or omegaconf {omegaconf.__version__} is other inside than 1.3.8"
@@ -43,7 +46,7 @@ except (ImportError, AttributeError, KeyError) as error:
 __all__ = [
     "BASIC_SWEEPER", "HookedLoader", "apply_override", "create_config_search_path",
     "get_args_parser", "hydra_config",
-    "is_mapping", "loaded_by", "raw_node", "raw_value", "replaced", "shown_by",
+    "is_mapping", "loaded_by", "raw_node", "raw_value", "replaced", "shown_by", "with_plugin",
 ]  # fmt: skip
 
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
@@ -122,6 +125,17 @@ def loaded_by(make: Callable[..., HookedLoader], single: bool) -> Iterator[None]
     """
     modes = {"get_mode": lambda *args, **options: RunMode.RUN} if single else {}
     with replaced(_entry, ConfigLoaderImpl=make), replaced(_entry.Hydra, **modes):
+        yield
+
+
+@contextmanager
+def with_plugin(kind: type[Plugin]) -> Iterator[None]:
+    """Let hydra call a launcher or sweeper that does not lie in its namespace `hydra_plugins`."""
+    name = f"{kind.__module__}.{kind.__name__}"
+    known = Plugins.is_in_toplevel_plugins_module
+    Plugins.instance().register(kind)
+    allowed = staticmethod(lambda one: one == name or known(one))
+    with replaced(Plugins, is_in_toplevel_plugins_module=allowed):
         yield
 
 

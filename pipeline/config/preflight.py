@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.override_parser.types import IntervalSweep, RangeSweep
 from hydra.types import RunMode
 
 from pipeline.config import (
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 MOST_JOBS = 200  # of a sweep are looked at beforehand; every job is looked at when it starts
+MOST_NUMBERS = 10_000  # of a range whose ends are looked for
 
 
 def examine(
@@ -148,23 +150,26 @@ def _sweep(
 ) -> list[Problem]:
     """The problems of a sweep's jobs.
 
-    A sweeper that chooses values as it goes (optuna and the like) is checked with the values that
-    are fixed; its jobs are checked as they come.
+    Our sweeper that chooses values as it goes is checked with each value of a choice and the ends
+    of each range; one of a plugin with the values that are fixed. Jobs are checked as they come.
     """
     problems = _hydra_problems(base)
     sweeper = base.hydra.get("sweeper", {})
-    if problems or not base.complete or sweeper["_target_"] != BASIC_SWEEPER:
+    chooses = sweeper.get("_target_") in hydra_section.SWEEPERS
+    if problems or not base.complete or not (chooses or sweeper["_target_"] == BASIC_SWEEPER):
         return _job(base)[1]
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     more, problems = composer.parse(params)
     hydras = [one for one in overrides if one.is_hydra_override()]
     # The command line comes last and wins, as in the sweeper itself.
     swept = [*more, *(one for one in overrides if not one.is_hydra_override())]
-    axes = {one.get_key_element(): values(one) for one in swept}
+    axes = {one.get_key_element(): (bounds if chooses else values)(one) for one in swept}
+    over = [str(one.input_line) for one in swept if one.is_sweep_override()]
+    study = base.config["sweep"].get("optuna") if chooses else None
     if not problems:
-        over = [str(one.input_line) for one in swept if one.is_sweep_override()]
-        announce(announcement.of_sweep(over, list(map(len, axes.values()))))
-    jobs = list(_jobs(composer, axes))
+        announce(announcement.of_study(over, study.get("trials")) if study
+                 else announcement.of_sweep(over, list(map(len, axes.values()))))  # fmt: skip
+    jobs = list(_each(axes) if chooses else _jobs(composer, axes))
     seen: dict[Problem, list[Sequence[str]]] = {}
     for job in jobs:
         chosen, _ = composer.parse(job)
@@ -197,6 +202,15 @@ def _jobs(composer: Composer, axes: Mapping[str, Sequence[str]]) -> Iterator[Seq
                 yield tuple(line if i == place else other[0] for i, other in enumerate(lines))
 
 
+def _each(axes: Mapping[str, Sequence[str]]) -> Iterator[Sequence[str]]:
+    """The first job, and for each further value of a key the same with that."""
+    lines = list(axes.values())
+    yield tuple(one[0] for one in lines)
+    for place, values in enumerate(lines):
+        for line in values[1:MOST_JOBS]:
+            yield tuple(line if i == place else one[0] for i, one in enumerate(lines))
+
+
 def raise_if(problems: Sequence[Problem]) -> None:
     """Raise ConfigError if there are problems."""
     if problems:
@@ -208,7 +222,22 @@ def values(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [str(override.input_line)]
     key = override.get_key_element()
+    if override.is_interval_sweep():
+        raise ConfigError(Problem(key, f"{override.input_line} is every value in between, which a "
+                                  "grid cannot go over: choose sweep=optuna, or give values, or "
+                                  "range(...)"))  # fmt: skip
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
+
+
+def bounds(override: Override) -> list[str]:
+    """The same for a sweep that chooses its values: of a range, its ends."""
+    key, given = override.get_key_element(), override.value()
+    if isinstance(given, IntervalSweep):
+        return [f"{key}={given.start}", f"{key}={given.end}"]
+    if isinstance(given, RangeSweep):
+        lines = [f"{key}={value}" for value in itertools.islice(given.range(), MOST_NUMBERS)]
+        return lines[:: max(1, len(lines) - 1)]
+    return values(override)
 
 
 def _job(

@@ -112,10 +112,23 @@ class DistributedSection(Section):
     sync_batchnorm: bool = False
 
 
+class StudySection(Section):
+    """How optuna chooses what each job of a sweep tries, and ends hopeless ones; sweep=optuna."""
+
+    trials: Count
+    sampler: Literal["tpe", "random", "grid"]
+    pruner: Literal["none", "median", "asha"]
+    startup: Index
+    warmup: Count
+    timeout: Annotated[float, Field(gt=0)] | None
+    seed: Index
+
+
 class SweepSection(Section):
     """After a job that was asked to stop."""
 
     on_preempted: Literal["stop", "continue"]
+    optuna: StudySection | None = None
 
 
 class CheckpointSection(Section):

@@ -44,7 +44,7 @@ from pipeline.runs.pictures import learning_curves
 from pipeline.runs.resumption import fingerprint, spans
 from pipeline.runs.run_folder import Status
 from pipeline.runs.tracker import Nothing, Tracker
-from pipeline.tasks import outcome, predictions, progress
+from pipeline.tasks import outcome, predictions, progress, pruning
 from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.recording import Confusions, Digests, Ledger, Metrics, Quarantine
 from pipeline.tasks.validate import baseline, load_weights, monitored, try_one_batch
@@ -267,6 +267,8 @@ def watched(
         observers.append(Digests(folder.path / "digests.jsonl"))
     status: Status = "failed"
     try:
+        trial = pruning.of_trial(config, folder.path, folder.manifest)
+        observers += [trial] if trial is not None else []
         with closing(tracker), closing(display):
             yield tracker, observers
         status = "done"

@@ -30,11 +30,12 @@ from pipeline.config.schema import Config
 from pipeline.distributed import preemption
 from pipeline.errors import PREEMPTED
 from pipeline.files.disk import write_atomically
-from pipeline.runs.job_result import RESULT, JobResult, best_of, in_order, read_results
+from pipeline.runs.job_result import PRUNING, RESULT, JobResult, best_of, in_order, read_results
 from pipeline.runs.manifest import read_manifest
 from pipeline.tasks.tables import new_table, put_table
 from pipeline.terminal import one_line, put, say
 
+_STYLES = {"done": None, "pruned": "dim"}
 _MOST_PLANNED = 1000  # jobs that are listed before they start
 
 
@@ -74,7 +75,9 @@ def run_job(
         status = "preempted" if code == PREEMPTED else "failed"
         if isinstance(error, KeyboardInterrupt):
             status = "interrupted"
-    metric, mode = _metric(config)
+    if status == "done" and _was_pruned(folder, started):
+        status = "pruned"
+    metric, mode = metric_of(config)
     JobResult(
         overrides=list(overrides),
         status=status,
@@ -102,10 +105,10 @@ def _done_before(folder: Path, overrides: Sequence[str]) -> JobResult | None:
     before = JobResult.read(folder / RESULT)
     then, now = (sorted(line for line in words if not line.startswith("resume="))
                  for words in (before.overrides, overrides))  # fmt: skip
-    return before if then == now and before.status == "done" else None
+    return before if then == now and before.status in ("done", "pruned") else None
 
 
-def _metric(config: Config | None) -> tuple[str | None, str | None]:
+def metric_of(config: Config | None) -> tuple[str | None, str | None]:
     """The name and the mode of a job's value."""
     if config is None or config.task not in ("fit", "validate"):
         return None, None
@@ -113,6 +116,13 @@ def _metric(config: Config | None) -> tuple[str | None, str | None]:
     if name is None:
         return None, None
     return name, direction(config, name.removeprefix("val/")) or config.trainer.mode
+
+
+def _was_pruned(folder: Path, started: float) -> bool:
+    """Whether this job's run was ended as a trial that fell behind, from its manifest."""
+    path = folder / "manifest.json"
+    fresh = path.exists() and path.stat().st_mtime >= started
+    return fresh and read_manifest(folder, "hydra.sweep.dir").get("reason") == PRUNING
 
 
 def _others(folder: Path, started: float, metric: str | None) -> dict[str, float]:
@@ -269,7 +279,7 @@ def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None
         width = max(len(row[name]) for row in rows)
         drawn.add_column(name.replace("/", "/\n"), overflow="fold", min_width=min(width, 12))
     for row in rows:
-        style = "bold" if row["job"] == best else "red" if row["status"] != "done" else None
+        style = "bold" if row["job"] == best else _STYLES.get(row["status"], "red")
         drawn.add_row(*(row[name] for name in columns), style=style)
     put_table(drawn)
     if alike:
