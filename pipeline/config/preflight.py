@@ -236,6 +236,8 @@ def bounds(override: Override) -> list[str]:
         return [f"{key}={given.start}", f"{key}={given.end}"]
     if isinstance(given, RangeSweep):
         lines = [f"{key}={value}" for value in itertools.islice(given.range(), MOST_NUMBERS)]
+        if not lines:
+            raise ConfigError(Problem(key, f"{override.input_line} has no value"))
         return lines[:: max(1, len(lines) - 1)]
     return values(override)
 

@@ -26,9 +26,9 @@ from filelock import FileLock
 from pipeline.config.schema import StudySection
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.files import plain_json
-from pipeline.files.disk import LONGEST_LINE, cut
+from pipeline.files.disk import LONGEST_LINE
 from pipeline.files.one_writer import one_writer
-from pipeline.files.own_files import check_own
+from pipeline.files.own_files import check_own, open_own
 from pipeline.files.plain_json import JsonError, integer, mapping
 from pipeline.files.regular_file import open_regular
 
@@ -41,6 +41,7 @@ JOURNAL = "optuna.journal"
 DIRECTIONS = {"min": "minimize", "max": "maximize"}
 
 _NAME = "penstock"  # of the one study in a journal
+_BEGIN = b'{"op_code":'  # of every line
 _MOST_BYTES = 256 << 20  # of a journal
 _OPERATIONS = 10  # that a journal can hold
 _ETA = 3  # of asha: the share of trials that goes on from one rung to the next is 1 / eta
@@ -62,7 +63,7 @@ def held(folder: Path) -> Iterator[None]:
     """Keep other sweeps from going on with the study in `folder`; raises ConfigError if one has."""
     try:
         with one_writer(folder / JOURNAL, "runs this study", wait=False):
-            cut(folder / JOURNAL, lambda line: True)  # what a killed process wrote in part
+            _cut(folder / JOURNAL)
             yield
     except TimeoutError:
         reason = f"another process runs the study in {folder}; wait for it, or stop it"
@@ -260,6 +261,12 @@ def importance(folder: Path) -> dict[str, float]:
     return {name: float(share) for name, share in found.items()}
 
 
+def check_grid(space: Mapping[str, BaseDistribution]) -> None:
+    """Raise ConfigError unless a grid can go over all values of a space."""
+    for one in space.values():
+        _values(one)
+
+
 def _short(value: Any, drawn_from: Any) -> Any:
     """A number with few digits, for commands and tables; other values as they are."""
     if not isinstance(value, float):
@@ -283,6 +290,21 @@ def _values(one: BaseDistribution) -> list[Any]:
                                   "range(...), or choose tpe or random"))  # fmt: skip
     count = round((one.high - one.low) / one.step) + 1
     return [_short(one.low + place * one.step, one) for place in range(count)]
+
+
+def _cut(path: Path) -> None:
+    """Drop the last line of a journal if a killed process wrote it in part."""
+    if not os.path.lexists(path):
+        return
+    with os.fdopen(open_own(path, os.O_RDWR), "rb+") as file:
+        start = max(file.seek(0, os.SEEK_END) - LONGEST_LINE, 0)
+        file.seek(start)
+        data = file.read()
+        end = data.rfind(b"\n") + 1
+        begun = data[end : end + len(_BEGIN)]
+        if begun and _BEGIN.startswith(begun):  # else it is nothing of optuna's
+            file.truncate(start + end)
+            os.fsync(file.fileno())
 
 
 def _storage(path: Path) -> optuna.storages.JournalStorage:

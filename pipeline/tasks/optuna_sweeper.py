@@ -31,7 +31,7 @@ from pipeline.config.composition import plain
 from pipeline.config.hydra_internals import hydra_config, raw_value
 from pipeline.config.schema import Config, StudySection
 from pipeline.distributed.world import usable_cpus
-from pipeline.errors import ConfigError, Problem
+from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.files.disk import prepare
 from pipeline.runs import study
 from pipeline.runs.job_result import RESULT, JobResult
@@ -66,7 +66,7 @@ class OptunaSweeper(Sweeper):
         """Run the trials; called by hydra with the overrides of the command line."""
         try:
             self._sweep(arguments)
-        except ConfigError as error:  # hydra would make a traceback of it
+        except PenstockError as error:  # hydra would make a traceback of it
             raise SystemExit(error.exit_code) from error
 
     def _sweep(self, arguments: list[str]) -> None:
@@ -115,6 +115,8 @@ class OptunaSweeper(Sweeper):
             problems.append(Problem("hydra.sweep.subdir", f"must be {_SUBDIR} with sweep=optuna: a "
                                     "trial is found again by its number"))  # fmt: skip
         preflight.raise_if(problems)
+        if options is not None and options.sampler == "grid":
+            study.check_grid(self._space)
         return options, metric, mode  # type: ignore[return-value]
 
     def _check_same(self, trials: Study, about: Mapping[str, Any]) -> None:
