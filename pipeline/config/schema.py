@@ -125,9 +125,13 @@ class StudySection(Section):
 
 
 class SweepSection(Section):
-    """After a job that was asked to stop."""
+    """What a sweep does beside its grid; see docs/sweeps.md."""
 
     on_preempted: Literal["stop", "continue"]
+    on_failure: Literal["continue", "stop"] = "continue"
+    retries: Index = 0
+    jobs: Count | Literal["auto"] = 1
+    seeds: Count | None = None
     optuna: StudySection | None = None
 
 

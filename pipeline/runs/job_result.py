@@ -17,6 +17,7 @@ from pipeline.terminal import say
 
 RESULT = "result.json"
 PRUNING = "pruning"  # the reason in the manifest of a run that was ended as a hopeless trial
+FINISHED = ("done", "pruned")  # statuses of jobs that a sweep passes over
 
 _LARGEST = 4 << 20  # bytes of a result
 

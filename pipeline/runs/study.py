@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 JOURNAL = "optuna.journal"
-DIRECTIONS = {"min": "minimize", "max": "maximize"}
 
 _NAME = "penstock"  # of the one study in a journal
 _BEGIN = b'{"op_code":'  # of every line
@@ -117,7 +116,9 @@ class Study:
         path = folder / JOURNAL
         if not path.exists() or not path.stat().st_size:
             optuna.create_study(
-                study_name=_NAME, storage=_storage(path), direction=DIRECTIONS[mode]
+                study_name=_NAME,
+                storage=_storage(path),
+                direction="maximize" if mode == "max" else "minimize",
             )
         study = cls(folder, section)
         if not study.about:

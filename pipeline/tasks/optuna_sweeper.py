@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep, Sweep
@@ -26,32 +27,52 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.config import preflight
+from pipeline.config import disclosure, grid, preflight
 from pipeline.config.composition import plain
 from pipeline.config.hydra_internals import hydra_config, raw_value
+from pipeline.config.own_options import environment_with
 from pipeline.config.schema import Config, StudySection
-from pipeline.distributed.world import usable_cpus
+from pipeline.distributed import world
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.files.disk import prepare
-from pipeline.runs import study
-from pipeline.runs.job_result import RESULT, JobResult
+from pipeline.runs import stored_sweep, study
+from pipeline.runs.job_result import FINISHED
+from pipeline.runs.stored_sweep import (
+    StoredJob,
+    StoredSweep,
+    key_of,
+    of_job,
+    read_sweep,
+    result_of,
+)
 from pipeline.runs.study import Study
-from pipeline.tasks.sweep import metric_of
+from pipeline.tasks import sweep, sweep_grid
+from pipeline.tasks.sweep_job import metric_of
 from pipeline.terminal import say
 
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
 _SUBDIR = "${hydra.job.num}"
+_OF_A_START = ("resume=", "hydra.sweep.dir=")  # overrides that another start has otherwise
 
 
 class OptunaSweeper(Sweeper):
     """Runs the trials of a study as jobs.
 
+    Its class knows the command line that `pipeline.command` has taken.
+
     Args:
         params: values and ranges by key, as on a command line, which comes after them.
     """
 
+    config: DictConfig
+    hydra_context: HydraContext
+    given: ClassVar[Sequence[str]] = ()  # overrides, with those of a sweep that is resumed
+    typed: ClassVar[Sequence[str]] = ()  # the command line after the program's own words
+
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
         self._params = [f"{key}={value}" for key, value in (params or {}).items()]
-        self._before: set[int] = set()  # trials of earlier starts of this sweep
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -62,7 +83,7 @@ class OptunaSweeper(Sweeper):
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
-    def sweep(self, arguments: list[str]) -> Any:
+    def sweep(self, arguments: list[str]) -> None:
         """Run the trials; called by hydra with the overrides of the command line."""
         try:
             self._sweep(arguments)
@@ -74,28 +95,37 @@ class OptunaSweeper(Sweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         words = {one.get_key_element(): one
                  for one in parser.parse_overrides([*self._params, *arguments])}  # fmt: skip
-        self._lines = {key: preflight.bounds(one)[0] for key, one in words.items()}
+        self._lines = {key: grid.bounds(one)[0] for key, one in words.items()}
         self._space = {key: distribution(one) for key, one in words.items()
                        if one.is_sweep_override()}  # fmt: skip
-        fixed = [line for key, line in self._lines.items() if key not in self._space]
         config = self._config()
         options, metric, mode = self._options(config)
+        ends = {"failed": config.sweep.on_failure, "preempted": config.sweep.on_preempted}
+        self._command = StoredSweep(
+            words=disclosure.words(word for word in self.given if not word.startswith(_OF_A_START)),
+            fixed=disclosure.words(line for key, line in self._lines.items()
+                                   if key not in self._space),
+            keys=[key_of(key) for key in self._space], began=time.time(),
+            ends=[status for status, wanted in ends.items() if wanted == "stop"],
+        )  # fmt: skip
         folder = Path(str(self.config.hydra.sweep.dir))
         prepare(folder)
         OmegaConf.save(self.config, folder / "multirun.yaml")
-        about = {"metric": metric, "mode": mode, "fixed": sorted(filter(_is_kept, fixed)),
+        about = {"metric": metric, "mode": mode, "fixed": self._command.fixed,
                  "space": {key: str(words[key].input_line) for key in self._space}}  # fmt: skip
+        at_once = sweep_grid.at_once_of(config.sweep.jobs, options.trials, config.trainer.device)
         with study.held(folder):
             trials = Study.open(folder, options, mode, about)
-            self._check_same(trials, about)
-            self._run(folder, trials, options)
+            self._check_same(folder, trials, about)
+            with environment_with({world.JOBS: str(at_once)}):
+                self._run(folder, trials, options, at_once)
 
     def _config(self) -> Config:
         """The configuration of a job with the first value of every key."""
         lines = list(self._lines.values())
         composed = self.hydra_context.config_loader.load_sweep_config(self.config, lines)
         with hydra_config(composed):
-            own = [name for name in composed if name != "hydra"]
+            own = [str(name) for name in composed if name != "hydra"]
             return preflight.accept(plain(OmegaConf.masked_copy(composed, own)))
 
     def _options(self, config: Config) -> tuple[StudySection, str, str]:
@@ -119,66 +149,53 @@ class OptunaSweeper(Sweeper):
             study.check_grid(self._space)
         return options, metric, mode  # type: ignore[return-value]
 
-    def _check_same(self, trials: Study, about: Mapping[str, Any]) -> None:
-        """Raise ConfigError if a study is of another sweep than this."""
-        then, now = trials.about, dict(about)
-        problems = [
-            Problem(key, f"the study in {trials.path} was begun with {key}={then.get(key)!r}, and "
-                    f"this sweep has {now[key]!r}")
-            for key in ("metric", "mode") if then.get(key) != now[key]
+    def _check_same(self, folder: Path, trials: Study, about: Mapping[str, Any]) -> None:
+        """Raise ConfigError if the study, or what else is in its folder, is of another sweep."""
+        then = {**dict.fromkeys(about), **trials.about}
+        fixed = then["fixed"] if isinstance(then["fixed"], list) else []
+        before = StoredSweep(fixed=list(map(str, fixed)), keys=self._command.keys)
+        problems = stored_sweep.incompatible(
+            before, self._command.fixed or [], self._command.keys, folder
+        )
+        problems += [
+            Problem("hydra.sweep.dir", f"the study in {trials.path} has the {name} "
+                    f"{str(then[name])[:300]}, and this one {about[name]}; give another folder")
+            for name in ("metric", "mode", "space") if then[name] != about[name]
         ]  # fmt: skip
-        lines = [
-            {key: word for key, _, word in (line.partition("=") for line in map(str, words))}
-            for words in (
-                [*_list(then.get("fixed")), *_mapping(then.get("space")).values()],
-                [*now["fixed"], *now["space"].values()],
-            )
-        ]
-        for key in sorted(lines[0].keys() | lines[1].keys()):
-            old, new = (one.get(key, "not set") for one in lines)
-            if old != new:
-                problems.append(Problem(key, f"was {old[:100]} in the study in {trials.path}, and "
-                                        f"is {new[:100]}; to begin another study, give another "
-                                        "hydra.sweep.dir"))  # fmt: skip
-        for trial in trials.trials:
-            if trial.distributions != self._space and not problems:
-                problems.append(Problem("hydra.sweep.dir", f"trial {trial.number} of {trials.path} "
-                                        "has other keys than this sweep"))  # fmt: skip
+        stored = read_sweep(folder)
+        known = {str(one.number) for one in trials.trials}
+        if stored is not None and any(job.folder not in known for job in stored.jobs):
+            problems.append(Problem("hydra.sweep.dir", f"{folder} holds jobs of a sweep without "
+                                    "optuna; give another folder"))  # fmt: skip
+        if not problems and any(one.distributions != self._space for one in trials.trials):
+            problems.append(Problem("hydra.sweep.dir", f"trials in {trials.path} have other keys "
+                                    "than this sweep; give another folder"))  # fmt: skip
         preflight.raise_if(problems)
 
-    def _run(self, folder: Path, trials: Study, options: StudySection) -> None:
-        """Run all trials that are not finished, and new ones up to their number."""
-        begun = time.monotonic()
-        self._before = {one.number for one in trials.trials}
-        unfinished = trials.unfinished
-        for number in self._before - {one.number for one in unfinished}:
-            _count_again(folder / str(number))
-        if self._before:
-            finished = len(self._before) - len(unfinished)
-            say(f"going on with the study in {folder}: of {options.trials} trials, {finished} are "
+    def _run(self, folder: Path, trials: Study, options: StudySection, at_once: int) -> None:
+        """Run the trials that are not finished, and new ones up to their number."""
+        begun, unfinished = time.monotonic(), trials.unfinished
+        if number := len(trials.trials):
+            done = number - len(unfinished)
+            say(f"going on with the study in {folder}: of {options.trials} trials, {done} are "
                 f"finished and {len(unfinished)} were begun")  # fmt: skip
         for trial in unfinished:
-            self._launch(folder, trials, [(trial.number, trial.params)])
-        side_by_side = self._side_by_side()
+            if self._launch(folder, trials, [trial]):
+                return
+        if at_once > 1:
+            self.launcher = sweep_grid.side_by_side(
+                self.launcher, self.config, self.hydra_context, at_once
+            )
         while (room := options.trials - len(trials.trials)) > 0:
             if options.timeout is not None and time.monotonic() - begun > options.timeout:
-                say(f"{options.timeout:g} s are over (sweep.optuna.timeout), and {room} of "
-                    f"{options.trials} trials are left for the next start")  # fmt: skip
-                break
-            some = [trials.begin(self._space, side_by_side > 1, self._accept)
-                    for _ in range(min(room, side_by_side))]  # fmt: skip
-            jobs = [(one.number, one.params) for one in some if one is not None]
-            if not jobs:
-                break  # the last combination of a grid
-            self._launch(folder, trials, jobs)
-
-    def _side_by_side(self) -> int:
-        """How many jobs the launcher runs at a time."""
-        node = self.config.hydra.launcher
-        if "joblib" not in str(node._target_):
-            return 1
-        jobs = int(node.get("n_jobs") or 1)
-        return jobs if jobs > 0 else max(1, usable_cpus() + 1 + jobs)
+                say(f"{options.timeout:g} s are over (sweep.optuna.timeout); {room} of "
+                    f"{options.trials} trials are left")  # fmt: skip
+                return
+            some = [trials.begin(self._space, at_once > 1, self._accept)
+                    for _ in range(min(room, at_once))]  # fmt: skip
+            jobs = [one for one in some if one is not None]
+            if not jobs or self._launch(folder, trials, jobs):  # a grid has come to its end
+                return
 
     def _accept(self, values: Mapping[str, Any]) -> None:
         """Raise if hydra cannot compose a job of these values."""
@@ -188,22 +205,32 @@ class OptunaSweeper(Sweeper):
         chosen = {key: f"{key}={value}" for key, value in values.items()}
         return [chosen.get(key, line) for key, line in self._lines.items()]
 
-    def _launch(
-        self, folder: Path, trials: Study, jobs: Sequence[tuple[int, Mapping[str, Any]]]
-    ) -> None:
-        """Run trials with successive numbers, and write down how they ended."""
-        words = [self._overrides(values) for _, values in jobs]
-        for (number, _), one in zip(jobs, words, strict=True):
-            if number in self._before and "resume" not in self._lines:
-                one.append("resume=auto")
-        for one in self.launcher.launch(words, initial_job_idx=jobs[0][0]):
-            one.return_value  # noqa: B018  (raises what ended a job before it could say so)
-        for number, _ in jobs:
-            result = JobResult.read(folder / str(number) / RESULT)
-            if result.status in ("done", "pruned", "failed"):
-                same = result.metric == trials.about["metric"]
-                value = result.value if result.status == "done" and same else None
-                trials.end(number, value, result.status == "pruned")
+    def _launch(self, folder: Path, trials: Study, jobs: Sequence[FrozenTrial]) -> bool:
+        """Run trials with successive numbers; whether the sweep ends after them."""
+        known = [StoredJob(str(one.number), of_job(disclosure.words(self._overrides(one.params))))
+                 for one in trials.trials]  # fmt: skip
+        stored_sweep.store(folder, replace(self._command, jobs=known))
+        if sweep.running:
+            sweep.running[0].mine = [job.folder for job in known]
+            sweep.running[0].typed = self.typed
+        words = [self._overrides(one.params) for one in jobs]
+        try:
+            for done in self.launcher.launch(words, initial_job_idx=jobs[0].number):
+                _ = done.return_value  # raises what a job raised: a bug, as jobs report errors
+        except BrokenExecutor as error:
+            reason = "the process of a job died; maybe the machine was out of memory"
+            raise PenstockError(reason) from error
+        ends = False
+        for one in jobs:
+            result = result_of(folder / str(one.number))
+            if result is None:
+                continue  # not begun, or another process runs it
+            ends = ends or result.status in self._command.ends
+            if result.status in (*FINISHED, "failed"):
+                measured = result.status == "done" and result.metric == trials.about["metric"]
+                value = result.value if measured else None
+                trials.end(one.number, value, result.status == "pruned")
+        return ends
 
 
 def distribution(one: Override) -> Any:
@@ -232,15 +259,13 @@ def distribution(one: Override) -> Any:
         if not isinstance(given, RangeSweep):
             if log:
                 raise ValueError("a choice has no log scale")
-            return Choice([line.partition("=")[2] for line in preflight.values(one)])
+            return Choice([line.partition("=")[2] for line in grid.values(one)])
         numbers = given.range()
         some = (
-            numbers
-            if isinstance(numbers, range)
-            else list(islice(numbers, preflight.MOST_NUMBERS + 1))
+            numbers if isinstance(numbers, range) else list(islice(numbers, grid.MOST_NUMBERS + 1))
         )
-        if not some or (isinstance(some, list) and len(some) > preflight.MOST_NUMBERS):
-            raise ValueError(f"it has no number, or more than {preflight.MOST_NUMBERS}")
+        if not some or (isinstance(some, list) and len(some) > grid.MOST_NUMBERS):
+            raise ValueError(f"it has no number, or more than {grid.MOST_NUMBERS}")
         low, high = sorted((some[0], some[-1]))
         if isinstance(some, range):
             return Integers(low, high, log=log, step=abs(some.step))
@@ -249,23 +274,3 @@ def distribution(one: Override) -> Any:
         raise ConfigError(
             Problem(key, f"optuna cannot choose from {one.input_line}: {error}")
         ) from None
-
-
-def _is_kept(line: str) -> bool:
-    """Whether an override has to be the same whenever a study goes on."""
-    key = line.partition("=")[0].lstrip("+~")
-    return key not in ("resume", "run_dir", "sweep") and not key.startswith("sweep.")
-
-
-def _count_again(folder: Path) -> None:
-    """Let the table of this start show a trial that an earlier one has finished."""
-    if (folder / RESULT).exists():
-        replace(JobResult.read(folder / RESULT), started=time.time()).write(folder)
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

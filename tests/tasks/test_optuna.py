@@ -219,11 +219,20 @@ def test_more_trials_are_added_to_those_that_are_there(again, whole):
 
 @pytest.mark.parametrize("change", ["batch.size=4", "model.width=choice(4,16)", "seed=1"])
 @pytest.mark.one_in(3)
+def test_a_study_is_resumed_by_the_name_of_its_folder(again, whole, capsys):
+    done = run(capsys, "resume=sweep", "sweep.optuna.trials=7")
+    assert done.code == 0, done.err
+    assert trials(Path("sweep"))[:6] == trials(whole)
+    assert [one.name for one in Path("sweep").iterdir() if one.is_dir() and one.name == "6"]
+    assert "7 jobs in sweep" in done.out
+
+
 def test_another_sweep_does_not_go_on_with_it(change, again):
     done = again(change)
     assert done.code == 2
     key = change.partition("=")[0]
-    assert f"{key}: was " in done.err
+    assert key in done.err
+    assert "another" in done.err
     assert "Traceback" not in done.err
 
 
