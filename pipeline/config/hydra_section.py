@@ -209,7 +209,11 @@ def _plugin(node: Any, key: str, kind: type, typed: Sequence[str]) -> Iterator[P
         )
         return
     installed = {f"{one.__module__}.{one.__name__}" for one in Plugins.instance().discover(kind)}
-    installed |= set(SWEEPERS) if kind is Sweeper else set()
+    if kind is Sweeper and node.get("_target_") in SWEEPERS:
+        yield from (Problem(f"{key}.{name}", f"{node['_target_']} takes params alone")
+                    for name in node if name not in ("_target_", "params"))  # fmt: skip
+        yield from _params(node.get("params"), f"{key}.params")
+        return
     if str(node.get("_target_")) not in installed:
         reason = f"is not a {kind.__name__.lower()} of an installed plugin; there are "
         reason += ", ".join(sorted(installed))
