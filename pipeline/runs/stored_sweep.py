@@ -269,14 +269,14 @@ def resumed(overrides: Sequence[str]) -> tuple[list[str], Path | None]:
     groups = {path.name for path in CONF.iterdir() if path.is_dir()} - {"hydra"}
     for word in kept:
         if not key_of(word).startswith("hydra"):
-            reason = why_not(word, groups | set(Config.model_fields), groups)
+            refusal = why_not(word, groups | set(Config.model_fields), groups)
         elif _HARMLESS_FOR_HYDRA.fullmatch(word):
-            reason = None
+            refusal = None
         else:
-            reason = "is taken from a command line only; give it again"
-        if reason:
+            refusal = "is taken from a command line only; give it again"
+        if refusal:
             where = f"{folder / NAME} holds {word[:80]!r}"
-            raise ConfigError(Problem("resume", f"{where}, which {reason}"))
+            raise ConfigError(Problem("resume", f"{where}, which {refusal}"))
         if disclosure.is_redacted(word):
             reason = f"is a secret of the sweep in {folder}, which was not written down"
             raise ConfigError(Problem(key_of(word), f"{reason}; give it again"))
