@@ -173,19 +173,23 @@ def test_a_study_that_is_stopped_goes_on_as_if_it_had_not(
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("draw", range(12))
-def test_a_study_that_is_killed_at_any_moment(draw, faces_root, whole, tmp_path, capsys):
-    moment = random.Random(draw)
-    line, more = moment.randrange(1, lines_of(whole / JOURNAL)), moment.uniform(0, 0.3)
+@pytest.mark.parametrize("draw", range(6))
+def test_a_study_that_is_killed_five_times(draw, faces_root, whole, tmp_path, capsys):
+    moment, folder = random.Random(draw), tmp_path / "sweep"
+    codes = []
+    for _ in range(5):
+        there = lines_of(folder / JOURNAL) if (folder / JOURNAL).exists() else 0
+        line, more = there + moment.randrange(6), moment.uniform(0, 0.5)
 
-    def stop(journal):
-        if lines_of(journal) < line:
-            return False
-        time.sleep(more)
-        return True
+        def stop(journal, line=line, more=more):
+            if lines_of(journal) < line:
+                return False
+            time.sleep(more)
+            return True
 
-    disturbed(faces_root, tmp_path / "sweep", stop, signal.SIGKILL)
-    go_on(faces_root, tmp_path / "sweep", whole, capsys)
+        codes.append(disturbed(faces_root, folder, stop, signal.SIGKILL))
+    assert codes.count(-9) >= 3, codes
+    go_on(faces_root, folder, whole, capsys)
 
 
 @pytest.mark.stress
