@@ -170,8 +170,7 @@ class Study:
             combination = next(islice(product(*lines), len(trials), None), None)
             return None if combination is None else dict(zip(space, combination, strict=True))
         seed = int(np.random.SeedSequence([self._section.seed, len(trials)]).generate_state(1)[0])
-        with warnings.catch_warnings():  # optuna calls its argument experimental
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with _experiments():  # side by side
             sampler: optuna.samplers.BaseSampler = (
                 optuna.samplers.RandomSampler(seed) if self._section.sampler == "random"
                 else optuna.samplers.TPESampler(
@@ -257,8 +256,9 @@ def importance(folder: Path) -> dict[str, float]:
     values = {one.value for one in study.trials if one.state is optuna.trial.TrialState.COMPLETE}
     if len(values) < 2:
         return {}
-    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-    found = optuna.importance.get_param_importances(study._study, evaluator=evaluator)
+    with _experiments():  # in optuna 4
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        found = optuna.importance.get_param_importances(study._study, evaluator=evaluator)
     return {name: float(share) for name, share in found.items()}
 
 
@@ -274,6 +274,16 @@ def _short(value: Any, drawn_from: Any) -> Any:
         return value
     short = float(f"{value:.5g}" if drawn_from.step is None else f"{value:.12g}")
     return min(max(short, drawn_from.low), drawn_from.high)
+
+
+@contextmanager
+def _experiments() -> Iterator[None]:
+    """Use what optuna calls experimental without its warning."""
+    import optuna
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        yield
 
 
 def _values(one: BaseDistribution) -> list[Any]:

@@ -40,6 +40,7 @@ from pipeline.order.plan import Plan
 from pipeline.order.streams import StreamPlan
 from pipeline.runs import quarantine, run_state
 from pipeline.runs.identity.sources import code_of
+from pipeline.runs.job_result import PRUNING
 from pipeline.runs.pictures import learning_curves
 from pipeline.runs.resumption import fingerprint, spans
 from pipeline.runs.run_folder import Status
@@ -186,6 +187,8 @@ def report(
             put(f"{name:<12} {path}")
             if path.suffix == ".png":
                 tracker.picture(name, path, int(last["step"]))
+    if result.reason != PRUNING:
+        folder.manifest.pop("pruned", None)
     folder.manifest |= {"reason": result.reason, "best": result.best, "order": result.order,
                         "last": last, "baseline": constant,
                         "worker_deaths": sum(one["worker_deaths"] for one in result.history),

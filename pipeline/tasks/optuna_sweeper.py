@@ -223,7 +223,10 @@ class OptunaSweeper(Sweeper):
         ends = False
         for one in jobs:
             result = result_of(folder / str(one.number))
-            if result is None:
+            stale = (
+                result and result.status not in FINISHED and result.started < self._command.began
+            )
+            if result is None or stale:
                 continue  # not begun, or another process runs it
             ends = ends or result.status in self._command.ends
             if result.status in (*FINISHED, "failed"):
@@ -237,14 +240,17 @@ def distribution(one: Override) -> Any:
     """What optuna draws the value of an override from.
 
     Raises:
-        ConfigError: it has no value, or a log scale that optuna hasn't.
+        ConfigError: it has no value, a log scale that optuna hasn't, or a secret.
     """
     from optuna.distributions import CategoricalDistribution as Choice
     from optuna.distributions import FloatDistribution as Floats
     from optuna.distributions import IntDistribution as Integers
 
-    key, given = one.get_key_element(), one.value()
+    key, given, line = one.get_key_element(), one.value(), str(one.input_line)
     assert isinstance(given, Sweep)
+    if disclosure.word(line) != line:
+        raise ConfigError(Problem(key, "is a secret, which a study would write into its journal; "
+                                  "give it one value"))  # fmt: skip
     log = "log" in given.tags
     try:
         if isinstance(given, IntervalSweep):

@@ -18,12 +18,14 @@ class Pruning(Observer):
     Args:
         study, number: of the trial.
         manifest: of the run, which is told why it ended.
-        monitor: name of the metric.
+        max_epochs: of the fit, which ends of itself after those.
     """
 
-    def __init__(self, study: Study, number: int, manifest: dict[str, Any], monitor: str) -> None:
-        self.study, self.number, self.monitor = study, number, monitor
-        self.manifest = manifest
+    def __init__(
+        self, study: Study, number: int, manifest: dict[str, Any], max_epochs: int
+    ) -> None:
+        self.study, self.number, self.max_epochs = study, number, max_epochs
+        self.manifest, self.monitor = manifest, str(manifest["monitor"])
         if study.reported(number):  # before it was killed
             self._judge()
 
@@ -34,9 +36,9 @@ class Pruning(Observer):
             self._judge()
 
     def _judge(self) -> None:
-        self.enough = PRUNING if self.study.is_hopeless(self.number) else None
-        if self.enough:
-            epochs = self.study.reported(self.number)
+        epochs = self.study.reported(self.number)
+        if self.study.is_hopeless(self.number) and epochs < self.max_epochs:
+            self.enough = PRUNING
             said = (f"ended after {epochs} epoch{'s' * (epochs != 1)}, as {self.monitor} is behind "
                     "that of other trials")  # fmt: skip
             self.manifest["pruned"] = said
@@ -51,4 +53,4 @@ def of_trial(config: Config, folder: Path, manifest: dict[str, Any]) -> Pruning 
     study = Study(sweep, options)
     if int(folder.name) not in [one.number for one in study.unfinished]:
         return None
-    return Pruning(study, int(folder.name), manifest, str(manifest["monitor"]))
+    return Pruning(study, int(folder.name), manifest, config.trainer.max_epochs)

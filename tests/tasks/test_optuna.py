@@ -111,7 +111,9 @@ def test_a_trial_that_cannot_learn_is_ended_early(pruner, study, capsys):
     assert json.loads(Path("sweep/0/manifest.json").read_text())["reason"] == "max_epochs"
     further = run(capsys, "resume=sweep/1")
     assert further.code == 0, further.err
-    assert json.loads(Path("sweep/1/manifest.json").read_text())["last"]["epoch"] == 2
+    manifest = json.loads(Path("sweep/1/manifest.json").read_text())
+    assert (manifest["last"]["epoch"], manifest["reason"]) == (2, "max_epochs")
+    assert "pruned" not in manifest
     assert [state for _, state, *_ in trials(Path("sweep"))] == ["COMPLETE", "PRUNED"]
 
 
@@ -326,6 +328,13 @@ def test_a_trial_that_fails_counts_and_the_others_go_on(study):
     assert [one[0] for _, one in sorted(results(Path("sweep")).items())] == ["failed", "done"]
 
 
+def test_optuna_is_imported_for_studies_only(tmp_path):
+    code = ("import sys, pipeline.command, pipeline.tasks.fit, pipeline.tasks.optuna_sweeper\n"
+            "print(sorted({'optuna', 'sqlalchemy', 'alembic'} & {*sys.modules}))")  # fmt: skip
+    done = warm.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[]\n"
+
+
 def test_without_optuna_a_message_says_what_to_install(study, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     done = study(LR)
@@ -373,6 +382,12 @@ def test_what_cannot_be_chosen_from_is_said_before_anything_runs(given, said, st
 def test_a_sweep_in_hydras_syntax_becomes_a_distribution(given, expected):
     (override,) = OverridesParser.create().parse_overrides([given])
     assert distribution(override) == expected
+
+
+def test_a_secret_is_not_written_into_a_journal():
+    (override,) = OverridesParser.create().parse_overrides(["dataset.token=choice(a,b)"])
+    with pytest.raises(ConfigError, match=r"dataset\.token: is a secret"):
+        distribution(override)
 
 
 @pytest.mark.parametrize("pruner", ["median", "asha"])
