@@ -116,7 +116,8 @@ def _main(
     # What was checked is what runs, wherever hydra would think the folder lies.
     words = [*(sys.argv[:1] or ["run.py"]), *options, "--config-path", composer.path, *overrides]
     looks = hydra_output.shown(args.package) if only_looks else hydra_output.saved()
-    loads = hydra_loader.checked(single, composer.kept if single or only_looks else None)
+    kept = composer.kept if single or only_looks else None
+    loads = hydra_loader.checked(single, kept, sweeps=args.multirun and not only_looks)
     try:
         with hydra_internals.replaced(sys, argv=words), looks, loads:
             if single:

@@ -232,13 +232,15 @@ def apply_override(override: Override, config: DictConfig) -> None:
 
 
 @contextmanager
-def loaded_by(make: Callable[..., HookedLoader], single: bool) -> Iterator[None]:
+def loaded_by(make: Callable[..., HookedLoader], single: bool, sweeps: bool) -> Iterator[None]:
     """Let `hydra.main` load configurations with `make(config_search_path=...)`.
 
     Args:
-        single: spare hydra a composition (0.1 s) from which it would learn that this is one run.
+        single, sweeps: this is one run, or `--multirun` was given; either spares hydra a
+            composition (0.1 s), in which it would look for `hydra.mode`.
     """
-    modes = {"get_mode": lambda *args, **options: RunMode.RUN} if single else {}
+    mode = RunMode.RUN if single else None
+    modes = {"get_mode": lambda *args, **options: mode} if single or sweeps else {}
     with replaced(_entry, ConfigLoaderImpl=make), replaced(_entry.Hydra, **modes):
         yield
 

@@ -117,7 +117,10 @@ class OptunaSweeper(Sweeper):
         with study.held(folder):
             trials = Study.open(folder, options, mode, about)
             self._check_same(folder, trials, about)
-            with environment_with({world.JOBS: str(at_once)}):
+            before = read_sweep(folder)
+            threads = (before and before.threads) or sweep_grid.threads_of(at_once)
+            self._command = replace(self._command, threads=threads)
+            with environment_with({world.JOBS: str(at_once), world.THREADS: str(threads)}):
                 self._run(folder, trials, options, at_once)
 
     def _config(self) -> Config:

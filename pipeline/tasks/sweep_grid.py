@@ -86,7 +86,7 @@ def run_grid(
         words=disclosure.words(word for word in words
                                if not word.startswith(("resume=", "hydra.sweep.dir="))),
         ends=[status for status, wanted in ends.items() if wanted == "stop"],
-        threads=_threads(at_once),
+        threads=threads_of(at_once),
     )  # fmt: skip
     jobs = list(asked.jobs())
     pattern = raw_value(config.hydra.sweep, "subdir")
@@ -105,7 +105,9 @@ def run_grid(
         say(f"{done} of {len(names)} jobs are done"
             + (f", {others} run in other processes" if others else ""))  # fmt: skip
     with environment_with(variables):
-        while todo := _todo(folder, names, stored):
+        before: list[str] = []
+        while (todo := _todo(folder, names, stored)) and todo != before:
+            before = todo
             wanted = [[*lines[name], f"hydra.sweep.subdir={quoted(name)}"] for name in todo]
             try:
                 _launch(launcher, wanted, todo, config)
@@ -158,11 +160,11 @@ def at_once_of(wanted: int | str, jobs: int, device: str) -> int:
     return max(1, min(jobs, world.cores(), available() // _MEMORY or jobs))
 
 
-def _threads(at_once: int) -> int:
+def threads_of(at_once: int) -> int:
     """Threads that torch has in each job, with all its ranks: half of the job's cores."""
     import torch
 
-    return max(1, min(torch.get_num_threads(), world.cores() // (2 * at_once)))
+    return max(1, min(torch.get_numthreads_of(), world.cores() // (2 * at_once)))
 
 
 def _name(config: DictConfig, context: Any, job: Sequence[str], number: int) -> str:
