@@ -33,7 +33,7 @@ from pipeline.config.composition import Composed, Composer, with_run_dir
 from pipeline.config.disclosure import Plain
 from pipeline.config.grid import Grid
 from pipeline.config.hydra_internals import BASIC_LAUNCHER, BASIC_SWEEPER
-from pipeline.config.schema import Config
+from pipeline.config.schema import READING, Config
 from pipeline.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ def examine(
     problems += [*endpoints.check(container), *_names(container)]
     wrong = wrong or bool(problems)
     if wrong and "torch" not in sys.modules:
+        return config, problems
+    if getattr(config, "task", "") in READING:
+        if begin is not None and not wrong:
+            begin(config)
         return config, problems
     if begin is not None and not wrong:
         begin(config)

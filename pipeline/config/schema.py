@@ -16,8 +16,8 @@ from pipeline.files.limits import Limits
 Node = dict[str, Any]  # a part: `_target_` and its arguments
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
-Task = Literal["fit", "validate", "digest", "replay", "verify", "check", "pack",
-               "profile", "tune", "lr_find"]  # fmt: skip
+Task = Literal["fit", "validate", "digest", "replay", "verify", "diff", "check", "pack",
+               "profile", "tune", "lr_find", "report"]  # fmt: skip
 
 
 class Section(BaseModel):
@@ -100,6 +100,13 @@ class LrFindSection(Section):
     highest: Annotated[float, Field(gt=0)] = 1.0
 
 
+class DiffSection(Section):
+    """What `task=diff` does besides its tables."""
+
+    weights: bool = True
+    page: str | None = None
+
+
 class DistributedSection(Section):
     """How several processes share a run; see docs/training.md."""
 
@@ -174,6 +181,7 @@ class TrainerSection(Section):
     ledger: bool
     progress: Literal["auto", "rich", "plain", "none"]
     pictures: bool
+    report: bool
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     limit_batches: LimitBatches = LimitBatches()
     overfit_batches: Count | None = None
@@ -211,6 +219,7 @@ class Config(Section):
     pack: PackSection = PackSection()
     tune: TuneSection = TuneSection()
     lr_find: LrFindSection = LrFindSection()
+    diff: DiffSection = DiffSection()
     distributed: DistributedSection
     model: Node
     objective: Node
@@ -248,4 +257,5 @@ class Config(Section):
         return shown
 
 
-TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "tune", "lr_find")
+READING = ("report", "diff")  # tasks that only read files of runs, and need no torch
+TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "tune", "lr_find", "diff")

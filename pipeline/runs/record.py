@@ -7,7 +7,7 @@ incomplete last line is left out. This imports no torch: lists of runs are shown
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from pipeline.files.disk import LONGEST_LINE, is_locked
 from pipeline.files.plain_json import JsonError, integer, mapping, shown
 from pipeline.files.regular_file import open_regular
 from pipeline.order.address import Address
+from pipeline.runs import left_out
 from pipeline.runs.manifest import read_config, read_manifest
 
 LEDGER, DIGESTS, METRICS, HOLDER = "ledger.jsonl", "digests.jsonl", "metrics.jsonl", "holder.json"
@@ -111,6 +112,12 @@ class RunRecord:
         kinds = (np.int64, np.int64, np.int64, np.uint64, np.float64)
         return Ledger(*(np.array(one, kind) for one, kind in zip(columns, kinds, strict=True)))
 
+    @cached_property
+    def left_out(self) -> list[left_out.Entry]:
+        """The samples that the run left out: the lines of its quarantine.csv."""
+        path = self.path / left_out.NAME
+        return left_out.read(path) if path.exists() else []
+
 
 def find(folder: Path) -> Iterator[Path]:
     """The folders of runs below `folder` (or itself), without those inside a run, by name."""
@@ -119,6 +126,19 @@ def find(folder: Path) -> Iterator[Path]:
             folders.clear()
             yield Path(parent)
         folders.sort()
+
+
+def two_runs(paths: Sequence[str] | None) -> tuple[RunRecord, RunRecord]:
+    """The runs that the key `runs` names.
+
+    Raises:
+        ConfigError: they are not the folders of two runs.
+    """
+    if paths is None or len(paths) != 2:
+        count = "none" if paths is None else len(paths)
+        raise ConfigError(Problem("runs", f"needs the folders of two runs, and has {count}: "
+                                  "runs=[outputs/a,outputs/b]"))  # fmt: skip
+    return RunRecord.read(Path(paths[0])), RunRecord.read(Path(paths[1]))
 
 
 def by_address(path: Path) -> Iterator[tuple[Address, dict[str, Any]]]:

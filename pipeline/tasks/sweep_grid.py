@@ -164,7 +164,7 @@ def threads_of(at_once: int) -> int:
     """Threads that torch has in each job, with all its ranks: half of the job's cores."""
     import torch
 
-    return max(1, min(torch.get_numthreads_of(), world.cores() // (2 * at_once)))
+    return max(1, min(torch.get_num_threads(), world.cores() // (2 * at_once)))
 
 
 def _name(config: DictConfig, context: Any, job: Sequence[str], number: int) -> str:
