@@ -123,7 +123,12 @@ def _main(
             if single:
                 entry()
             else:
-                with own_options.environment_with(_for_jobs()), preemption.job(), swept:
+                from pipeline.tasks.optuna_sweeper import OptunaSweeper
+
+                OptunaSweeper.given, OptunaSweeper.typed = overrides, typed
+                chooses = hydra_internals.with_plugin(OptunaSweeper)
+                environment = own_options.environment_with(_for_jobs())
+                with environment, preemption.job(), swept, chooses:
                     entry()
     except BaseException as error:
         sweep.say_how_far(typed)

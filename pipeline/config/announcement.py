@@ -64,6 +64,12 @@ def of_sweep(lines: Sequence[str], sizes: Sequence[int]) -> str:
     return f"a sweep of {jobs} {'job' if jobs == 1 else 'jobs'}{over}; all are checked first"
 
 
+def of_study(lines: Sequence[str], trials: int) -> str:
+    """One line on what a study of optuna's will do; arguments as for `of_sweep`."""
+    over = " ".join(disclosure.words(lines))
+    return f"a study of {trials} {'trial' if trials == 1 else 'trials'} over {over}"
+
+
 def _name(part: str, shown: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
     node = shown[part]
     called = str(node.get("_target_", "")).rpartition(".")[2]

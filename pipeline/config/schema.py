@@ -119,6 +119,18 @@ class DistributedSection(Section):
     sync_batchnorm: bool = False
 
 
+class StudySection(Section):
+    """How optuna chooses what each job of a sweep tries, and ends hopeless ones; sweep=optuna."""
+
+    trials: Count
+    sampler: Literal["tpe", "random", "grid"]
+    pruner: Literal["none", "median", "asha"]
+    startup: Index
+    warmup: Count
+    timeout: Annotated[float, Field(gt=0)] | None
+    seed: Index
+
+
 class SweepSection(Section):
     """What a sweep does beside its grid; see docs/sweeps.md."""
 
@@ -127,6 +139,7 @@ class SweepSection(Section):
     retries: Index = 0
     jobs: Count | Literal["auto"] = 1
     seeds: Count | None = None
+    optuna: StudySection | None = None
 
 
 class CheckpointSection(Section):

@@ -16,7 +16,8 @@ from pipeline.runs.manifest import check_overrides
 from pipeline.terminal import say
 
 RESULT = "result.json"
-FINISHED = ("done",)  # statuses of jobs that a sweep passes over
+PRUNING = "pruning"  # the reason in the manifest of a run that was ended as a hopeless trial
+FINISHED = ("done", "pruned")  # statuses of jobs that a sweep passes over
 
 _LARGEST = 4 << 20  # bytes of a result
 
@@ -26,7 +27,7 @@ class JobResult:
     """The result of one job of a sweep."""
 
     overrides: list[str]  # as on a command line
-    status: str  # "done", "failed", "preempted" or "interrupted"; in a table also "not started"
+    status: str  # "done", "pruned", "failed", "preempted", "interrupted"; in a table "not started"
     metric: str | None  # the name of `value`
     mode: str | None  # "min" or "max" of the metric
     value: float | None  # of the task; None if it failed or measures nothing
@@ -99,7 +100,8 @@ def in_order(job: tuple[str, object]) -> tuple[int, str]:
 
 def best_of(jobs: Sequence[tuple[str, JobResult]]) -> str | None:
     """Name of the job with the best value, if any has one."""
-    valued = [(result.value, name) for name, result in jobs if result.value is not None]
+    valued = [(result.value, name) for name, result in jobs
+              if result.value is not None and result.status != "pruned"]  # fmt: skip
     if not valued:
         return None
     largest = any(result.mode == "max" for _, result in jobs)

@@ -40,12 +40,13 @@ from pipeline.order.plan import Plan
 from pipeline.order.streams import StreamPlan
 from pipeline.runs import run_state
 from pipeline.runs.identity.sources import code_of
+from pipeline.runs.job_result import PRUNING
 from pipeline.runs.left_out import NAME as QUARANTINE
 from pipeline.runs.pictures import learning_curves
 from pipeline.runs.resumption import fingerprint, spans
 from pipeline.runs.run_folder import Status
 from pipeline.runs.tracker import Nothing, Tracker
-from pipeline.tasks import outcome, predictions, progress
+from pipeline.tasks import outcome, predictions, progress, pruning
 from pipeline.tasks import report as report_page
 from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.recording import Confusions, Digests, Extremes, Ledger, Metrics, Quarantine
@@ -202,6 +203,8 @@ def report(
             lambda epoch, step: command_line("task=replay", f"epoch={epoch}", f"step={step}"),
             result.history,
         )  # fmt: skip
+    if result.reason != PRUNING:
+        folder.manifest.pop("pruned", None)
     folder.manifest |= {"reason": result.reason, "best": result.best, "order": result.order,
                         "last": last, "baseline": constant,
                         "worker_deaths": sum(one["worker_deaths"] for one in result.history),
@@ -286,6 +289,8 @@ def watched(
     status: Status = "failed"
     reason = ""  # for the manifest
     try:
+        trial = pruning.of_trial(config, folder.path, folder.manifest)
+        observers += [trial] if trial is not None else []
         with closing(tracker), closing(display):
             yield tracker, observers
         status = "done"

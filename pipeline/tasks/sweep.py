@@ -31,6 +31,8 @@ from pipeline.tasks import report
 from pipeline.tasks.tables import new_table, put_table
 from pipeline.terminal import one_line, put, say
 
+_STYLES = {"done": None, "pruned": "dim"}
+
 
 class SweepTable(Callback):
     """Prints a table of all jobs at the end of a sweep, and writes it as sweep.csv."""
@@ -173,7 +175,7 @@ def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None
         width = max(len(row[name]) for row in rows)
         drawn.add_column(name.replace("/", "/\n"), overflow="fold", min_width=min(width, 12))
     for row in rows:
-        style = "bold" if row["job"] == best else "red" if row["status"] != "done" else None
+        style = "bold" if row["job"] == best else _STYLES.get(row["status"], "red")
         drawn.add_row(*(row[name] for name in columns), style=style)
     put_table(drawn)
     if alike:

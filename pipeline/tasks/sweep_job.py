@@ -14,7 +14,7 @@ from pipeline.config.nodes import direction
 from pipeline.config.schema import Config
 from pipeline.distributed import preemption
 from pipeline.errors import PREEMPTED, ConfigError
-from pipeline.runs.job_result import FINISHED, JobResult
+from pipeline.runs.job_result import FINISHED, PRUNING, JobResult
 from pipeline.runs.manifest import has_manifest, read_manifest
 from pipeline.runs.stored_sweep import job_lock, jobs_of, of_job, read_sweep, result_of
 from pipeline.terminal import say
@@ -106,7 +106,9 @@ def _attempt(job: Job) -> tuple[Config | None, JobResult, BaseException | None]:
         status = "preempted" if code == PREEMPTED else "failed"
         if isinstance(error, KeyboardInterrupt):
             status = "interrupted"
-    metric, mode = _metric(config)
+    if status == "done" and _was_pruned(job.folder, started):
+        status = "pruned"
+    metric, mode = metric_of(config)
     result = JobResult(
         overrides=of_job(job.overrides),
         status=status,
@@ -153,7 +155,14 @@ def _stops(result: JobResult, config: Config) -> bool:
     return wanted.get(result.status) == "stop"
 
 
-def _metric(config: Config | None) -> tuple[str | None, str | None]:
+def _was_pruned(folder: Path, started: float) -> bool:
+    """Whether this job's run was ended as a trial that fell behind, from its manifest."""
+    path = folder / "manifest.json"
+    fresh = path.exists() and path.stat().st_mtime >= started
+    return fresh and read_manifest(folder, "hydra.sweep.dir").get("reason") == PRUNING
+
+
+def metric_of(config: Config | None) -> tuple[str | None, str | None]:
     """The name and the mode of a job's value."""
     if config is None or config.task not in ("fit", "validate"):
         return None, None

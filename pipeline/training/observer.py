@@ -17,7 +17,12 @@ class Observer:
     """Base class whose methods do nothing; override the ones you need.
 
     Records have "epoch", "step" (optimizer steps so far) and numbers such as "train/loss".
+
+    Attributes:
+        enough: a reason to end the fit after this epoch, on all ranks; an observer sets its own.
     """
+
+    enough: str | None = None
 
     def on_epoch_start(self, epoch: int, steps: int | None, done: int) -> None:
         """An epoch of `steps` batches (None: unknown) begins; `done` of them before a resume."""
