@@ -28,7 +28,7 @@ def terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     stream = Terminal()
     for module in ("pipeline.tasks.progress", "pipeline.terminal"):
-        monkeypatch.setattr(f"{module}.sys", SimpleNamespace(stderr=stream))
+        monkeypatch.setattr(f"{module}.sys", SimpleNamespace(stderr=stream, stdout=None))
     return stream
 
 
