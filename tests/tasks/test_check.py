@@ -12,11 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline import command
+from pipeline import command, terminal
 from pipeline.datasets.image_folder import ImageFolder
 from pipeline.datasets.reading.damage import audio_damage, image_damage
 from pipeline.runs.quarantine import NAME, read
-from pipeline.tasks import check
 from pipeline.tasks.check import not_finite
 from tests import broken_images
 from tests.program import SHARED, run
