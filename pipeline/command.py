@@ -38,7 +38,7 @@ from pipeline.config import (
     project,
 )
 from pipeline.config.composition import CONF, VERSION_BASE, Composer, plain, with_run_dir
-from pipeline.config.schema import Config
+from pipeline.config.schema import READERS, Config
 from pipeline.distributed import launch, preemption, world
 from pipeline.distributed.preemption import Preempted, Preemption, Stop
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
@@ -178,10 +178,11 @@ def _run(config: Config) -> float | None:
 
 
 def _run_task(config: Config) -> float | None:
-    from pipeline.config import notices  # imports torch, which `--help` does without
+    if config.task not in READERS:
+        from pipeline.config import notices  # imports torch, which `--help` does without
 
-    for notice in (*notices.find(config), *endpoints.notices(config.plain())):
-        _announce(notice)
+        for notice in (*notices.find(config), *endpoints.notices(config.plain())):
+            _announce(notice)
     count, wanted = 0, config.distributed  # of processes to start; 0 if this is (one of) them
     if wanted.strategy != "none" and config.task in OF_MANY_RANKS and not world.is_launched():
         count = world.default_processes() if wanted.nproc == "auto" else wanted.nproc

@@ -29,7 +29,7 @@ from pipeline.config import (
 from pipeline.config.composition import Composed, Composer, with_run_dir
 from pipeline.config.disclosure import Plain
 from pipeline.config.hydra_internals import BASIC_SWEEPER
-from pipeline.config.schema import Config
+from pipeline.config.schema import READERS, Config
 from pipeline.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def examine(
         return config, problems
     if begin is not None and not wrong:
         begin(config)
+    if not problems and config.task in READERS:
+        return config, []
     from pipeline.config import contradictions  # imports torch
 
     found = {}

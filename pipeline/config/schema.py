@@ -17,7 +17,11 @@ Node = dict[str, Any]  # a part: `_target_` and its arguments
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 Task = Literal["fit", "validate", "digest", "replay", "verify", "check", "pack",
-               "profile", "tune", "lr_find"]  # fmt: skip
+               "profile", "tune", "lr_find", "runs", "show"]  # fmt: skip
+# Tasks that only read the folders of runs: no part is checked or built, torch is not imported.
+READERS = ("runs", "show")
+
+RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
 
 
 class Section(BaseModel):
@@ -98,6 +102,16 @@ class LrFindSection(Section):
 
     lowest: Annotated[float, Field(gt=0)] = 1e-7
     highest: Annotated[float, Field(gt=0)] = 1.0
+
+
+class FindSection(Section):
+    """Which runs `task=runs` lists, and in which order."""
+
+    state: RunState | list[RunState] | None = None
+    since: str | None = None
+    command: str | None = None
+    sort: Literal["started", "best"] = "started"
+    limit: Count | None = 50
 
 
 class DistributedSection(Section):
@@ -211,6 +225,8 @@ class Config(Section):
     steps: Count | None = None
     checkpoint: str | None = None
     runs: list[str] | None = None
+    run: str | None = None
+    find: FindSection = FindSection()
 
     _origins: dict[str, disclosure.Origin] = PrivateAttr(default_factory=dict)
 
@@ -231,4 +247,5 @@ class Config(Section):
         return shown
 
 
-TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "tune", "lr_find")
+TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "run", "find", "tune",
+             "lr_find")  # fmt: skip

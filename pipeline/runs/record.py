@@ -74,11 +74,8 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """The manifest's status; "killed" if that is running, and no process has the folder."""
-        status = str(self.manifest.get("status", "unknown"))
-        if status == "running" and not is_locked(self.path / HOLDER):
-            return "killed"
-        return status
+        """As `state_of`."""
+        return state_of(self.path, self.manifest)
 
     @property
     def sessions(self) -> list[dict[str, Any]]:
@@ -110,6 +107,14 @@ class RunRecord:
         columns = list(zip(*lines, strict=True)) or [()] * 5
         kinds = (np.int64, np.int64, np.int64, np.uint64, np.float64)
         return Ledger(*(np.array(one, kind) for one, kind in zip(columns, kinds, strict=True)))
+
+
+def state_of(path: Path, manifest: Mapping[str, Any]) -> str:
+    """The manifest's status; "killed" if that is running, and no process has the folder."""
+    status = str(manifest.get("status", "unknown"))
+    if status == "running" and not is_locked(path / HOLDER):
+        return "killed"
+    return status
 
 
 def find(folder: Path) -> Iterator[Path]:
