@@ -30,7 +30,7 @@ from pipeline.runs.manifest import read_config, read_manifest
 from pipeline.runs.resumption import leaves
 from pipeline.runs.state_tree import encode
 from pipeline.tasks.tables import put_rows
-from pipeline.terminal import one_line, put, watched
+from pipeline.terminal import one_line, put
 
 # Keys that change no batch and no weight.
 HARMLESS = ("loader", "distributed", "run_dir", "cache_dir", "resume", "resume_despite", "sweep",
@@ -153,9 +153,7 @@ def _print_lines(first: Run, second: Run, name: str, kinds: Kinds) -> tuple[bool
     """
     both, alone = 0, [0, 0]
     differing, parted, most = Counter[str](), dict[str, str](), dict[str, float]()
-    paths = [run.path / name for run in (first, second)]
-    pairs = watched(_pairs(*map(_lines, paths)), _count(paths[0]), f"comparing {name}")
-    for (epoch, step), a, b in pairs:
+    for (epoch, step), a, b in _pairs(_lines(first.path / name), _lines(second.path / name)):
         if a is None or b is None:
             alone[a is None] += 1
             continue
@@ -171,12 +169,6 @@ def _print_lines(first: Run, second: Run, name: str, kinds: Kinds) -> tuple[bool
         _say(what, f"{parted[what]}; {differing[what]} of {both} steps differ{by}"
              if differing[what] else f"the same at {both} steps")  # fmt: skip
     return not differing.total(), alone
-
-
-def _count(path: Path) -> int:
-    """The lines of a file; 1 s for 2 GB."""
-    with open_regular(path) as file:
-        return sum(part.count(b"\n") for part in iter(lambda: file.read(1 << 20), b""))
 
 
 def _samples(a: Any, b: Any) -> str | None:
@@ -291,8 +283,7 @@ def _print_part(name: str, first: Any, second: Any) -> bool:
     if odd:
         _say(title, f"of different models: only one has {odd[0].strip('/')}")
         return False
-    keys = watched(a, len(a), f"comparing tensors of {name}")
-    apart = {key: _distance(a[key], b[key]) for key in keys if not _same_bits(a[key], b[key])}
+    apart = {key: _distance(a[key], b[key]) for key in a if not _same_bits(a[key], b[key])}
     if apart:
         worst = max(apart, key=lambda key: apart[key])
         _say(title, f"{len(apart)} of {len(a)} tensors differ, {worst.strip('/')} by up to "
