@@ -1,12 +1,12 @@
 """Charts as SVG inside of a page: matplotlib draws them, and the page's CSS colours them.
 
     line_chart("Loss", [Curve("training", x, y, notes)], marks=[Mark(40, "resumed")]) -> Markup
-    embed(figure, "Title", "a sentence for screen readers") -> Markup   for figures of one's own
+    embed(figure, "Title", "a sentence for screen readers") -> Markup     for figures of one's own
 
-A figure uses the colours `AXIS`, `GRID`, `MUTED` and `COLORS` only: in the page they are variables,
-which differ between light and dark. Text stays text. Hovering, or the arrow keys, show the values
-at a point with its note, such as its address. A long curve is thinned to `MOST_POINTS`, and keeps
-its extremes. Cost: 0.1 s a chart, and 0.3 s for the first to import matplotlib.
+A figure uses the colours AXIS, GRID, MUTED and COLORS only: in the page they are variables, which
+differ between light and dark. Text stays text. A pointer or the arrow keys show the values at a
+point with its note, such as its address. A long curve is thinned and keeps its extremes. Cost:
+0.05 s a chart, and 0.3 s for the first to import matplotlib.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -29,19 +30,28 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# The order in which lines and keys of legends take their colours; --c1 to --c8 in page.css.
 AXIS, GRID, MUTED = "#010001", "#020002", "#030003"
 COLORS = ("#040004", "#050005", "#060006", "#070007", "#080008", "#090009", "#0a000a", "#0b000b")
 MOST_POINTS = 400  # of a curve
-INCH = 72  # units of an SVG
 
 _NAMES = {AXIS: "axis", GRID: "grid", MUTED: "muted",
           **{color: f"c{place}" for place, color in enumerate(COLORS, 1)}}  # fmt: skip
 _OURS = re.compile("|".join(_NAMES))
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
+_LONG = re.compile(r"-?\d+\.\d\d+")
 _SVG = "{http://www.w3.org/2000/svg}"
 _HREF = "{http://www.w3.org/1999/xlink}href"
-_SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "penstock", "text.parse_math": False, "path.simplify": False,
-             "axes.unicode_minus": False}  # fmt: skip
+_SETTINGS = {
+    "svg.fonttype": "none", "svg.hashsalt": "penstock", "text.parse_math": False,
+    "path.simplify": False, "axes.unicode_minus": True,
+}  # fmt: skip
+_DOTTED, _DASHED = (0, (1, 1.6)), (0, (3, 2))
+
+Legend = Sequence[tuple[str, str, bool]]
+# {"series": [(label, colour's name)], "points": [(x, note, [(which series, y, value as text)])]};
+# x and y in hundredths of a percent of the figure's width and height, from the left and the top.
+Readings = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,9 +59,10 @@ class Curve:
     """A line of a chart.
 
     Attributes:
+        y: None and what is not finite is left out.
         notes: for each point what is shown above its value, e.g. its address.
         color: one of COLORS, or MUTED; the next that is free if "".
-        dots: whether points are drawn; by default where there are few.
+        dots: whether points are drawn; None: where there are few.
     """
 
     label: str
@@ -65,61 +76,65 @@ class Curve:
 
 @dataclass(frozen=True)
 class Mark:
-    """A vertical line at `x` with a word."""
+    """A vertical line at `x` with a word; without one, a tick at the bottom."""
 
     x: float
-    label: str
-    color: str = MUTED
+    label: str = ""
 
 
 def line_chart(
-    title: str, curves: Sequence[Curve], *, x_label: str = "step", y_label: str = "",
-    marks: Sequence[Mark] = (), levels: Mapping[str, float] | None = None, log: bool = False,
-    broad: bool = False, bottom: float | None = None, percent: bool = False,
+    title: str, curves: Sequence[Curve], *, x_label: str = "", marks: Sequence[Mark] = (),
+    levels: Mapping[str, float] | None = None, log: bool = False, broad: bool = False,
+    stacked: bool = False, percent: bool = False, most: int = MOST_POINTS,
 ) -> Markup:  # fmt: skip
-    """Lines over a common axis.
+    """Lines over a common axis; nothing where they have no points.
 
     Args:
         levels: horizontal lines by name, e.g. the baseline's value.
         log: a logarithmic axis for values.
-        broad: over the whole width of the page.
-        bottom: where the axis of values begins.
-        percent: values are shares.
+        broad: over the whole width of the page, except on a phone.
+        stacked: areas on top of each other; all curves have the same x.
+        percent: values are shares, shown from 0 to 100 %.
+        most: points of each curve.
     """
     free = iter([one for one in COLORS if one not in {curve.color for curve in curves}] * 99)
-    drawn = [thinned(curve, curve.color or next(free)) for curve in curves]
+    drawn = [thinned(curve, curve.color or next(free), most) for curve in curves]
     drawn = [one for one in drawn if one.x]
-    figure, axes = new_axes(broad)
-    for curve in drawn:
-        few = len(curve.x) <= 30 if curve.dots is None else curve.dots
-        axes.plot(curve.x, curve.y, color=curve.color, linewidth=0.8 if curve.thin else 1.8,
-                  marker="o" if few else "", markersize=3.2)  # fmt: skip
-    level_color = MUTED
-    for value in (levels or {}).values():
-        axes.axhline(value, color=level_color, linewidth=1.3, linestyle=(0, (1, 1.6)))
-    if log:
-        axes.set_yscale("log")
-    if bottom is not None:
-        axes.set_ylim(bottom=bottom)
-    if percent:
-        axes.yaxis.set_major_formatter(lambda value, place: f"{value:.0%}")
-    draw_marks(axes, marks)
-    axes.set_xlabel(one_line(x_label))
-    axes.set_ylabel(one_line(y_label))
+    if not drawn:
+        return Markup("")
     legend = [(one.label, _NAMES[one.color], False) for one in drawn]
-    legend += [(name, _NAMES[level_color], True) for name in levels or {}]
-    return embed(figure, title, _summary(title, drawn, percent), broad=broad,
-                 legend=legend if len(legend) > 1 else (),
-                 readings=_readings(figure, axes, drawn, percent))  # fmt: skip
+    legend += [(name, "muted", True) for name in levels or {}]
+    figures, readings = [], []
+    for wide in (True, False) if broad else (False,):
+        figure, axes = new_axes(wide)
+        if stacked:
+            values = [list(one.y) for one in drawn]
+            axes.stackplot(list(drawn[0].x), values, colors=[one.color for one in drawn],
+                           alpha=0.85, linewidth=0)  # fmt: skip
+            axes.set_ylim(bottom=0)
+        else:
+            for one in drawn:
+                few = len(one.x) <= 30 if one.dots is None else one.dots
+                axes.plot(one.x, one.y, color=one.color, linewidth=0.9 if one.thin else 1.8,
+                          marker="o" if few else "", markersize=3.2)  # fmt: skip
+        for value in (levels or {}).values():
+            axes.axhline(value, color=MUTED, linewidth=1.4, linestyle=_DOTTED)
+        _settle(axes, drawn, log, percent)
+        draw_marks(axes, marks)
+        axes.set_xlabel(one_line(x_label))
+        figures.append(figure)
+        readings.append(_readings(figure, axes, drawn, percent, stacked))
+    return embed(figures[0], title, _summary(drawn, percent), readings=readings,
+                 narrow=figures[1] if broad else None, legend=legend if len(legend) > 1 else ())  # fmt: skip
 
 
-def thinned(curve: Curve, color: str) -> Curve:
-    """The curve without missing values, and of at most MOST_POINTS points, extremes included."""
+def thinned(curve: Curve, color: str, most: int = MOST_POINTS) -> Curve:
+    """The curve without missing values, of about `most` points at most, extremes included."""
     notes = list(curve.notes) or [""] * len(curve.x)
     kept = [(float(x), float(y), note) for x, y, note in zip(curve.x, curve.y, notes, strict=True)
             if y is not None and math.isfinite(y) and math.isfinite(x)]  # fmt: skip
-    if len(kept) > MOST_POINTS:
-        buckets = MOST_POINTS // 2
+    if len(kept) > most:
+        buckets = max(1, most // 2)
         size = len(kept) / buckets
         chosen = {0, len(kept) - 1}
         for bucket in range(buckets):
@@ -131,22 +146,22 @@ def thinned(curve: Curve, color: str) -> Curve:
 
 
 def new_axes(broad: bool = False, height: float = 2.3) -> tuple[Figure, Axes]:
-    """A figure of a chart's size, with one pair of axes in our style."""
+    """A figure of a chart's size in inches, with one pair of axes in our style."""
     from matplotlib.figure import Figure
 
-    width = 10.0 if broad else 4.6
+    width, height = (13.2, height * 1.25) if broad else (4.6, height)
     figure = Figure(figsize=(width, height), facecolor="none")
-    axes = figure.add_axes((0.55 / width, 0.48 / height, 1 - 0.7 / width, 1 - 0.68 / height))
+    axes = figure.add_axes((0.58 / width, 0.46 / height, 1 - 0.74 / width, 1 - 0.72 / height))
     style(axes)
     return figure, axes
 
 
 def style(axes: Axes) -> None:
-    """Our style for axes that somebody else made."""
+    """Our style, for axes that somebody else made."""
     axes.set_facecolor("none")
-    axes.tick_params(length=0, labelsize=9, colors=AXIS, which="both")
-    axes.xaxis.label.set(size=9, color=AXIS)
-    axes.yaxis.label.set(size=9, color=AXIS)
+    axes.tick_params(length=0, labelsize=9.5, colors=AXIS, which="both")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set(size=9.5, color=AXIS)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -155,25 +170,49 @@ def style(axes: Axes) -> None:
 
 
 def draw_marks(axes: Axes, marks: Iterable[Mark]) -> None:
-    """Vertical lines with their words at the top, which take turns in two rows."""
-    for place, mark in enumerate(sorted(marks, key=lambda one: one.x)):
-        axes.axvline(mark.x, color=mark.color, linewidth=1, linestyle=(0, (3, 2)))
+    """Vertical lines with their words above, in two rows by turns; ticks where there is no word."""
+    low, high = axes.get_xlim()
+    inside = sorted((one for one in marks if low <= one.x <= high), key=lambda one: one.x)
+    ticks = [one.x for one in inside if not one.label]
+    if ticks:
+        axes.plot(ticks, [0.02] * len(ticks), "|", color=COLORS[1], markersize=7,
+                  transform=axes.get_xaxis_transform())  # fmt: skip
+    for place, mark in enumerate(one for one in inside if one.label):
+        axes.axvline(mark.x, color=MUTED, linewidth=1, linestyle=_DASHED)
+        right = mark.x > low + 0.8 * (high - low)
         axes.annotate(one_line(mark.label), (mark.x, 1), xycoords=("data", "axes fraction"),
-                      xytext=(2, 2 + 9 * (place % 2)), textcoords="offset points", fontsize=8,
-                      color=AXIS, annotation_clip=False)  # fmt: skip
+                      xytext=(-2 if right else 2, 1 + 10 * (place % 2)), fontsize=9, color=AXIS,
+                      textcoords="offset points", ha="right" if right else "left",
+                      annotation_clip=False)  # fmt: skip
 
 
 def embed(
-    figure: Figure, title: str, summary: str, *, broad: bool = False,
-    legend: Sequence[tuple[str, str, bool]] = (), readings: Mapping[str, Any] | None = None,
+    figure: Figure, title: str, summary: str, *, narrow: Figure | None = None, broad: bool = False,
+    legend: Legend = (), readings: Sequence[Readings | None] = (),
 ) -> Markup:  # fmt: skip
-    """A figure with its title in a page.
+    """A chart of a page.
 
     Args:
         summary: what it shows in a sentence or two, for those who don't see it.
+        narrow: the same for phones, where `figure` takes the whole width of the page.
+        broad: whether `figure` does so without a narrow one.
         legend: label, colour's name in page.css, and whether dotted, of each line.
-        readings: see `_readings`.
+        readings: what a pointer finds in `figure` and in `narrow`.
     """
+    key = hashlib.blake2b(title.encode(errors="replace"), digest_size=3).hexdigest()
+    key = f"{key}{next(_numbers):x}"
+    label = one_line(f"{title}. {summary}")
+    figures = [one for one in (figure, narrow) if one is not None]
+    plots = [_svg(one, f"{key}{'ab'[place]}", label) for place, one in enumerate(figures)]
+    pairs = list(zip(plots, readings or [None] * len(plots), strict=True))
+    return part("chart", one_line(title), pairs, legend, broad or narrow is not None)
+
+
+_numbers = count()
+
+
+def _svg(figure: Figure, key: str, label: str) -> Markup:
+    """A figure as an element of a page: own ids, the page's colours and fonts."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
@@ -181,74 +220,90 @@ def embed(
     written = io.BytesIO()
     with matplotlib.rc_context(_SETTINGS):
         figure.savefig(written, format="svg", metadata={"Date": None}, transparent=True)
-    key = hashlib.blake2b(f"{title}\0{summary}".encode(errors="replace"), digest_size=4).hexdigest()
     root = ElementTree.fromstring(written.getvalue())
-    _rewrite(root, f"f{key}")
-    root.attrib.update({"role": "img", "aria-label": one_line(f"{title}. {summary}")})
-    svg = Markup(ElementTree.tostring(root, encoding="unicode", default_namespace=None))
-    return part("chart", f"f{key}", one_line(title), svg, legend, (), readings, broad)
-
-
-def _rewrite(root: ElementTree.Element, key: str) -> None:
-    """Make an SVG of matplotlib's part of a page: own ids, the page's colours and fonts."""
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag.endswith("metadata") or child.tag == f"{_SVG}style":
                 parent.remove(child)
-    used = set()
+    used = {one.attrib[_HREF].removeprefix("#") for one in root.iter() if _HREF in one.attrib}
     for one in root.iter():
         for value in one.attrib.values():
             used |= set(_REFERENCE.findall(value))
-        if _HREF in one.attrib:
-            used.add(one.attrib[_HREF].removeprefix("#"))
     for one in root.iter():
         one.tag = one.tag.removeprefix(_SVG)
-        for name, value in list(one.attrib.items()):
-            if name == "id" and value not in used:
-                del one.attrib["id"]
-            elif name == "id":
-                one.attrib["id"] = f"{key}-{value}"
-            elif name == _HREF:
-                del one.attrib[name]
-                one.attrib["href"] = f"#{key}-{value.removeprefix('#')}"
-            else:
-                value = _REFERENCE.sub(rf"url(#{key}-\1)", value)
-                value = _OURS.sub(lambda found: f"var(--{_NAMES[found[0]]})", value)
-                one.attrib[name] = re.sub(r"font: ([\d.]+px)[^;]*", r"font-size: \1", value)
+        one.attrib = {
+            name.removeprefix("{http://www.w3.org/1999/xlink}"): _rewritten(name, value, key)
+            for name, value in one.attrib.items()
+            if name != "id" or value in used
+        }
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
+    root.attrib.update({"role": "img", "aria-label": label})
+    return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def _rewritten(name: str, value: str, key: str) -> str:
+    if name == "id":
+        return f"{key}-{value}"
+    if name == _HREF:
+        return f"#{key}-{value.removeprefix('#')}"
+    if name == "d":
+        return _LONG.sub(lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), value)
+    value = _REFERENCE.sub(rf"url(#{key}-\1)", value)
+    value = _OURS.sub(lambda found: f"var(--{_NAMES[found[0]]})", value)
+    return re.sub(r"font: ([\d.]+px)[^;]*", r"font-size: \1", value)
+
+
+def _settle(axes: Axes, curves: Sequence[Curve], log: bool, percent: bool) -> None:
+    """Axes that fit the values, with short numbers on them."""
+    values = [one for curve in curves for one in curve.y if one is not None]
+    if log and min(values) > 0:
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(lambda value, place: "")
+    if percent:
+        axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(
+        lambda value, place: f"{value:.0%}" if percent else f"{value:,.3g}"
+        if abs(value) < 1e4 else f"{value:,.0f}"
+    )  # fmt: skip
+    low, high = min(curve.x[0] for curve in curves), max(curve.x[-1] for curve in curves)
+    if low == high:  # a single one, with room on both sides
+        axes.set_xlim(low - 1, high + 1)
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:,.0f}")
 
 
 def _readings(
-    figure: Figure, axes: Axes, curves: Sequence[Curve], percent: bool
-) -> dict[str, Any] | None:
-    """For page.js: series as (label, colour), and points as (x, note, ((series, y, value), ...)).
-
-    Places are in hundredths of a percent of the figure's width and height.
-    """
+    figure: Figure, axes: Axes, curves: Sequence[Curve], percent: bool, stacked: bool
+) -> Readings:
+    """What `embed` needs of these curves."""
     width, height = figure.get_size_inches() * figure.dpi
     points: dict[float, tuple[int, str, list[tuple[int, int, str]]]] = {}
+    below = [0.0] * len(curves[0].x)
     for which, curve in enumerate(curves):
-        for (left, up), x, y, note in zip(
-            axes.transData.transform(list(zip(curve.x, curve.y, strict=True))),
-            curve.x, curve.y, curve.notes, strict=True,
-        ):  # fmt: skip
-            value = f"{y:.1%}" if percent else f"{y:.4g}"
-            place = (int(1e4 * left / width), note, [])
-            points.setdefault(x, place)[2].append((which, int(1e4 * (1 - up / height)), value))
-    if not points:
-        return None
+        values = [value or 0.0 for value in curve.y]
+        if stacked:
+            below = [sum(pair) for pair in zip(below, values, strict=True)]
+        places = axes.transData.transform(
+            list(zip(curve.x, below if stacked else values, strict=True))
+        )
+        for (left, up), x, value, note in zip(places, curve.x, values, curve.notes, strict=True):
+            text = f"{value:.1%}" if percent else f"{value:.4g}"
+            place: tuple[int, str, list[tuple[int, int, str]]] = (int(1e4 * left / width), note, [])
+            points.setdefault(x, place)[2].append((which, int(1e4 * (1 - up / height)), text))
     named = [(one_line(one.label), _NAMES[one.color]) for one in curves]
     return {"series": named, "points": [points[x] for x in sorted(points)]}
 
 
-def _summary(title: str, curves: Sequence[Curve], percent: bool) -> str:
-    def each(curve: Curve) -> str:
-        def text(value: float | None) -> str:
-            return f"{value:.1%}" if percent else f"{value:.4g}"
+def _summary(curves: Sequence[Curve], percent: bool) -> str:
+    def text(value: float) -> str:
+        return f"{value:.1%}" if percent else f"{value:.4g}"
 
+    def each(curve: Curve) -> str:
         values = [one for one in curve.y if one is not None]
-        return (f"{curve.label}: {text(values[0])} at first, {text(values[-1])} at last, between "
+        return (f"{curve.label}: from {text(values[0])} to {text(values[-1])}, between "
                 f"{text(min(values))} and {text(max(values))}")  # fmt: skip
 
-    return "; ".join(map(each, curves)) or "no values"
+    return "; ".join(map(each, curves)) + "."

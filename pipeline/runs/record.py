@@ -7,7 +7,7 @@ incomplete last line is left out. This imports no torch: lists of runs are shown
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -124,6 +124,19 @@ def find(folder: Path) -> Iterator[Path]:
             folders.clear()
             yield Path(parent)
         folders.sort()
+
+
+def two_runs(paths: Sequence[str] | None) -> tuple[RunRecord, RunRecord]:
+    """The runs that the key `runs` names.
+
+    Raises:
+        ConfigError: they are not the folders of two runs.
+    """
+    if paths is None or len(paths) != 2:
+        count = "none" if paths is None else len(paths)
+        raise ConfigError(Problem("runs", f"needs the folders of two runs, and has {count}: "
+                                  "runs=[outputs/a,outputs/b]"))  # fmt: skip
+    return RunRecord.read(Path(paths[0])), RunRecord.read(Path(paths[1]))
 
 
 def by_address(path: Path) -> Iterator[tuple[Address, dict[str, Any]]]:
