@@ -27,11 +27,16 @@ def _name(node: Any) -> str:
 
 def lead(run: RunRecord) -> Markup:
     """State, verdict, the most important numbers, and the command to go on with."""
-    reached = _reached(run)
     line = Markup('<p class="verdict"><span class="state {0}">{0}</span> {1}</p>').format(
-        run.state, " ".join(filter(None, (reached, _bound(run))))
+        run.state, sentence(run)
     )
-    return page.together(line, page.figures(_figures(run)), *_next(run))
+    lines = (page.command(words, f"{what}:") for what, words in to_type(run))
+    return page.together(line, page.figures(figures(run)), *lines)
+
+
+def sentence(run: RunRecord) -> str:
+    """What the run reached, and what bounded it."""
+    return " ".join(filter(None, (_reached(run), _bound(run))))
 
 
 def number(values: Any, name: str) -> float | None:
@@ -87,7 +92,8 @@ def _bound(run: RunRecord) -> str:
     return f"Loading bounded it: it waited for data {waited:.0%} of the time."
 
 
-def _figures(run: RunRecord) -> list[tuple[str, object, object]]:
+def figures(run: RunRecord) -> list[tuple[str, object, object]]:
+    """The most important numbers: name, value, and a note or None."""
     found: list[tuple[str, object, object]] = []
     speed, waited = weighted(run, "samples_per_second"), weighted(run, "wait_share")
     if run.epochs:
@@ -99,7 +105,8 @@ def _figures(run: RunRecord) -> list[tuple[str, object, object]]:
     return found
 
 
-def _next(run: RunRecord) -> list[Markup]:
+def to_type(run: RunRecord) -> list[tuple[str, str]]:
+    """What may be done next, and the command line for it."""
     if run.state in ("preempted", "failed", "killed", "interrupted"):
-        return [page.command(command(run, f"resume={run.path}"), "To resume it:")]
+        return [("To resume it", command(run, f"resume={run.path}"))]
     return []
