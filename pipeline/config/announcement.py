@@ -46,7 +46,7 @@ def of_run(config: Config, choices: Mapping[str, Any]) -> str:
         "profile": f"timing the training of {both}",
         "tune": f"looking for the fastest loader for {both}",
         "runs": f"listing the runs below {' and '.join(shown['runs'] or ['outputs', 'multirun'])}",
-        "show": f"what {shown['run']} came to",
+        "show": f"the head of the report of {shown['run']}",
         "lr_find": f"looking for a learning rate for {both}",
     }[config.task]
     return f"{config.task}: {doing}{place}"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydra.types import RunMode
+from omegaconf import OmegaConf
 
 from pipeline.config import (
     allow_list,
@@ -26,7 +27,7 @@ from pipeline.config import (
     nodes,
     parsing,
 )
-from pipeline.config.composition import Composed, Composer, with_run_dir
+from pipeline.config.composition import Composed, Composer, plain, with_run_dir
 from pipeline.config.disclosure import Plain
 from pipeline.config.hydra_internals import BASIC_SWEEPER
 from pipeline.config.schema import READERS, Config
@@ -100,6 +101,15 @@ def accept(container: Mapping[str, Any]) -> Config:
     config, problems = examine(container)
     raise_if(problems)
     return config
+
+
+def stored(config: Mapping[str, Any]) -> Config:
+    """The configuration that a run wrote into its folder, checked like any other.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
+    return accept(plain(OmegaConf.create(dict(config))))
 
 
 def look(composer: Composer, lines: Sequence[str]) -> None:
