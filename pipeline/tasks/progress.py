@@ -156,6 +156,11 @@ class Bar(Lines):
         self.close()
         super().on_epoch_end(record)
 
+    def on_validation(self, done: int, steps: int | None) -> None:
+        super().on_validation(done, steps)
+        if done and done == steps:  # what comes next may take long, too, and have a bar of its own
+            self.close()
+
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
