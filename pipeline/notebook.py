@@ -127,7 +127,7 @@ class Run:
     @cached_property
     def _digests(self) -> dict[tuple[int, int], str]:
         path = self.path / DIGESTS
-        return {tuple(address): one["hash"] for address, one in by_address(path)}
+        return {(address.epoch, address.step): one["hash"] for address, one in by_address(path)}
 
     def __repr__(self) -> str:
         told = ", ".join(f"{value}" if name == "state" else f"{name} {value}"

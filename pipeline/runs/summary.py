@@ -82,8 +82,8 @@ def _facts(path: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
             best = last if better else best
     return {
         "started": _time(manifest.get("started")),
-        "epochs": int(_number(last, "epoch") or 0) + 1 if last else 0,
-        "steps": int(_number(last, "step") or 0),
+        "epochs": _count(last, "epoch", -1) + 1,
+        "steps": _count(last, "step", 0),
         "metric": metric,
         "best": _number(best, f"val/{metric}"),
         "mode": mode,
@@ -116,6 +116,11 @@ def _number(values: Mapping[str, Any], name: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value
+
+
+def _count(values: Mapping[str, Any], name: str, otherwise: int) -> int:
+    value = _number(values, name)
+    return int(value) if value is not None and 0 <= value < 1e15 else otherwise
 
 
 def _time(text: Any) -> datetime | None:

@@ -41,6 +41,7 @@ NEEDS = {
     "collate/single": ["batch.size=null"],
     "task/validate": ["checkpoint=x"],
     "task/verify": ["runs=[a,b]"],
+    "task/show": ["run=a"],
     "dataset/audio_pairs": ["dataset.root=x"],
     "model/audio_net": ["transform=audio"],
 }
