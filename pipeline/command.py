@@ -38,7 +38,7 @@ from pipeline.config import (
     project,
 )
 from pipeline.config.composition import CONF, VERSION_BASE, Composer, plain, with_run_dir
-from pipeline.config.schema import READERS, Config
+from pipeline.config.schema import READING, Config
 from pipeline.distributed import launch, preemption, world
 from pipeline.distributed.preemption import Preempted, Preemption, Stop
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
@@ -178,8 +178,8 @@ def _run(config: Config) -> float | None:
 
 
 def _run_task(config: Config) -> float | None:
-    if config.task not in READERS:
-        from pipeline.config import notices  # imports torch, which `--help` does without
+    if config.task not in READING:
+        from pipeline.config import notices  # imports torch, which those do without
 
         for notice in (*notices.find(config), *endpoints.notices(config.plain())):
             _announce(notice)

@@ -10,6 +10,10 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import HealthCheck, settings
 
+from pipeline.tasks import report
+
+LEAVE_REPORT = report.leave
+
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("any machine", deadline=None,
                           suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
@@ -70,6 +74,23 @@ def no_power_cut():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_reports():
+    """Fits of this process leave no report.html (0.3 s each), but in tests that ask for `reports`.
+
+    Subprocesses leave them as outside of tests.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "leave", lambda folder, is_done: None)
+        yield
+
+
+@pytest.fixture
+def reports(monkeypatch):
+    """Fits of this test leave a report.html, as they do outside of tests."""
+    monkeypatch.setattr(report, "leave", LEAVE_REPORT)
 
 
 def pytest_unconfigure():

@@ -30,7 +30,7 @@ from pipeline.config import (
 from pipeline.config.composition import Composed, Composer, plain, with_run_dir
 from pipeline.config.disclosure import Plain
 from pipeline.config.hydra_internals import BASIC_SWEEPER
-from pipeline.config.schema import READERS, Config
+from pipeline.config.schema import READING, Config
 from pipeline.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -57,10 +57,12 @@ def examine(
     wrong = wrong or bool(problems)
     if wrong and "torch" not in sys.modules:
         return config, problems
+    if getattr(config, "task", "") in READING:
+        if begin is not None and not wrong:
+            begin(config)
+        return config, problems
     if begin is not None and not wrong:
         begin(config)
-    if not problems and config.task in READERS:
-        return config, []
     from pipeline.config import contradictions  # imports torch
 
     found = {}

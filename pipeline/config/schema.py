@@ -17,10 +17,7 @@ Node = dict[str, Any]  # a part: `_target_` and its arguments
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 Task = Literal["fit", "validate", "digest", "replay", "verify", "check", "pack",
-               "profile", "tune", "lr_find", "runs", "show"]  # fmt: skip
-# Tasks that only read the folders of runs: no part is checked or built, torch is not imported.
-READERS = ("runs", "show")
-
+               "profile", "tune", "lr_find", "report", "runs", "show"]  # fmt: skip
 RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
 
 
@@ -171,6 +168,7 @@ class TrainerSection(Section):
     ledger: bool
     progress: Literal["auto", "rich", "plain", "none"]
     pictures: bool
+    report: bool
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     limit_batches: LimitBatches = LimitBatches()
     overfit_batches: Count | None = None
@@ -247,5 +245,7 @@ class Config(Section):
         return shown
 
 
+# Tasks that only read files of runs, and need no torch.
+READING = ("report", "runs", "show")
 TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "run", "find", "tune",
              "lr_find")  # fmt: skip

@@ -42,7 +42,7 @@ _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _LONG = re.compile(r"-?\d+\.\d\d+")
 _SVG = "{http://www.w3.org/2000/svg}"
 _HREF = "{http://www.w3.org/1999/xlink}href"
-_SETTINGS = {
+_SETTINGS: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "penstock", "text.parse_math": False,
     "path.simplify": False, "axes.unicode_minus": True,
 }  # fmt: skip
@@ -108,14 +108,13 @@ def line_chart(
     for wide in (True, False) if broad else (False,):
         figure, axes = new_axes(wide)
         if stacked:
-            values = [list(one.y) for one in drawn]
-            axes.stackplot(list(drawn[0].x), values, colors=[one.color for one in drawn],
-                           alpha=0.85, linewidth=0)  # fmt: skip
+            axes.stackplot(list(drawn[0].x), [_values(one) for one in drawn], linewidth=0,
+                           colors=[one.color for one in drawn], alpha=0.85)  # fmt: skip
             axes.set_ylim(bottom=0)
         else:
             for one in drawn:
                 few = len(one.x) <= 30 if one.dots is None else one.dots
-                axes.plot(one.x, one.y, color=one.color, linewidth=0.9 if one.thin else 1.8,
+                axes.plot(one.x, _values(one), color=one.color, linewidth=0.9 if one.thin else 1.8,
                           marker="o" if few else "", markersize=3.2)  # fmt: skip
         for value in (levels or {}).values():
             axes.axhline(value, color=MUTED, linewidth=1.4, linestyle=_DOTTED)
@@ -125,7 +124,8 @@ def line_chart(
         figures.append(figure)
         readings.append(_readings(figure, axes, drawn, percent, stacked))
     return embed(figures[0], title, _summary(drawn, percent), readings=readings,
-                 narrow=figures[1] if broad else None, legend=legend if len(legend) > 1 else ())  # fmt: skip
+                 narrow=figures[1] if broad else None,
+                 legend=legend if len(legend) > 1 else ())  # fmt: skip
 
 
 def thinned(curve: Curve, color: str, most: int = MOST_POINTS) -> Curve:
@@ -256,7 +256,7 @@ def _rewritten(name: str, value: str, key: str) -> str:
 
 def _settle(axes: Axes, curves: Sequence[Curve], log: bool, percent: bool) -> None:
     """Axes that fit the values, with short numbers on them."""
-    values = [one for curve in curves for one in curve.y if one is not None]
+    values = [one for curve in curves for one in _values(curve)]
     if log and min(values) > 0:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(lambda value, place: "")
@@ -283,7 +283,7 @@ def _readings(
     points: dict[float, tuple[int, str, list[tuple[int, int, str]]]] = {}
     below = [0.0] * len(curves[0].x)
     for which, curve in enumerate(curves):
-        values = [value or 0.0 for value in curve.y]
+        values = _values(curve)
         if stacked:
             below = [sum(pair) for pair in zip(below, values, strict=True)]
         places = axes.transData.transform(
@@ -297,12 +297,17 @@ def _readings(
     return {"series": named, "points": [points[x] for x in sorted(points)]}
 
 
+def _values(curve: Curve) -> list[float]:
+    """The values of a curve that is `thinned`, where none is missing."""
+    return [value for value in curve.y if value is not None]
+
+
 def _summary(curves: Sequence[Curve], percent: bool) -> str:
     def text(value: float) -> str:
         return f"{value:.1%}" if percent else f"{value:.4g}"
 
     def each(curve: Curve) -> str:
-        values = [one for one in curve.y if one is not None]
+        values = _values(curve)
         return (f"{curve.label}: from {text(values[0])} to {text(values[-1])}, between "
                 f"{text(min(values))} and {text(max(values))}")  # fmt: skip
 

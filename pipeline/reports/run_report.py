@@ -10,7 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.files.disk import write_atomically
-from pipeline.reports import curves, page, settings, verdict
+from pipeline.reports import (
+    curves,
+    environment,
+    page,
+    settings,
+    spikes,
+    starts,
+    time_spent,
+    verdict,
+)
 from pipeline.reports.page import Section
 from pipeline.runs.record import RunRecord
 
@@ -19,6 +28,12 @@ NAME = "report.html"
 SECTIONS: tuple[Callable[[RunRecord], Section | None], ...] = (
     settings.section,
     curves.section,
+    time_spent.section,
+    # samples and predictions
+    spikes.section,
+    # the data
+    starts.section,
+    environment.section,
 )
 
 
@@ -40,5 +55,5 @@ def write(folder: Path, key: str = "runs") -> Path:
 def make(run: RunRecord) -> str:
     """The report of a run as HTML."""
     sections = [one for one in (make(run) for make in SECTIONS) if one is not None]
-    return page.render(verdict.title(run), "a run", verdict.lead(run), sections,
-                       f"Made from the files in {run.path}; task=report makes it again.")  # fmt: skip
+    foot = f"Made from the files in {run.path}; task=report makes it again."
+    return page.render(verdict.title(run), "a run", verdict.lead(run), sections, foot)

@@ -2,82 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import yaml
+from markupsafe import Markup
 
 from pipeline.config import parsing
-from pipeline.config.composition import Composer
-from pipeline.config.disclosure import HIDDEN
+from pipeline.config.composition import Composed, Composer
 from pipeline.errors import ConfigError
 from pipeline.reports import page
 from pipeline.reports.page import Section
+from pipeline.reports.values import as_yaml, overrides
 from pipeline.runs.record import RunRecord
 from pipeline.runs.resumption import leaves
 
-_ALWAYS_DIFFER = ("run_dir", "resume", "task", "runs")
+_OF_EVERY_RUN = ("run_dir", "resume", "task", "runs")
+_NOT_SET = object()
+_MOST_ROWS = 300
 
 
 def section(run: RunRecord) -> Section:
-    """Command, git state, and the configuration as a diff, whole below."""
-    git = run.manifest.get("git")
-    facts = {
-        "started": run.manifest.get("started"),
-        "folder": run.path,
-        "seed": run.config.get("seed"),
-    }
-    if isinstance(git, dict):
-        facts["git"] = f"{git.get('commit')}{', with changes' if git.get('dirty') else ''}"
+    """The command, the git state, the configuration as a difference, and all of it, folded."""
     whole = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True, width=88)
+    given = {"started": run.manifest.get("started"), "folder": run.path, "git": git(run),
+             "seed": run.config.get("seed")}  # fmt: skip
     return Section("Settings", page.together(
         page.command(str(run.manifest.get("command", "")), "It was started by"),
-        page.facts(facts), _difference(run),
+        page.facts(given), *_differences(run),
         page.folded("The whole configuration", page.code(whole, "config.yaml")),
     ))  # fmt: skip
 
 
-def _difference(run: RunRecord) -> page.Markup:
+def git(run: RunRecord) -> str:
+    """The commit that the run was started from, and whether files differed from it."""
+    state = run.manifest.get("git")
+    if not isinstance(state, dict):
+        return "not a checkout, or without git"
+    return f"{state.get('commit')}{', and files differed from it' if state.get('dirty') else ''}"
+
+
+def _differences(run: RunRecord) -> list[Markup]:
     own = dict(leaves(run.config))
-    words = [str(one) for one in run.manifest.get("overrides", [])]
-    plain, chosen, options = defaults(words)
-    rows = [(key, _text(chosen.get(key, MISSING)), _text(own.get(key, MISSING)))
-            for key in {**own, **chosen}
-            if key.split(".")[0] not in _ALWAYS_DIFFER
-            and own.get(key, MISSING) != chosen.get(key, MISSING)]  # fmt: skip
-    return page.table("Keys that differ from the defaults", ("key", "default", "this run"), rows)
+    try:
+        composer = Composer()
+        choices = [word for word in overrides(run) if _is_choice(composer, word)]
+        plain = composer.compose([])
+        chosen = composer.compose(composer.parse(choices)[0]) if choices else plain
+        default = _settled(chosen)
+    except ConfigError as error:
+        return [page.paragraph(f"It cannot be compared with the defaults: {error}")]
+    options, usual = (one.hydra.get("runtime", {}).get("choices", {}) for one in (chosen, plain))
+    swapped = [(group, usual.get(group) or "none", option or "none")
+               for group, option in options.items() if option != usual.get(group)]  # fmt: skip
+    changed = [
+        (key, _text(default.get(key, _NOT_SET)), _text(own.get(key, _NOT_SET)))
+        for key in {**own, **default}
+        if key.partition(".")[0] not in _OF_EVERY_RUN
+        and own.get(key, _NOT_SET) != default.get(key, _NOT_SET)
+    ]  # fmt: skip
+    parts = []
+    if swapped:
+        parts.append(page.table("Options chosen in place of the default ones",
+                                ("group", "default", "this run"), swapped))  # fmt: skip
+    if not changed:
+        return [*parts, page.paragraph("Every key has the value that these options give it.")]
+    keys = page.table(
+        f"Keys that differ from {'what these options give' if swapped else 'the defaults'}",
+        ("key", "default", "this run"), changed[:_MOST_ROWS],
+    )  # fmt: skip
+    more = len(changed) - _MOST_ROWS
+    return [*parts, keys, *([page.paragraph(f"{more} more keys differ.")] if more > 0 else [])]
 
 
-MISSING = object()
+def _is_choice(composer: Composer, word: str) -> bool:
+    """Whether an override names an option of ours; the manifest may be anybody's."""
+    group, _, option = word.lstrip("+").partition("=")
+    if not group.replace("_", "").isalpha() or group == "hydra":
+        return False
+    return option in composer.options(group)
+
+
+def _settled(composed: Composed) -> dict[str, Any]:
+    """The keys of a composition as a run would write them."""
+    config, problems = parsing.check(composed.config)
+    return dict(leaves(composed.config if problems else config.written()))
 
 
 def _text(value: Any) -> str:
-    return "not set" if value is MISSING else "null" if value is None else str(value)
-
-
-def defaults(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """The defaults by dotted key: with no overrides, and with the options that `words` choose.
-
-    Also returns those choices. Options that this program does not have are left out.
-    """
-    composer = Composer()
-    choices = [word for word in words if HIDDEN not in word and _is_known(composer, word)]
-    plain = _settled(composer, [])
-    return plain, _settled(composer, choices) if choices else plain, choices
-
-
-def _is_known(composer: Composer, word: str) -> bool:
-    group, _, option = word.lstrip("+").partition("=")
-    try:
-        return option in composer.options(group)
-    except Exception:
-        return False
-
-
-def _settled(composer: Composer, words: Sequence[str]) -> dict[str, Any]:
-    composed = composer.compose(composer.parse(words)[0])
-    config, _ = parsing.check(composed.config)
-    try:
-        return dict(leaves(config.written()))
-    except (ConfigError, AttributeError, TypeError, ValueError):
-        return dict(leaves(composed.config))
+    return "not set" if value is _NOT_SET else as_yaml(value)

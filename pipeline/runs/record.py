@@ -22,6 +22,7 @@ from pipeline.files.disk import LONGEST_LINE, is_locked
 from pipeline.files.plain_json import JsonError, integer, mapping, shown
 from pipeline.files.regular_file import open_regular
 from pipeline.order.address import Address
+from pipeline.runs import left_out
 from pipeline.runs.manifest import read_config, read_manifest
 
 LEDGER, DIGESTS, METRICS, HOLDER = "ledger.jsonl", "digests.jsonl", "metrics.jsonl", "holder.json"
@@ -107,6 +108,12 @@ class RunRecord:
         columns = list(zip(*lines, strict=True)) or [()] * 5
         kinds = (np.int64, np.int64, np.int64, np.uint64, np.float64)
         return Ledger(*(np.array(one, kind) for one, kind in zip(columns, kinds, strict=True)))
+
+    @cached_property
+    def left_out(self) -> list[left_out.Entry]:
+        """The samples that the run left out: the lines of its quarantine.csv."""
+        path = self.path / left_out.NAME
+        return left_out.read(path) if path.exists() else []
 
 
 def state_of(path: Path, manifest: Mapping[str, Any]) -> str:

@@ -33,7 +33,8 @@ from pipeline.order.plan import Plan, Request
 from pipeline.order.randomness import Draws, sample_keys
 from pipeline.order.samplers import Sequential
 from pipeline.order.streams import StreamOrder, StreamPlan, length_of
-from pipeline.runs.quarantine import NAME, Entry, QuarantineFile, entries
+from pipeline.runs.left_out import NAME, Entry
+from pipeline.runs.quarantine import QuarantineFile, entries
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.tables import put_rows
 from pipeline.terminal import ProgressDisplay, one_line, put, say

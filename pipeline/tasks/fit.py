@@ -38,13 +38,15 @@ from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.loading.loader import Loader
 from pipeline.order.plan import Plan
 from pipeline.order.streams import StreamPlan
-from pipeline.runs import quarantine, run_state
+from pipeline.runs import run_state
 from pipeline.runs.identity.sources import code_of
+from pipeline.runs.left_out import NAME as QUARANTINE
 from pipeline.runs.pictures import learning_curves
 from pipeline.runs.resumption import fingerprint, spans
 from pipeline.runs.run_folder import Status
 from pipeline.runs.tracker import Nothing, Tracker
 from pipeline.tasks import outcome, predictions, progress
+from pipeline.tasks import report as report_page
 from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.recording import Confusions, Digests, Ledger, Metrics, Quarantine
 from pipeline.tasks.validate import baseline, load_weights, monitored, try_one_batch
@@ -72,7 +74,13 @@ def run(config: Config) -> float | None:
 def _tried(config: Config, folder: str) -> Config:
     """The configuration for `fast_dev_run`: one step and one batch of validation in `folder`."""
     trainer = config.trainer.model_copy(
-        update={"max_epochs": 1, "max_steps": None, "checkpoint": None, "pictures": False}
+        update={
+            "max_epochs": 1,
+            "max_steps": None,
+            "checkpoint": None,
+            "pictures": False,
+            "report": False,
+        }
     )
     scheduler = {**config.scheduler, "warmup": 0} if config.scheduler else None
     return config.model_copy(update={
@@ -260,22 +268,24 @@ def watched(
     display = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
     data = parts.data
     datasets = {split.name: split.fingerprint["dataset"] for split in (data.train, data.val)}
-    left_out = Quarantine(folder.path / quarantine.NAME, datasets, data.train.budget)
+    left_out = Quarantine(folder.path / QUARANTINE, datasets, data.train.budget)
     observers: list[Observer] = [Metrics(folder, tracker), display, left_out]
     if trainer.ledger:
         observers.append(Ledger(folder.path / "ledger.jsonl"))
     if trainer.digest:
         observers.append(Digests(folder.path / "digests.jsonl"))
     status: Status = "failed"
+    reason = ""  # for the manifest
     try:
         with closing(tracker), closing(display):
             yield tracker, observers
         status = "done"
     except NonFiniteLossError as error:
+        reason = str(error)
         again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
         raise PenstockError(f"{error}. To see that batch:\n  {again}") from error
     except (Preempted, Stop) as error:
-        status = "preempted"
+        status, reason = "preempted", str(error)
         if opened.checkpoints is None:
             raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error
         if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -283,14 +293,22 @@ def watched(
         again = disclosure.command([*started_words(), f"resume={folder.path}"])
         raise Preempted(f"{error}. To resume:\n  {again}") from error
     except KeyboardInterrupt:
-        status = "interrupted"
+        status, reason = "interrupted", "Ctrl-C"
         say(f"stopped; the run is in {folder.path}")
         raise
+    except Exception as error:
+        name = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
+        reason = f"{name}{error}"
+        raise
     finally:
+        if reason:
+            folder.manifest["sessions"][-1]["reason"] = disclosure.urls(reason)[:1000]
         unchanged = status != "done" and folder.was_done and not opened.came_further()
         if unchanged:
             opened.put_back()
         folder.finish(status, unchanged)
+        if trainer.report:
+            report_page.leave(folder.path, status == "done")
 
 
 def command_line(*given: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, Problem
 from pipeline.reports import run_report, verdict
+from pipeline.reports.values import command, value
 from pipeline.runs.record import RunRecord
 from pipeline.terminal import one_line, put
 
@@ -29,14 +30,14 @@ def run(config: Config) -> None:
     starts = "" if len(sessions) < 2 else f", started {len(sessions)} times"
     _line("run", f"{record.path}: {verdict.title(record)}")
     _line("state", f"{record.state}{starts}")
-    _line("reached", verdict.sentence(record))
-    for name, value, note in verdict.figures(record):
-        _line(name, f"{value}{'' if note is None else f', {note}'}")
-    for what, command in verdict.to_type(record):
-        _line(what[0].lower() + what[1:], command)
+    _line("verdict", verdict.sentence(record))
+    for name, figure, note in verdict.figures(record):
+        _line(name, f"{figure}{'' if note is None else f', {note}'}")
     page = record.path / run_report.NAME
-    make = verdict.command(record, "task=report", f"runs=[{record.path}]")
+    make = command(record, "task=report", f"runs=[{value('', record.path)[1:]}]")
     _line("report", str(page) if page.exists() else f"none yet: {make}")
+    for line, what in verdict.to_type(record):
+        put(f"{one_line(what)}\n    {one_line(line)}")
 
 
 def _line(name: str, text: str) -> None:

@@ -203,8 +203,8 @@ def test_the_head_of_a_report(write, capsys):
     told = dict(line.split(maxsplit=1) for line in outcome.out.splitlines() if line.strip())
     assert told["run"] == "outputs/a: LandmarkNet on SyntheticFaces"
     assert told["state"] == "done"
-    assert "nme 0.1" in told["reached"]
-    assert "baseline" in told["reached"]
+    assert told["verdict"].startswith("nme reached 0.1 in epoch ")
+    assert "the best constant prediction has 0.5" in told["verdict"]
     assert "task=report" in told["report"]
     (path / "report.html").write_text("")
     assert "outputs/a/report.html" in run(capsys, "task=show", f"run={path}").out
