@@ -17,7 +17,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -86,6 +85,7 @@ def line_chart(
     title: str, curves: Sequence[Curve], *, x_label: str = "", marks: Sequence[Mark] = (),
     levels: Mapping[str, float] | None = None, log: bool = False, broad: bool = False,
     stacked: bool = False, percent: bool = False, most: int = MOST_POINTS,
+    span: tuple[float, float] | None = None,
 ) -> Markup:  # fmt: skip
     """Lines over a common axis; nothing where they have no points.
 
@@ -96,6 +96,7 @@ def line_chart(
         stacked: areas on top of each other; all curves have the same x.
         percent: values are shares, shown from 0 to 100 %.
         most: points of each curve.
+        span: the ends of the common axis, so that several charts have the same.
     """
     free = iter([one for one in COLORS if one not in {curve.color for curve in curves}] * 99)
     drawn = [thinned(curve, curve.color or next(free), most) for curve in curves]
@@ -118,7 +119,7 @@ def line_chart(
                           marker="o" if few else "", markersize=3.2)  # fmt: skip
         for value in (levels or {}).values():
             axes.axhline(value, color=MUTED, linewidth=1.4, linestyle=_DOTTED)
-        _settle(axes, drawn, log, percent)
+        _settle(axes, drawn, log, percent, span)
         draw_marks(axes, marks)
         axes.set_xlabel(one_line(x_label))
         figures.append(figure)
@@ -149,7 +150,7 @@ def new_axes(broad: bool = False, height: float = 2.3) -> tuple[Figure, Axes]:
     """A figure of a chart's size in inches, with one pair of axes in our style."""
     from matplotlib.figure import Figure
 
-    width, height = (13.2, height * 1.25) if broad else (4.6, height)
+    width, height = (13.2, height * 1.45) if broad else (4.6, height)
     figure = Figure(figsize=(width, height), facecolor="none")
     axes = figure.add_axes((0.58 / width, 0.46 / height, 1 - 0.74 / width, 1 - 0.72 / height))
     style(axes)
@@ -170,18 +171,21 @@ def style(axes: Axes) -> None:
 
 
 def draw_marks(axes: Axes, marks: Iterable[Mark]) -> None:
-    """Vertical lines with their words above, in two rows by turns; ticks where there is no word."""
+    """Vertical lines with their words above, in a second row if near; ticks for those without."""
     low, high = axes.get_xlim()
     inside = sorted((one for one in marks if low <= one.x <= high), key=lambda one: one.x)
     ticks = [one.x for one in inside if not one.label]
     if ticks:
         axes.plot(ticks, [0.02] * len(ticks), "|", color=COLORS[1], markersize=7,
                   transform=axes.get_xaxis_transform())  # fmt: skip
-    for place, mark in enumerate(one for one in inside if one.label):
+    room, row = low - (high - low), 0
+    for mark in (one for one in inside if one.label):
+        row = 1 - row if mark.x - room < 0.15 * (high - low) else 0
+        room = mark.x
         axes.axvline(mark.x, color=MUTED, linewidth=1, linestyle=_DASHED)
         right = mark.x > low + 0.8 * (high - low)
         axes.annotate(one_line(mark.label), (mark.x, 1), xycoords=("data", "axes fraction"),
-                      xytext=(-2 if right else 2, 1 + 10 * (place % 2)), fontsize=9, color=AXIS,
+                      xytext=(-2 if right else 2, 1 + 10 * row), fontsize=9, color=AXIS,
                       textcoords="offset points", ha="right" if right else "left",
                       annotation_clip=False)  # fmt: skip
 
@@ -199,19 +203,14 @@ def embed(
         legend: label, colour's name in page.css, and whether dotted, of each line.
         readings: what a pointer finds in `figure` and in `narrow`.
     """
-    key = hashlib.blake2b(title.encode(errors="replace"), digest_size=3).hexdigest()
-    key = f"{key}{next(_numbers):x}"
     label = one_line(f"{title}. {summary}")
     figures = [one for one in (figure, narrow) if one is not None]
-    plots = [_svg(one, f"{key}{'ab'[place]}", label) for place, one in enumerate(figures)]
+    plots = [_svg(one, label) for one in figures]
     pairs = list(zip(plots, readings or [None] * len(plots), strict=True))
     return part("chart", one_line(title), pairs, legend, broad or narrow is not None)
 
 
-_numbers = count()
-
-
-def _svg(figure: Figure, key: str, label: str) -> Markup:
+def _svg(figure: Figure, label: str) -> Markup:
     """A figure as an element of a page: own ids, the page's colours and fonts."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -220,7 +219,9 @@ def _svg(figure: Figure, key: str, label: str) -> Markup:
     written = io.BytesIO()
     with matplotlib.rc_context(_SETTINGS):
         figure.savefig(written, format="svg", metadata={"Date": None}, transparent=True)
-    root = ElementTree.fromstring(written.getvalue())
+    content = written.getvalue()
+    key = "f" + hashlib.blake2b(label.encode(errors="replace") + content, digest_size=5).hexdigest()
+    root = ElementTree.fromstring(content)
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag.endswith("metadata") or child.tag == f"{_SVG}style":
@@ -254,8 +255,13 @@ def _rewritten(name: str, value: str, key: str) -> str:
     return re.sub(r"font: ([\d.]+px)[^;]*", r"font-size: \1", value)
 
 
-def _settle(axes: Axes, curves: Sequence[Curve], log: bool, percent: bool) -> None:
+def _settle(
+    axes: Axes, curves: Sequence[Curve], log: bool, percent: bool,
+    span: tuple[float, float] | None,
+) -> None:  # fmt: skip
     """Axes that fit the values, with short numbers on them."""
+    from matplotlib.ticker import MaxNLocator
+
     values = [one for curve in curves for one in _values(curve)]
     if log and min(values) > 0:
         axes.set_yscale("log")
@@ -269,9 +275,9 @@ def _settle(axes: Axes, curves: Sequence[Curve], log: bool, percent: bool) -> No
     low, high = min(curve.x[0] for curve in curves), max(curve.x[-1] for curve in curves)
     if low == high:  # a single one, with room on both sides
         axes.set_xlim(low - 1, high + 1)
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if span is not None and span[0] < span[1]:
+        axes.set_xlim(span[0] - 0.01 * (span[1] - span[0]), span[1] + 0.02 * (span[1] - span[0]))
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:,.0f}")
 
 

@@ -15,7 +15,6 @@ from pipeline.runs.record import Ledger, RunRecord
 
 _MOST_CHARTS, _MOST_CURVES = 30, 8
 _MOST_POINTS = 9000  # of all metrics together
-_LABEL = "optimizer steps"
 _COLUMNS = 12  # of the table of epochs
 
 
@@ -25,7 +24,10 @@ def section(run: RunRecord) -> Section | None:
         return None
     steps = Steps(run)
     marks, said = events(run, steps)
-    charts = [_loss(run, steps, marks), *_metrics(run, steps, marks), _rate(run, steps)]
+    last = max(one["step"] for one in [*run.logs, *run.epochs])
+    axis = {"x_label": "optimizer steps", "span": (0.0, float(last))}
+    charts = [_loss(run, steps, marks, axis), *_metrics(run, steps, marks, axis),
+              _rate(run, steps, axis)]  # fmt: skip
     happened = page.listed(said) if said else None
     return Section("Curves", page.together(
         page.charts_of(charts), happened, _numbers(run)))  # fmt: skip
@@ -89,7 +91,7 @@ def of_ledger(ledger: Ledger, steps: Steps) -> Curve:
                  dots=False)  # fmt: skip
 
 
-def _loss(run: RunRecord, steps: Steps, marks: list[Mark]) -> Markup:
+def _loss(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, Any]) -> Markup:
     if run.ledger is not None and len(run.ledger.loss):
         fine = of_ledger(run.ledger, steps)
     else:
@@ -100,11 +102,11 @@ def _loss(run: RunRecord, steps: Steps, marks: list[Mark]) -> Markup:
     values = [value for one in lines[1:] for value in one.y if value is not None]
     far = bool(values) and min(values) > 0 and max(values) > 20 * min(values)
     level = number(run.manifest.get("baseline"), "loss")
-    return line_chart("Loss", lines, marks=marks, broad=True, log=far, x_label=_LABEL,
+    return line_chart("Loss", lines, marks=marks, broad=True, log=far, **axis,
                       levels={} if level is None else {"best constant": level})  # fmt: skip
 
 
-def _metrics(run: RunRecord, steps: Steps, marks: list[Mark]) -> list[Markup]:
+def _metrics(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, Any]) -> list[Markup]:
     """A chart a metric; its values for classes (`val/recall/cat`) are lines of one chart."""
     panels: dict[str, dict[str, str]] = {}
     for name in dict.fromkeys(name for one in run.epochs for name in one):
@@ -122,16 +124,16 @@ def _metrics(run: RunRecord, steps: Steps, marks: list[Mark]) -> list[Markup]:
         level = number(baseline, title)
         more = f" ({len(kept)} of {len(lines)} classes)" if len(lines) > len(kept) else ""
         found.append(line_chart(
-            title + more, curves, marks=[one for one in marks if one.label], x_label=_LABEL,
+            title + more, curves, marks=[one for one in marks if one.label], **axis,
             most=max(40, _MOST_POINTS // max(count, 1)),
             levels={} if level is None else {"best constant": level},
         ))  # fmt: skip
     return found
 
 
-def _rate(run: RunRecord, steps: Steps) -> Markup:
+def _rate(run: RunRecord, steps: Steps, axis: dict[str, Any]) -> Markup:
     curve = _curve(steps, run.logs or run.epochs, "lr", "learning rate", COLORS[2])
-    return line_chart("Learning rate", [curve], x_label=_LABEL)
+    return line_chart("Learning rate", [curve], **axis)
 
 
 def _numbers(run: RunRecord) -> Markup | None:

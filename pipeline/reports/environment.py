@@ -29,10 +29,11 @@ def section(run: RunRecord) -> Section:
         "Penstock": manifest.get("penstock"), **known,
     }  # fmt: skip
     lines, notes = reproduction(run, known)
+    what = "To reproduce the run, and to check that it is the same one:"
     return Section("Environment, and the same run again", page.together(
-        page.facts(machine), page.command("\n".join(lines), "To reproduce the run, and to check "
-                                          "that it is the same one:"),
-        page.listed(notes) if notes else None))  # fmt: skip
+        page.facts(machine, short=True), page.command("\n".join(lines), what),
+        page.listed(notes) if notes else None,
+    ))  # fmt: skip
 
 
 def reproduction(run: RunRecord, packages: dict[str, Any]) -> tuple[list[str], list[str]]:

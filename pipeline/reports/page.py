@@ -2,7 +2,8 @@
 
     Section("Curves", body)            a heading and what is below it
     render(title, kind, lead, sections, foot) -> str
-    table, facts, figures, command, code, folded, listed, picture, charts_of -> Markup
+    table, facts, figures, command, code, folded, listed, picture, charts_of,
+    beside, together -> Markup
 
 Every text is escaped, unless it is `Markup` that one of these functions returned; control
 characters and marks that turn the direction of reading become visible first. The page's only script
@@ -70,9 +71,14 @@ def table(
     return part("table", caption, head, list(rows), set(numbers))
 
 
-def facts(values: Mapping[str, object]) -> Markup:
-    """Names and values, a line each; those that are None or empty are left out."""
-    return part("facts", [(name, one) for name, one in values.items() if one not in (None, "")])
+def facts(values: Mapping[str, object], short: bool = False) -> Markup:
+    """Names and values; those that are None or empty are left out.
+
+    Args:
+        short: they fit side by side.
+    """
+    known = [(name, one) for name, one in values.items() if one not in (None, "")]
+    return part("facts", known, short)
 
 
 def figures(values: Iterable[tuple[str, object, object]]) -> Markup:
@@ -91,8 +97,13 @@ def code(text: str, name: str) -> Markup:
 
 
 def folded(title: str, body: Markup) -> Markup:
-    """What is shown after a click on its title, and always in print."""
+    """What is shown after a click on its title."""
     return part("folded", title, body)
+
+
+def beside(some: Iterable[Markup]) -> Markup:
+    """Tables side by side where there is room."""
+    return part("beside", list(some))
 
 
 def charts_of(some: Iterable[Markup]) -> Markup:

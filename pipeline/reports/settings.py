@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import yaml
 from markupsafe import Markup
 
 from pipeline.config import parsing
-from pipeline.config.composition import Composed, Composer
+from pipeline.config.composition import Composer
 from pipeline.errors import ConfigError
 from pipeline.reports import page
 from pipeline.reports.page import Section
-from pipeline.reports.values import as_yaml, overrides
+from pipeline.reports.values import as_yaml, clock, overrides
 from pipeline.runs.record import RunRecord
 from pipeline.runs.resumption import leaves
 
@@ -24,7 +25,7 @@ _MOST_ROWS = 300
 def section(run: RunRecord) -> Section:
     """The command, the git state, the configuration as a difference, and all of it, folded."""
     whole = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True, width=88)
-    given = {"started": run.manifest.get("started"), "folder": run.path, "git": git(run),
+    given = {"started": clock(run.manifest, "started"), "folder": run.path, "git": git(run),
              "seed": run.config.get("seed")}  # fmt: skip
     return Section("Settings", page.together(
         page.command(str(run.manifest.get("command", "")), "It was started by"),
@@ -45,13 +46,11 @@ def _differences(run: RunRecord) -> list[Markup]:
     own = dict(leaves(run.config))
     try:
         composer = Composer()
-        choices = [word for word in overrides(run) if _is_choice(composer, word)]
-        plain = composer.compose([])
-        chosen = composer.compose(composer.parse(choices)[0]) if choices else plain
-        default = _settled(chosen)
+        choices = tuple(word for word in overrides(run) if _is_choice(composer, word))
+        _, usual = _defaults(())
+        default, options = _defaults(choices)
     except ConfigError as error:
         return [page.paragraph(f"It cannot be compared with the defaults: {error}")]
-    options, usual = (one.hydra.get("runtime", {}).get("choices", {}) for one in (chosen, plain))
     swapped = [(group, usual.get(group) or "none", option or "none")
                for group, option in options.items() if option != usual.get(group)]  # fmt: skip
     changed = [
@@ -60,7 +59,7 @@ def _differences(run: RunRecord) -> list[Markup]:
         if key.partition(".")[0] not in _OF_EVERY_RUN
         and own.get(key, _NOT_SET) != default.get(key, _NOT_SET)
     ]  # fmt: skip
-    parts = []
+    parts: list[Markup] = []
     if swapped:
         parts.append(page.table("Options chosen in place of the default ones",
                                 ("group", "default", "this run"), swapped))  # fmt: skip
@@ -71,7 +70,8 @@ def _differences(run: RunRecord) -> list[Markup]:
         ("key", "default", "this run"), changed[:_MOST_ROWS],
     )  # fmt: skip
     more = len(changed) - _MOST_ROWS
-    return [*parts, keys, *([page.paragraph(f"{more} more keys differ.")] if more > 0 else [])]
+    tables = page.beside([*parts, keys])
+    return [tables, *([page.paragraph(f"{more} more keys differ.")] if more > 0 else [])]
 
 
 def _is_choice(composer: Composer, word: str) -> bool:
@@ -82,10 +82,14 @@ def _is_choice(composer: Composer, word: str) -> bool:
     return option in composer.options(group)
 
 
-def _settled(composed: Composed) -> dict[str, Any]:
-    """The keys of a composition as a run would write them."""
+@cache
+def _defaults(choices: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The keys, as a run would write them, and the options of the groups, with these choices."""
+    composer = Composer()
+    composed = composer.compose(composer.parse(choices)[0])
     config, problems = parsing.check(composed.config)
-    return dict(leaves(composed.config if problems else config.written()))
+    options = composed.hydra.get("runtime", {}).get("choices", {})
+    return dict(leaves(composed.config if problems else config.written())), options
 
 
 def _text(value: Any) -> str:

@@ -60,6 +60,9 @@ def find(ledger: Ledger, most: int = _MOST) -> list[Spike]:
 
 def section(run: RunRecord) -> Section | None:
     """A table of spikes with the commands that make their batches again."""
+    trainer = run.config.get("trainer")
+    if run.ledger is None and isinstance(trainer, dict) and trainer.get("ledger"):
+        return None  # it ended before its first step was through
     if run.ledger is None:
         text = (
             "The run wrote no ledger; with trainer.ledger=true, the steps of highest loss are here."

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from pipeline.reports import page
 from pipeline.reports.page import Section
-from pipeline.reports.values import duration, moment, number
+from pipeline.reports.values import clock, duration, moment, number
 from pipeline.runs.record import RunRecord
 
 _MOST_ROWS = 200
@@ -36,7 +36,7 @@ def _row(run: RunRecord, place: int, one: dict[str, Any]) -> tuple[object, ...]:
     if isinstance(at, list) and len(at) == 2:
         where = f"epoch {at[0]}, step {at[1]}"
     repeated = one.get("repeated", 0)
-    return (one.get("started", "–"), state, took, one.get("world", 1), where, repeated,
+    return (clock(one, "started"), state, took, one.get("world", 1), where, repeated,
             one.get("reason") or "–")  # fmt: skip
 
 

@@ -39,6 +39,12 @@ def moment(values: Any, name: str) -> datetime | None:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
+def clock(values: Any, name: str) -> str:
+    """The same in words, to the second."""
+    found = moment(values, name)
+    return "–" if found is None else found.strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
 def duration(seconds: float) -> str:
     """Seconds in the largest units that fit, e.g. 3 h 20 min."""
     if seconds < 99.95:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from markupsafe import Markup
@@ -11,6 +12,7 @@ from pipeline.reports.values import command, duration, number, overrides, stages
 from pipeline.runs.record import RunRecord
 from pipeline.tuning.verdict import WAITS
 
+_ADDRESS = re.compile(r"epoch (\d{1,12}), step (\d{1,12})", re.ASCII)
 _STOPPED = {
     "preempted": "It was asked to stop",
     "interrupted": "It was interrupted",
@@ -38,7 +40,9 @@ def lead(run: RunRecord) -> Markup:
     said = Markup('<p class="verdict"><span class="state {0}">{0}</span> {1}</p>').format(
         page.shown(run.state), page.shown(sentence(run))
     )
-    lines = (page.command(line, what) for line, what in to_type(run))
+    lines = [page.command(line, what) for line, what in to_type(run)]
+    if run.state == "done" and len(lines) > 1:
+        lines[1:] = [page.folded("Other next steps", page.together(*lines[1:]))]
     return page.together(said, page.figures(figures(run)), *lines)
 
 
@@ -117,7 +121,12 @@ def to_type(run: RunRecord) -> list[tuple[str, str]]:
     if run.state in ("preempted", "interrupted", "killed"):
         return [(command(run, here), "To resume it where it stopped:")]
     if run.state == "failed":
-        return [(command(run, here), "When the cause is mended, to resume it:")]
+        place = _ADDRESS.search(str(run.sessions[-1].get("reason"))) if run.sessions else None
+        lines = [(command(run, here), "When the cause is mended, to resume it:")]
+        if place is not None:
+            words = [*overrides(run), "task=replay", f"epoch={place[1]}", f"step={place[2]}"]
+            lines.insert(0, (command(run, *words), "To see that batch:"))
+        return lines
     if run.state != "done":
         return []
     words, lines = overrides(run), []

@@ -59,4 +59,3 @@ for (const command of document.querySelectorAll(".command")) {
   });
   command.append(button);
 }
-addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
