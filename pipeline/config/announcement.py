@@ -41,6 +41,7 @@ def of_run(config: Config, choices: Mapping[str, Any]) -> str:
         "digest": f"hashing the batches of {data}",
         "replay": f"making batch ({config.epoch}, {config.step}) of {data} again",
         "verify": f"comparing {' and '.join(shown['runs'] or ['two runs'])}",
+        "diff": f"comparing {' and '.join(shown['runs'] or ['two runs'])}",
         "check": f"reading every sample of {data}",
         "pack": f"packing {data}",
         "profile": f"timing the training of {both}",

@@ -16,7 +16,7 @@ from pipeline.files.limits import Limits
 Node = dict[str, Any]  # a part: `_target_` and its arguments
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
-Task = Literal["fit", "validate", "digest", "replay", "verify", "check", "pack",
+Task = Literal["fit", "validate", "digest", "replay", "verify", "diff", "check", "pack",
                "profile", "tune", "lr_find", "report", "runs", "show"]  # fmt: skip
 RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
 
@@ -109,6 +109,13 @@ class FindSection(Section):
     command: str | None = None
     sort: Literal["started", "best"] = "started"
     limit: Count | None = 50
+
+
+class DiffSection(Section):
+    """What `task=diff` does besides its tables."""
+
+    weights: bool = True
+    page: str | None = None
 
 
 class DistributedSection(Section):
@@ -206,6 +213,7 @@ class Config(Section):
     pack: PackSection = PackSection()
     tune: TuneSection = TuneSection()
     lr_find: LrFindSection = LrFindSection()
+    diff: DiffSection = DiffSection()
     distributed: DistributedSection
     model: Node
     objective: Node
@@ -246,6 +254,6 @@ class Config(Section):
 
 
 # Tasks that only read files of runs, and need no torch.
-READING = ("report", "runs", "show")
+READING = ("report", "diff", "runs", "show")
 TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "run", "find", "tune",
-             "lr_find")  # fmt: skip
+             "lr_find", "diff")  # fmt: skip

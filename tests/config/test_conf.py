@@ -42,6 +42,7 @@ NEEDS = {
     "task/validate": ["checkpoint=x"],
     "task/verify": ["runs=[a,b]"],
     "task/show": ["run=a"],
+    "task/diff": ["runs=[a,b]"],
     "dataset/audio_pairs": ["dataset.root=x"],
     "model/audio_net": ["transform=audio"],
 }

@@ -17,9 +17,9 @@ from enum import StrEnum
 from typing import Any
 
 from pipeline.config.schema import TASK_KEYS
+from pipeline.errors import ConfigError
+from pipeline.runs import left_out
 from pipeline.runs.record import RunRecord
-
-QUARANTINE = "quarantine.csv"
 
 
 class Effect(StrEnum):
@@ -29,6 +29,12 @@ class Effect(StrEnum):
     WEIGHTS = "weights"
     NEITHER = "neither"
 
+
+TITLES = {
+    Effect.BATCHES: "keys that change batches",
+    Effect.WEIGHTS: "keys that change weights, and no batch",
+    Effect.NEITHER: "keys that change neither",
+}
 
 Found = tuple[Effect, str]  # with the reason, where it is not plain
 Judge = Callable[[RunRecord, RunRecord], Found]
@@ -108,8 +114,16 @@ def _validation(first: RunRecord, second: RunRecord) -> Found:
 
 def _left_out(first: RunRecord, second: RunRecord) -> Found:
     """What happens to samples that cannot be read, or claim too much."""
-    if any((run.path / QUARANTINE).exists() for run in (first, second)):
+    splits: set[str] = set()
+    for path in (first.path / left_out.NAME, second.path / left_out.NAME):
+        try:
+            splits |= {one.split for one in left_out.read(path)} if path.exists() else set()
+        except ConfigError:
+            return Effect.BATCHES, f"the {left_out.NAME} of a run cannot be read"
+    if "train" in splits:
         return Effect.BATCHES, "samples were left out"
+    if splits:
+        return _validation(first, second)
     return Effect.NEITHER, "no sample was left out"
 
 
@@ -133,7 +147,7 @@ def _ranks(first: RunRecord, second: RunRecord) -> Found:
     sharded = any(_mapping(run.config.get("distributed")).get("strategy") == "fsdp"
                   for run in (first, second))  # fmt: skip
     if shared or sharded:
-        return Effect.WEIGHTS, "sums over ranks round in another way"
+        return Effect.WEIGHTS, "sums, batch norms and dropout depend on the ranks"
     return Effect.NEITHER, "one process"
 
 
