@@ -153,11 +153,15 @@ def test_a_download_shows_how_much_came_and_leaves_no_part(here, made, monkeypat
     assert list((here / "cache" / "parts").iterdir()) == []
 
 
-def test_it_is_off_where_no_progress_is_wanted(here, made):
+def test_it_is_off_where_no_progress_is_wanted_and_on_other_ranks(here, made, monkeypatch):
     screen = made()
-    words = ("task=check", *IMAGES, "trainer.progress=none")
-    assert command.main([*words]) == 0
+    assert command.main(["task=check", *IMAGES, "trainer.progress=none"]) == 0
     assert screen.getvalue().count("\n") == 1  # what is done, before torch is imported
+    ranks = {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    for name, value in (ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}).items():
+        monkeypatch.setenv(name, str(value))
+    assert command.main(["task=check", *IMAGES, "distributed=ddp"]) == 0
+    assert "checked train" in screen.text()
     assert "\x1b" not in screen.getvalue()
 
 
