@@ -8,6 +8,7 @@ that if it is wrong.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ from pipeline.config import (
     whole_nodes,
 )
 from pipeline.config.disclosure import Plain
+from pipeline.config.grid import Grid
 from pipeline.config.hydra_loader import JOB_NAME, ConfigLoader, Kept, not_set
 from pipeline.config.messages import show
 from pipeline.distributed import preemption
@@ -44,6 +46,7 @@ CONF = reference.CONF
 VERSION_BASE = "1.3"
 _HYDRAS_FOLDER = "hydra.run.dir"
 
+_CHOICES = 32  # that are kept in memory; 1 MB each, about
 _ERRORS = (
     HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError,
     RecursionError, AttributeError, TypeError,
@@ -84,6 +87,7 @@ class Composer:
     Attributes:
         path: the folder of the primary configuration.
         kept: the last configuration that hydra composed without a problem.
+        grid: the jobs of the sweep that was looked at, if it is one over a grid.
 
     Raises:
         ConfigError: a folder is missing, or a search path would import an untrusted package.
@@ -106,6 +110,8 @@ class Composer:
         self.name = config_name or "config"
         self.loader = ConfigLoader(search_path)
         self.kept: Kept | None = None
+        self.grid: Grid | None = None
+        self._chosen: dict[tuple[str, ...], DictConfig] = {}  # by choices, without values
         setup_globals()  # ${now:...} and ${hydra:...}
         JobRuntime.instance().set("name", JOB_NAME)
         self._parser = OverridesParser.create(config_loader=self.loader)
@@ -165,6 +171,27 @@ class Composer:
                 lines.append(str(one.input_line))
                 config.hydra.overrides.task.append(lines[-1])  # as hydra would have
                 composed.problems += self._apply(one, config)
+        _finish(composed, config, lines)
+        return composed
+
+    @preemption.held()
+    def compose_job(self, overrides: Sequence[Override]) -> Composed:
+        """The same for one of many jobs: those that choose alike read the files once (20 ms)."""
+        chosen = [one for one in overrides if self._is_choice(one) or _is_search_path(one)]
+        lines = [str(one.input_line) for one in chosen]
+        try:
+            if tuple(lines) not in self._chosen:
+                made = self.loader.load_configuration(self.name, list(lines), RunMode.RUN)
+                self._chosen = dict([*self._chosen.items()][-_CHOICES:]) | {tuple(lines): made}
+            config = copy.deepcopy(self._chosen[tuple(lines)])
+            for one in overrides:
+                if one not in chosen:
+                    lines.append(str(one.input_line))
+                    config.hydra.overrides.task.append(lines[-1])
+                    whole_nodes.apply(one, config)
+        except Exception:  # of any kind: it is found again where all problems are collected
+            return self.compose(overrides)
+        composed = Composed()
         _finish(composed, config, lines)
         return composed
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from hydra.types import RunMode
@@ -23,18 +24,22 @@ from pipeline.config import (
     announcement,
     endpoints,
     environment,
+    grid,
     hydra_section,
     nodes,
     parsing,
 )
 from pipeline.config.composition import Composed, Composer, plain, with_run_dir
 from pipeline.config.disclosure import Plain
-from pipeline.config.hydra_internals import BASIC_SWEEPER
+from pipeline.config.grid import Grid
+from pipeline.config.hydra_internals import BASIC_LAUNCHER, BASIC_SWEEPER
 from pipeline.config.schema import READING, Config
 from pipeline.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
+
+Undone = Callable[[Grid], Iterator[Sequence[str]]]
 
 MOST_JOBS = 200  # of a sweep are looked at beforehand; every job is looked at when it starts
 
@@ -126,11 +131,13 @@ def run(
     lines: Sequence[str],
     multirun: bool = False,
     announce: Callable[[str], None] = lambda line: None,
+    undone: Undone = Grid.jobs,
 ) -> Config | None:
     """Check a run or a sweep; the Config of a single run.
 
     Args:
         announce: is told in a line what will happen, as soon as that is known.
+        undone: gives the jobs of a sweep that are to be looked at.
 
     Raises:
         ConfigError: with everything that is wrong, in any job.
@@ -139,7 +146,7 @@ def run(
     fixed = [one for one in overrides if not one.is_sweep_override()]
     base = composer.compose(fixed, multirun)
     if multirun or base.hydra.get("mode") == RunMode.MULTIRUN:
-        raise_if(problems + _sweep(composer, overrides, base, announce))
+        raise_if(problems + _sweep(composer, overrides, base, announce, undone))
         return None
     problems += [
         Problem(one.key_or_group, f"{one.input_line} is several values: add -m to sweep over them, "
@@ -159,6 +166,7 @@ def _sweep(
     overrides: Sequence[Override],
     base: Composed,
     announce: Callable[[str], None],
+    undone: Undone,
 ) -> list[Problem]:
     """The problems of a sweep's jobs.
 
@@ -174,19 +182,25 @@ def _sweep(
     hydras = [one for one in overrides if one.is_hydra_override()]
     # The command line comes last and wins, as in the sweeper itself.
     swept = [*more, *(one for one in overrides if not one.is_hydra_override())]
-    axes = {one.get_key_element(): values(one) for one in swept}
+    folder = OmegaConf.select(base.node, "sweep.dir", throw_on_resolution_failure=False)
+    asked, more_problems = grid.of(swept, base.config, folder and str(folder))
+    problems += more_problems
+    if base.config.get("sweep", {}).get("jobs", 1) != 1:
+        problems += _in_parallel(base.hydra.get("launcher", {}).get("_target_"))
+    composer.grid = asked
     if not problems:
         over = [str(one.input_line) for one in swept if one.is_sweep_override()]
-        announce(announcement.of_sweep(over, list(map(len, axes.values()))))
-    jobs = list(_jobs(composer, axes))
+        over += [one for one in asked.fixed if one.startswith("sweep.seeds=")]
+        announce(announcement.of_sweep(over, list(map(len, asked.axes.values()))))
+    jobs = [] if more_problems else list(_jobs(composer, asked, undone))
     seen: dict[Problem, list[Sequence[str]]] = {}
     for job in jobs:
         chosen, _ = composer.parse(job)
-        for problem in dict.fromkeys(_job(composer.compose([*hydras, *chosen]))[1]):
+        for problem in dict.fromkeys(_job(composer.compose_job([*hydras, *chosen]))[1]):
             seen.setdefault(problem, []).append(job)
     for problem, where in seen.items():
         if len(where) < len(jobs):
-            varied = (line for line, one in zip(where[0], axes.values(), strict=True)
+            varied = (line for line, one in zip(where[0], asked.axes.values(), strict=True)
                       if len(one) > 1)  # fmt: skip
             text = f"{problem.message} (in the job {' '.join(varied)})"
             problem = Problem(problem.key, text)
@@ -194,19 +208,33 @@ def _sweep(
     return problems
 
 
-def _jobs(composer: Composer, axes: Mapping[str, Sequence[str]]) -> Iterator[Sequence[str]]:
-    """The first jobs, and one for each choice of a group that none of those has.
+def _in_parallel(launcher: object) -> list[Problem]:
+    """Why `sweep.jobs` cannot be used."""
+    if launcher != BASIC_LAUNCHER:
+        reason = "is for jobs that this machine runs; hydra/launcher has options of its own"
+        return [Problem("sweep.jobs", reason)]
+    try:
+        found = find_spec("hydra_plugins.hydra_joblib_launcher")
+    except ModuleNotFoundError:
+        found = None
+    reason = "needs hydra-joblib-launcher: pip install 'penstock[sweep]'"
+    return [] if found else [Problem("sweep.jobs", reason)]
+
+
+def _jobs(composer: Composer, asked: Grid, undone: Undone) -> Iterator[Sequence[str]]:
+    """The first jobs to do, and one for each choice of a group that none of those has.
 
     A group may bring what hydra acts on; a single value cannot, since hydra's own section holds no
-    interpolations. Whatever several choices bring together is found when hydra composes the jobs,
-    which it does for all of them before the first one starts.
+    interpolations. What several choices bring together in the others is found when they start.
     """
-    first = list(itertools.islice(itertools.product(*axes.values()), MOST_JOBS))
+    first = list(itertools.islice(undone(asked), MOST_JOBS))
     yield from first
-    lines = list(axes.values())
-    for place, values in enumerate(lines):
+    if len(first) < MOST_JOBS:
+        return
+    lines = list(asked.axes.values())
+    for place, several in enumerate(lines):
         seen = {job[place] for job in first}
-        for line in values:
+        for line in several:
             if line not in seen and composer.chooses(line):
                 yield tuple(line if i == place else other[0] for i, other in enumerate(lines))
 
@@ -215,14 +243,6 @@ def raise_if(problems: Sequence[Problem]) -> None:
     """Raise ConfigError if there are problems."""
     if problems:
         raise ConfigError(dict.fromkeys(problems))
-
-
-def values(override: Override) -> list[str]:
-    """The override lines that a sweep over one key is made of."""
-    if not override.is_sweep_override():
-        return [str(override.input_line)]
-    key = override.get_key_element()
-    return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
 def _job(

@@ -131,9 +131,13 @@ class DistributedSection(Section):
 
 
 class SweepSection(Section):
-    """After a job that was asked to stop."""
+    """What a sweep does beside its grid; see docs/sweeps.md."""
 
     on_preempted: Literal["stop", "continue"]
+    on_failure: Literal["continue", "stop"] = "continue"
+    retries: Index = 0
+    jobs: Count | Literal["auto"] = 1
+    seeds: Count | None = None
 
 
 class CheckpointSection(Section):

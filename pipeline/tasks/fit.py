@@ -33,7 +33,7 @@ from pipeline.config.schema import TASK_KEYS, Config
 from pipeline.distributed.group import Group, join
 from pipeline.distributed.parallel import Parallel, prepare
 from pipeline.distributed.preemption import Preempted, Preemption, Stop
-from pipeline.distributed.world import World, usable_cpus
+from pipeline.distributed.world import World, threads_of_job, usable_cpus
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.loading.loader import Loader
 from pipeline.order.plan import Plan
@@ -209,8 +209,10 @@ def spare_cores(world: World) -> None:
     not depend on the workers, because sums in another number of threads round differently.
     """
     if world.device == "cpu":
-        share = usable_cpus() // (2 * world.local_size)
-        torch.set_num_threads(min(torch.get_num_threads(), max(1, share)))
+        given = threads_of_job()  # the same whenever and however the sweep is resumed
+        most = torch.get_num_threads() if given is None else given
+        share = (usable_cpus() // 2 if given is None else given) // world.local_size
+        torch.set_num_threads(max(1, min(most, share)))
 
 
 def make_options(config: Config, objective: Objective) -> TrainOptions:

@@ -23,11 +23,11 @@ from pipeline.files.regular_file import open_regular
 from pipeline.packing.folder import Pack
 from pipeline.runs import checkpoint, checkpoint_file, quarantine, run_state
 from pipeline.runs.checkpoint import CheckpointError
+from pipeline.runs.job_result import JobResult, read_results
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.record import RunRecord, by_address
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.state_tree import encode
-from pipeline.tasks import sweep
 from pipeline.transforms import statistics
 from tests.program import run
 from tests.resuming import Case
@@ -122,7 +122,7 @@ def test_what_is_put_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_pat
     assert (tmp_path / "x").read_bytes() == b"new"
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / ".result.json").symlink_to(precious / "file")
-    sweep.JobResult([], "done", None, None, None, 0.0, None, 0, 0.0).write(tmp_path / "job")
+    JobResult([], "done", None, None, None, 0.0, None, 0, 0.0).write(tmp_path / "job")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -436,7 +436,7 @@ def test_a_configuration_that_grows_is_refused_by_verify(folder):
 ])  # fmt: skip
 def test_a_result_of_a_stranger_is_one_message(content, tmp_path, capsys):
     (tmp_path / "result.json").write_text(content)
-    assert sweep.read_results(tmp_path) == []
+    assert read_results(tmp_path) == []
     assert capsys.readouterr().err.count("result.json is damaged") == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline import command
 from pipeline.build.data import DataParts
 from pipeline.config import preflight, tuned
-from pipeline.tasks.sweep import read_results
+from pipeline.runs.job_result import read_results
 from tests.own_parts import NUMBERS
 
 pytestmark = pytest.mark.stress
