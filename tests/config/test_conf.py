@@ -43,6 +43,7 @@ NEEDS = {
     "task/verify": ["runs=[a,b]"],
     "task/show": ["run=a"],
     "task/diff": ["runs=[a,b]"],
+    "task/report": ["runs=[a,b]"],
     "dataset/audio_pairs": ["dataset.root=x"],
     "model/audio_net": ["transform=audio"],
 }
