@@ -8,7 +8,6 @@ that if it is wrong.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +45,6 @@ CONF = reference.CONF
 VERSION_BASE = "1.3"
 _HYDRAS_FOLDER = "hydra.run.dir"
 
-_CHOICES = 32  # that are kept in memory; 1 MB each, about
 _ERRORS = (
     HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError,
     RecursionError, AttributeError, TypeError,
@@ -111,7 +109,6 @@ class Composer:
         self.loader = ConfigLoader(search_path)
         self.kept: Kept | None = None
         self.grid: Grid | None = None
-        self._chosen: dict[tuple[str, ...], DictConfig] = {}  # by choices, without values
         setup_globals()  # ${now:...} and ${hydra:...}
         JobRuntime.instance().set("name", JOB_NAME)
         self._parser = OverridesParser.create(config_loader=self.loader)
@@ -171,27 +168,6 @@ class Composer:
                 lines.append(str(one.input_line))
                 config.hydra.overrides.task.append(lines[-1])  # as hydra would have
                 composed.problems += self._apply(one, config)
-        _finish(composed, config, lines)
-        return composed
-
-    @preemption.held()
-    def compose_job(self, overrides: Sequence[Override]) -> Composed:
-        """The same for one of many jobs: those that choose alike read the files once (20 ms)."""
-        chosen = [one for one in overrides if self._is_choice(one) or _is_search_path(one)]
-        lines = [str(one.input_line) for one in chosen]
-        try:
-            if tuple(lines) not in self._chosen:
-                made = self.loader.load_configuration(self.name, list(lines), RunMode.RUN)
-                self._chosen = dict([*self._chosen.items()][-_CHOICES:]) | {tuple(lines): made}
-            config = copy.deepcopy(self._chosen[tuple(lines)])
-            for one in overrides:
-                if one not in chosen:
-                    lines.append(str(one.input_line))
-                    config.hydra.overrides.task.append(lines[-1])
-                    whole_nodes.apply(one, config)
-        except Exception:  # of any kind: it is found again where all problems are collected
-            return self.compose(overrides)
-        composed = Composed()
         _finish(composed, config, lines)
         return composed
 

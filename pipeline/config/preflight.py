@@ -196,7 +196,7 @@ def _sweep(
     seen: dict[Problem, list[Sequence[str]]] = {}
     for job in jobs:
         chosen, _ = composer.parse(job)
-        for problem in dict.fromkeys(_job(composer.compose_job([*hydras, *chosen]))[1]):
+        for problem in dict.fromkeys(_job(composer.compose([*hydras, *chosen]))[1]):
             seen.setdefault(problem, []).append(job)
     for problem, where in seen.items():
         if len(where) < len(jobs):

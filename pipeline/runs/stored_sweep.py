@@ -217,7 +217,11 @@ def extend(
         wanted = [job.overrides for job in command.jobs]
         found = stored.find(wanted, command.keys)
         taken = {job.folder for job in stored.jobs}
-        free = (str(n) for n in count() if str(n) not in taken and not (folder / str(n)).exists())
+        free = (
+            str(n)
+            for n in count(len(taken))
+            if str(n) not in taken and not (folder / str(n)).exists()
+        )
         folders = []
         for place, old_folder in enumerate(found):
             new = old_folder or next(free)
