@@ -171,16 +171,22 @@ def test_what_the_runs_say_decides_for_machines_and_bad_samples(tmp_path):
     mixing = record(tmp_path, {"transform": {"train_batch": {"mix": {}}}}, device="cuda")
     assert effect_of("trainer.device", here, mixing)[0] == BATCHES
     assert effect_of("transform.batch_on", here, here)[0] == NEITHER
-    assert effect_of("transform.batch_on", there, there)[0] == BATCHES
+    assert effect_of("transform.batch_on", there, there)[0] == NEITHER
+    assert effect_of("transform.batch_on", mixing, mixing)[0] == BATCHES
     assert effect_of("distributed.strategy", here, here)[0] == NEITHER
     two = record(tmp_path, sessions=[{"world": 2}])
     assert effect_of("distributed.nproc", here, two)[0] == WEIGHTS
     assert effect_of("distributed.timeout", here, two)[0] == NEITHER
     assert effect_of("limits.pixels", here, here)[0] == NEITHER
-    left_out(tmp_path, "val")
+    (tmp_path / "other").mkdir()
+    other = record(tmp_path / "other")
+    for key in ("limits.pixels", "bad_samples.on_error"):
+        left_out(tmp_path, "val")
+        assert effect_of(key, here, other)[0] == NEITHER
+        left_out(tmp_path, "val", "train")
+        assert effect_of(key, here, other)[0] == BATCHES
     assert effect_of("limits.pixels", here, here)[0] == NEITHER
-    left_out(tmp_path, "val", "train")
-    assert effect_of("limits.pixels", here, here)[0] == BATCHES
+    assert effect_of("bad_samples.on_error", here, here)[0] == BATCHES
     (tmp_path / "quarantine.csv").write_text("x\n")
     assert effect_of("limits.pixels", here, here)[0] == BATCHES
     assert effect_of("bad_samples.budget", here, here)[0] == NEITHER

@@ -15,6 +15,7 @@ from pipeline.runs.comparison import Difference, compare
 from pipeline.runs.identity.effects import Effect
 from pipeline.runs.record import RunRecord
 from tests.program import ROOT, run
+from tests.reports import browser as browsers
 
 FIT = (
     "dataset.count=42", "dataset.size=32", "batch.size=8", "model.width=4", "loader=debug",
@@ -216,6 +217,34 @@ def test_what_is_damaged_is_told_and_the_rest_compared(pair, capsys):
     assert f"ledger        not compared: {second}/ledger.jsonl, line 11 is broken" in done.out
     assert "digests       the same at 10 steps" in done.out
     assert "weights       not compared: " in done.out
+
+
+@browsers.needed
+def test_the_page_in_a_browser(first, fit, tmp_path, capsys):
+    other = fit("optimizer.lr=0.02", "seed=1", "loader.generator=5")
+    page = tmp_path / "diff.html"
+    assert run(capsys, "task=diff", f"runs=[{first},{other}]", f"diff.page={page}").code == 0
+    with browsers.opened() as browser:
+        for width, scheme in ((1280, "light"), (1280, "dark"), (390, "light")):
+            seen = browsers.check(browser, page, 0, width=width, scheme=scheme)
+            assert seen.title == f"{first.name} and {other.name}"
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "digests.jsonl"])
+def test_steps_that_cannot_be_read(name, pair):
+    first, second = pair
+    (second / name).unlink()
+    (second / name).mkdir()
+    found = compare(RunRecord.read(first), RunRecord.read(second))
+    assert any("cannot be read" in one.text and one.same is None for one in found.findings)
+    (second / name).rmdir()
+    with (second / name).open("wb") as file:
+        file.truncate(1 << 40)
+    found = compare(RunRecord.read(first), RunRecord.read(second))
+    assert any("line 1 is longer" in one.text and one.same is None for one in found.findings)
+    (second / name).write_text("")
+    found = compare(RunRecord.read(first), RunRecord.read(second))
+    assert any(one.text == "no step in common" and one.same is None for one in found.findings)
 
 
 def test_a_page_has_the_same_and_runs_nothing(pair, tmp_path, capsys):

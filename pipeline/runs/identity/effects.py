@@ -113,18 +113,34 @@ def _validation(first: RunRecord, second: RunRecord) -> Found:
 
 
 def _left_out(first: RunRecord, second: RunRecord) -> Found:
-    """What happens to samples that cannot be read, or claim too much."""
-    splits: set[str] = set()
-    for path in (first.path / left_out.NAME, second.path / left_out.NAME):
-        try:
-            splits |= {one.split for one in left_out.read(path)} if path.exists() else set()
-        except ConfigError:
-            return Effect.BATCHES, f"the {left_out.NAME} of a run cannot be read"
+    """What becomes of samples that are left out: `bad_samples.on_error`."""
+    found = [_bad(run) for run in (first, second)]
+    if any(one is None for one in found):
+        return Effect.BATCHES, f"the {left_out.NAME} of a run cannot be read"
+    splits = {split for one in found for split, _ in one or ()}
     if "train" in splits:
         return Effect.BATCHES, "samples were left out"
     if splits:
         return _validation(first, second)
     return Effect.NEITHER, "no sample was left out"
+
+
+def _which_left_out(first: RunRecord, second: RunRecord) -> Found:
+    """Which samples are left out: limits on what they claim, and those known to be bad."""
+    one, other = (_bad(run) for run in (first, second))
+    if one and one == other:
+        return Effect.NEITHER, "the same samples were left out"
+    return _left_out(first, second)
+
+
+def _bad(run: RunRecord) -> set[tuple[str, str | int]] | None:
+    """Split and identity of the samples that a run left out; None if that cannot be read."""
+    path = run.path / left_out.NAME
+    try:
+        entries = left_out.read(path) if path.exists() else []
+    except ConfigError:
+        return None
+    return {(one.split, one.sample[1]) for one in entries}
 
 
 def _device(first: RunRecord, second: RunRecord) -> Found:
@@ -139,6 +155,8 @@ def _device(first: RunRecord, second: RunRecord) -> Found:
 def _batch_place(first: RunRecord, second: RunRecord) -> Found:
     if all(run.manifest.get("device") == "cpu" for run in (first, second)):
         return Effect.NEITHER, "the same on a CPU"
+    if not any(_mapping(_transform(run).get("train_batch")) for run in (first, second)):
+        return _validation(first, second)
     return Effect.BATCHES, "rounding, which the digest leaves out"
 
 
@@ -178,8 +196,9 @@ def _rules() -> Iterator[tuple[str, Judge]]:
     yield "dataset.facts", _facts
     yield "dataset.fingerprint", _NEITHER
     yield "pack", _pack
-    for key in ("bad_samples.on_error", "bad_samples.quarantine", "limits"):
-        yield key, _left_out
+    yield "bad_samples.on_error", _left_out
+    for key in ("bad_samples.quarantine", "limits"):
+        yield key, _which_left_out
     yield "bad_samples.budget", _always(Effect.NEITHER, "only stops a run")
 
     for key in ("model", "objective", "optimizer", "scheduler"):
