@@ -121,24 +121,29 @@ def test_a_bar_and_ctrl_c(what, here, made, monkeypatch):
 
 
 def test_files_that_were_hashed_before_ctrl_c_are_not_hashed_again(here, monkeypatch):
-    hashed, add = [], contents._Hashing.record
+    hashed, add, show = [], contents._Hashing.record, terminal.ProgressDisplay.to
 
     def record(self, path):
         hashed.append(path)
-        if len(hashed) == 9:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.05)
+        while len(hashed) == 9 and not self.stopped:
+            time.sleep(0.001)
         return add(self, path)
+
+    def pressed(display, done, note=""):
+        show(display, done, note)
+        if note == "8 of 15 files":
+            signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(contents._Hashing, "record", record)
     monkeypatch.setattr(contents, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(terminal.ProgressDisplay, "to", pressed)
     paths = sorted(map(str, Path("images").rglob("*.jpg")))
     with pytest.raises(KeyboardInterrupt):
         contents.digests(paths, "cache", settled=0)
     before = len(hashed)
-    assert 9 <= before <= 10
+    monkeypatch.setattr(terminal.ProgressDisplay, "to", show)
     assert len(set(contents.digests(paths, "cache", settled=0))) == len(paths) == 15
-    assert 15 <= len(hashed) <= before + 15 - 7
+    assert sorted(hashed[before:]) == paths[8:]
 
 
 def test_a_download_shows_how_much_came_and_leaves_no_part(here, made, monkeypatch):
