@@ -10,9 +10,10 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import HealthCheck, settings
 
-from pipeline.tasks import report
+from pipeline.tasks import fit, report
 
 LEAVE_REPORT = report.leave
+WRITE_FACTS = fit.write_facts, fit.write_data_facts
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("any machine", deadline=None,
@@ -83,7 +84,9 @@ def no_reports():
     Subprocesses leave them as outside of tests.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "leave", lambda folder, is_done: None)
+        patch.setattr(report, "leave", lambda *given: None)
+        patch.setattr(fit, "write_facts", lambda *given: None)
+        patch.setattr(fit, "write_data_facts", lambda *given: None)
         yield
 
 
@@ -91,6 +94,8 @@ def no_reports():
 def reports(monkeypatch):
     """Fits of this test leave a report.html, as they do outside of tests."""
     monkeypatch.setattr(report, "leave", LEAVE_REPORT)
+    monkeypatch.setattr(fit, "write_facts", WRITE_FACTS[0])
+    monkeypatch.setattr(fit, "write_data_facts", WRITE_FACTS[1])
 
 
 def pytest_unconfigure():

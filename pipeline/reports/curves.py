@@ -15,6 +15,7 @@ from pipeline.runs.record import Ledger, RunRecord
 
 _MOST_CHARTS, _MOST_CURVES = 30, 8
 _MOST_POINTS = 9000  # of all metrics together
+_MOST_STEPS = 10_000  # of the ledger, before the curve is thinned
 _COLUMNS = 12  # of the table of epochs
 
 
@@ -81,11 +82,16 @@ def _curve(
 
 
 def of_ledger(ledger: Ledger, steps: Steps) -> Curve:
-    """The loss of every step."""
-    pairs = list(zip(ledger.epoch.tolist(), ledger.step.tolist(), strict=True))
+    """The loss of every step; of a long run the lowest and the highest of some at a time."""
+    chosen = np.arange(len(ledger.loss))
+    if len(chosen) > _MOST_STEPS:
+        parts = np.array_split(chosen, _MOST_STEPS // 2)
+        ends = [part[[ledger.loss[part].argmin(), ledger.loss[part].argmax()]] for part in parts]
+        chosen = np.unique(ends)
+    pairs = list(zip(ledger.epoch[chosen].tolist(), ledger.step[chosen].tolist(), strict=True))
     places = [steps.at(epoch, step) for epoch, step in pairs]
     kept = [place for place, x in enumerate(places) if x is not None]
-    losses = ledger.loss.tolist()
+    losses = ledger.loss[chosen].tolist()
     return Curve("each step", [places[i] or 0.0 for i in kept], [losses[i] for i in kept],
                  [f"epoch {pairs[i][0]}, step {pairs[i][1]}" for i in kept], MUTED, thin=True,
                  dots=False)  # fmt: skip

@@ -12,8 +12,10 @@ from pathlib import Path
 from pipeline.files.disk import write_atomically
 from pipeline.reports import (
     curves,
+    data_section,
     environment,
     page,
+    samples_section,
     settings,
     spikes,
     starts,
@@ -29,9 +31,9 @@ SECTIONS: tuple[Callable[[RunRecord], Section | None], ...] = (
     settings.section,
     curves.section,
     time_spent.section,
-    # samples and predictions
+    samples_section.section,
     spikes.section,
-    # the data
+    data_section.section,
     starts.section,
     environment.section,
 )
@@ -47,8 +49,13 @@ def write(folder: Path, key: str = "runs") -> Path:
         ConfigError: it is not a run's folder.
         PenstockError: a file of it is damaged, or the report cannot be written.
     """
-    path = folder / NAME
-    write_atomically(path, make(RunRecord.read(folder, key)).encode(errors="backslashreplace"))
+    return save(RunRecord.read(folder, key))
+
+
+def save(run: RunRecord) -> Path:
+    """Write the report of a run that was read, and return its path; errors as for `write`."""
+    path = run.path / NAME
+    write_atomically(path, make(run).encode(errors="backslashreplace"))
     return path
 
 

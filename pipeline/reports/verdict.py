@@ -30,7 +30,7 @@ def title(run: RunRecord) -> str:
 
 def _name(node: Any) -> str:
     target = node.get("_target_") if isinstance(node, dict) else None
-    if str(target).endswith("models.torchvision") or str(target).endswith(".get_model"):
+    if str(target).endswith(".torchvision_model"):
         target = node.get("name", target)
     return str(target or "?").rpartition(".")[2]
 

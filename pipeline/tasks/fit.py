@@ -48,7 +48,8 @@ from pipeline.runs.tracker import Nothing, Tracker
 from pipeline.tasks import outcome, predictions, progress
 from pipeline.tasks import report as report_page
 from pipeline.tasks.opening import Opened, open_run
-from pipeline.tasks.recording import Confusions, Digests, Ledger, Metrics, Quarantine
+from pipeline.tasks.recording import Confusions, Digests, Extremes, Ledger, Metrics, Quarantine
+from pipeline.tasks.report_facts import write_data_facts, write_facts
 from pipeline.tasks.validate import baseline, load_weights, monitored, try_one_batch
 from pipeline.terminal import put, say
 from pipeline.training.epoch_metrics import NonFiniteLossError
@@ -126,8 +127,8 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
         if opened.renewed is not None and state is not None and scheduler is not None:
             state = renewed(state, optimizer, scheduler)
         with watched(config, parts, group, opened, train) as (tracker, observers):
-            confusions = Confusions(objective)
-            observers.append(confusions)
+            confusions, extremes = Confusions(objective), Extremes(group.world.size)
+            observers += [confusions, extremes]
             compared = config.trainer.baseline
             with _placed("before the first step"):
                 if compared:
@@ -147,7 +148,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
                 constant = baseline(data, objective, val, group, shown) if compared else {}
                 if opened.folder:
                     report(config, parts, model, objective, result, constant, opened, tracker,
-                           confusions)  # fmt: skip
+                           confusions, extremes)  # fmt: skip
         group.meet()
     return result.best[f"val/{options.monitor}"] if result.best else None
 
@@ -171,7 +172,7 @@ def _placed(where: str) -> Iterator[None]:
 
 def report(
     config: Config, parts: TrainingParts, model: nn.Module, objective: Objective, result: Result,
-    constant: Record, opened: Opened, tracker: Tracker, confusions: Confusions,
+    constant: Record, opened: Opened, tracker: Tracker, confusions: Confusions, extremes: Extremes,
 ) -> None:  # fmt: skip
     """Print the results and draw pictures, with the best weights; complete the manifest."""
     assert opened.folder is not None
@@ -179,10 +180,10 @@ def report(
     outcome.print_report(result, constant, folder.manifest["monitor"], objective.baseline_name)
     best = opened.checkpoints.best() if opened.checkpoints else None
     files = {"run": folder.path, "checkpoint": best}
+    if best and (config.trainer.pictures or config.trainer.report):
+        model = parts.model().to(parts.world.device)  # a new one, as the trained may be sharded
+        load_weights(model, best)
     if config.trainer.pictures:
-        if best:  # into a new model, as the trained one may be sharded
-            model = parts.model().to(parts.world.device)
-            load_weights(model, best)
         files["curves"] = learning_curves(
             result.history, folder.path / "curves.png", constant, objective.baseline_name
         )
@@ -195,6 +196,13 @@ def report(
             put(f"{name:<12} {path}")
             if path.suffix == ".png":
                 tracker.picture(name, path, int(last["step"]))
+    if config.trainer.report:
+        write_facts(
+            folder.path, parts.data, objective, model,
+            extremes.best(int(result.best["epoch"]) if result.best else None),
+            lambda epoch, step: command_line("task=replay", f"epoch={epoch}", f"step={step}"),
+            result.history,
+        )  # fmt: skip
     folder.manifest |= {"reason": result.reason, "best": result.best, "order": result.order,
                         "last": last, "baseline": constant,
                         "worker_deaths": sum(one["worker_deaths"] for one in result.history),
@@ -308,9 +316,11 @@ def watched(
         unchanged = status != "done" and folder.was_done and not opened.came_further()
         if unchanged:
             opened.put_back()
+        if trainer.report and status != "done":
+            write_data_facts(folder.path, data)
         folder.finish(status, unchanged)
         if trainer.report:
-            report_page.leave(folder.path, status == "done")
+            report_page.leave(folder.path, status == "done", train.plan)
 
 
 def command_line(*given: str) -> str:

@@ -34,6 +34,9 @@ class Observer:
     def on_validation(self, done: int, steps: int | None) -> None:
         """`done` of `steps` validation batches were measured; 0 at the start."""
 
+    def on_validation_batch(self, batch: Batch, losses: Tensor) -> None:
+        """Losses of this rank's share, float32[n] on the device, without padding."""
+
     def on_validated(self, left_out: Sequence[Any]) -> None:
         """Validation is over; `left_out` are its unreadable samples, of all ranks."""
 

@@ -1,20 +1,26 @@
 """What a run's report says, that it is safe whoever wrote the folder, and that it costs little."""
 
 import base64
+import csv
 import hashlib
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import astuple
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from pipeline.reports import curves, run_report, settings, spikes, values, verdict
 from pipeline.reports.charts import MOST_POINTS, Curve, thinned
+from pipeline.runs.left_out import COLUMNS, Entry
 from pipeline.runs.record import Ledger, RunRecord
 from tests.program import ROOT, run
 from tests.reports.conftest import SMALL
@@ -68,6 +74,22 @@ def test_a_fit_leaves_its_report_and_the_task_makes_the_same_again(
     again = run(capsys, "task=report", "runs=[run]")
     assert (again.code, again.out) == (0, "run/report.html\n"), again.err
     assert (tmp_path / "run/report.html").read_text() == html
+
+
+def test_the_rows_of_spikes_are_those_that_replay_makes_again(faces, tmp_path, capsys, reports):
+    done = run(capsys, *faces, *SMALL[3:], "trainer.max_epochs=2", "run_dir=run")
+    assert done.code == 0, done.err
+    spike = json.loads((tmp_path / "run/report/spikes.json").read_text())["spikes"][0]
+    words = ["task=replay", f"epoch={spike['epoch']}", f"step={spike['step']}", "run_dir=again"]
+    again = run(capsys, *faces, *SMALL[3:], *words)
+    assert again.code == 0, again.err
+    rows = [int(line.split()[1]) for line in again.out.splitlines()[1:9]]
+    assert rows == spike["rows"]
+    html = (tmp_path / "run/report.html").read_text()
+    assert f"<td>{', '.join(map(str, rows))}</td>" in html
+
+    (tmp_path / "run/report/spikes.json").write_text('{"spikes": [{"epoch": "x"}, 3]}')
+    assert "task=replay tells" in run_report.make(RunRecord.read(tmp_path / "run"))
 
 
 def test_a_report_that_fails_costs_a_warning(faces, tmp_path, capsys, reports):
@@ -179,6 +201,25 @@ def test_spikes_stand_out_from_the_steps_around():
     assert found[0].times == pytest.approx(4.0, rel=0.05)
     assert all(one.times < 1.1 for one in found[2:]), "a falling loss has none"
 
+    count = 60_001
+    losses = np.random.default_rng(0).uniform(1, 1.1, count)
+    losses[41_234] = 9.0
+    steps = np.arange(count)
+    ledger = Ledger(steps * 0, steps, steps * 0 + 8, steps.astype(np.uint64), losses)
+    assert spikes.find(ledger)[0].step == 41_234
+    curve = curves.of_ledger(ledger, values.Steps(SimpleNamespace(config={}, epochs=[])))
+    assert len(curve.x) <= 10_000
+    assert curve.notes[curve.y.index(9.0)] == "epoch 0, step 41234"
+
+
+def test_commands_keep_the_options_that_a_run_was_started_with():
+    manifest = {"command": "python run.py --trust my_faces --config-dir 'my conf' seed=1",
+                "overrides": ["seed=1", "task=fit", "run_dir=x", "+epoch=3"]}  # fmt: skip
+    made = SimpleNamespace(manifest=manifest)
+    line = values.command(made, *values.overrides(made), values.value("resume", "it's a, b"))
+    options = ["--trust", "my_faces", "--config-dir", "my conf"]
+    assert shlex.split(line)[-6:] == [*options, "seed=1", r"resume='it\'s a, b'"]
+
 
 def test_starts_tell_what_is_repeated(runs, tmp_path, capsys):
     folder = tmp_path / "run"
@@ -198,6 +239,30 @@ def test_starts_tell_what_is_repeated(runs, tmp_path, capsys):
     again = RunRecord.read(folder)
     assert again.sessions[-1]["repeated"] == 2
     assert ">2</td>" in run_report.make(again)
+
+
+def test_deaths_left_out_samples_and_the_timeline_are_shown(runs, tmp_path):
+    folder = copied(runs / "done", tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["worker_deaths"] = 3 if line["epoch"] == 1 else 0
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    bad = [Entry("train", 5, "a.jpg", 0, 2, 17, "cut off", "d"),
+           Entry("train", 6, "b.jpg", 2, 4, 36, "cut off", "d"),
+           Entry("val", 7, "c.jpg", 0, 0, 1, "cut off", "d")]  # fmt: skip
+    with (folder / "quarantine.csv").open("w") as file:
+        csv.writer(file).writerows([COLUMNS, *map(astuple, bad)])
+    Image.new("RGB", (20, 10)).save(folder / "timeline.png")
+    record = RunRecord.read(folder)
+    marks, said = curves.events(record, values.Steps(record))
+    assert [one.x for one in marks if not one.label] == [3, 17]
+    assert any("epoch 0, step 2, epoch 2, step 4" in one for one in said)
+    html = run_report.make(record)
+    row = html[html.index("Workers that died and") :].split("<tr>")[2]
+    assert re.findall(r">(\d+)</t[hd]>", row)[:2] == ["1", "3"]
+    assert html.count('<img src="data:image/png;base64,') == 1
+    (folder / "timeline.png").write_text("<script>")
+    assert "<img" not in run_report.make(RunRecord.read(folder))
 
 
 def hostile(folder):
