@@ -191,6 +191,11 @@ def _accepted(composed: DictConfig, folder: Path | None = None) -> Config:
 
 
 def _run(config: Config) -> float | None:
+    with terminal.progress_shown("none" if world.launched_rank()[0] else config.trainer.progress):
+        return _run_task(config)
+
+
+def _run_task(config: Config) -> float | None:
     if config.task not in READING:
         from pipeline.config import notices  # imports torch, which those do without
 

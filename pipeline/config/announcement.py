@@ -46,6 +46,8 @@ def of_run(config: Config, choices: Mapping[str, Any]) -> str:
         "pack": f"packing {data}",
         "profile": f"timing the training of {both}",
         "tune": f"looking for the fastest loader for {both}",
+        "runs": f"listing the runs below {' and '.join(shown['runs'] or ['outputs', 'multirun'])}",
+        "show": f"the head of the report of {shown['run']}",
         "report": f"making the report of {' and '.join(shown['runs'] or ['no run'])}",
         "lr_find": f"looking for a learning rate for {both}",
     }[config.task]

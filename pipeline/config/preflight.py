@@ -29,7 +29,7 @@ from pipeline.config import (
     nodes,
     parsing,
 )
-from pipeline.config.composition import Composed, Composer, with_run_dir
+from pipeline.config.composition import Composed, Composer, plain, with_run_dir
 from pipeline.config.disclosure import Plain
 from pipeline.config.grid import Grid
 from pipeline.config.hydra_internals import BASIC_LAUNCHER, BASIC_SWEEPER
@@ -108,6 +108,15 @@ def accept(container: Mapping[str, Any]) -> Config:
     config, problems = examine(container)
     raise_if(problems)
     return config
+
+
+def stored(config: Mapping[str, Any]) -> Config:
+    """The configuration that a run wrote into its folder, checked like any other.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
+    return accept(plain(OmegaConf.create(dict(config))))
 
 
 def look(composer: Composer, lines: Sequence[str]) -> None:

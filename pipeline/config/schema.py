@@ -17,7 +17,8 @@ Node = dict[str, Any]  # a part: `_target_` and its arguments
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 Task = Literal["fit", "validate", "digest", "replay", "verify", "diff", "check", "pack",
-               "profile", "tune", "lr_find", "report"]  # fmt: skip
+               "profile", "tune", "lr_find", "report", "runs", "show"]  # fmt: skip
+RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
 
 
 class Section(BaseModel):
@@ -98,6 +99,16 @@ class LrFindSection(Section):
 
     lowest: Annotated[float, Field(gt=0)] = 1e-7
     highest: Annotated[float, Field(gt=0)] = 1.0
+
+
+class FindSection(Section):
+    """Which runs `task=runs` lists, and in which order."""
+
+    state: RunState | list[RunState] | None = None
+    since: str | None = None
+    command: str | None = None
+    sort: Literal["started", "best"] = "started"
+    limit: Count | None = 50
 
 
 class DiffSection(Section):
@@ -237,6 +248,8 @@ class Config(Section):
     steps: Count | None = None
     checkpoint: str | None = None
     runs: list[str] | None = None
+    run: str | None = None
+    find: FindSection = FindSection()
 
     _origins: dict[str, disclosure.Origin] = PrivateAttr(default_factory=dict)
 
@@ -257,5 +270,7 @@ class Config(Section):
         return shown
 
 
-READING = ("report", "diff")  # tasks that only read files of runs, and need no torch
-TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "tune", "lr_find", "diff")
+# Tasks that only read files of runs, and need no torch.
+READING = ("report", "diff", "runs", "show")
+TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "run", "find", "tune",
+             "lr_find", "diff")  # fmt: skip

@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from pipeline.loading.named_fields import Fields
+from pipeline.terminal import watched
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +55,9 @@ def with_token_lengths(table: Any, dataset: Any, steps: Mapping[str, Any]) -> An
     if hasattr(dataset, "text_lengths"):
         return table.assign(length=dataset.text_lengths(tokenizer.length, tokenizer.counting))
     if tokenizer.field in table.columns:
-        return table.assign(length=[tokenizer.length(text) for text in table[tokenizer.field]])
+        texts = table[tokenizer.field]
+        shown = watched(texts, len(texts), "counting tokens")
+        return table.assign(length=[tokenizer.length(text) for text in shown])
     return table
 
 

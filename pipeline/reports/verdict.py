@@ -40,7 +40,10 @@ def lead(run: RunRecord) -> Markup:
     said = Markup('<p class="verdict"><span class="state {0}">{0}</span> {1}</p>').format(
         page.shown(run.state), page.shown(sentence(run))
     )
-    return page.together(said, page.figures(_figures(run)), *_next(run))
+    lines = [page.command(line, what) for line, what in to_type(run)]
+    if run.state == "done" and len(lines) > 1:
+        lines[1:] = [page.folded("Other next steps", page.together(*lines[1:]))]
+    return page.together(said, page.figures(figures(run)), *lines)
 
 
 def sentence(run: RunRecord) -> str:
@@ -91,7 +94,8 @@ def _bound(run: RunRecord) -> str:
             f"{sum(spent.values()):.3g} ms of work a sample{mostly}.")  # fmt: skip
 
 
-def _figures(run: RunRecord) -> list[tuple[str, object, object]]:
+def figures(run: RunRecord) -> list[tuple[str, object, object]]:
+    """The most important numbers: name, value, and a note or None."""
     found: list[tuple[str, object, object]] = []
     name, own, constant, epoch = monitored(run)
     speed, waited = weighted(run, "samples_per_second"), weighted(run, "wait_share")
@@ -111,18 +115,18 @@ def _figures(run: RunRecord) -> list[tuple[str, object, object]]:
     return found
 
 
-def _next(run: RunRecord) -> list[Markup]:
+def to_type(run: RunRecord) -> list[tuple[str, str]]:
     """Commands, each with what it is for."""
     here = value("resume", run.path)
     if run.state in ("preempted", "interrupted", "killed"):
-        return [page.command(command(run, here), "To resume it where it stopped:")]
+        return [(command(run, here), "To resume it where it stopped:")]
     if run.state == "failed":
         place = _ADDRESS.search(str(run.sessions[-1].get("reason"))) if run.sessions else None
-        batch = () if place is None else (page.command(command(
-            run, *overrides(run), "task=replay", f"epoch={place[1]}", f"step={place[2]}"),
-            "To see that batch:"),)  # fmt: skip
-        again = page.command(command(run, here), "When the cause is mended, to resume it:")
-        return [*batch, again]
+        lines = [(command(run, here), "When the cause is mended, to resume it:")]
+        if place is not None:
+            words = [*overrides(run), "task=replay", f"epoch={place[1]}", f"step={place[2]}"]
+            lines.insert(0, (command(run, *words), "To see that batch:"))
+        return lines
     if run.state != "done":
         return []
     words, lines = overrides(run), []
@@ -145,5 +149,4 @@ def _next(run: RunRecord) -> list[Markup]:
         best = value("checkpoint", run.path)
         lines.append((command(run, *words, "task=validate", best),
                       "To measure its best weights again:"))  # fmt: skip
-    first, *others = (page.command(line, what) for line, what in lines)
-    return [first, page.folded("Other next steps", page.together(*others))] if others else [first]
+    return lines

@@ -83,11 +83,8 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """The manifest's status; "killed" if that is running, and no process has the folder."""
-        status = str(self.manifest.get("status", "unknown"))
-        if status == "running" and not is_locked(self.path / HOLDER):
-            return "killed"
-        return status
+        """As `state_of`."""
+        return state_of(self.path, self.manifest)
 
     @property
     def sessions(self) -> list[dict[str, Any]]:
@@ -168,6 +165,14 @@ def _increases(ledger: Ledger) -> bool:
     """Whether each address comes after the one before."""
     epochs, steps = np.diff(ledger.epoch), np.diff(ledger.step)
     return bool(((epochs > 0) | ((epochs == 0) & (steps > 0))).all())
+
+
+def state_of(path: Path, manifest: Mapping[str, Any]) -> str:
+    """The manifest's status; "killed" if that is running, and no process has the folder."""
+    status = str(manifest.get("status", "unknown"))
+    if status == "running" and not is_locked(path / HOLDER):
+        return "killed"
+    return status
 
 
 def find(folder: Path) -> Iterator[Path]:

@@ -117,6 +117,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
             data.train.data_fingerprint,
             lambda state: run_state.check_fit(state, model, optimizer), scheduled,
             seed=config.seed, device=train.world.device, monitor=options.monitor,
+            mode=options.mode,
             data={"fingerprint": mode, **told}, code=code_of(config),
         )  # fmt: skip
         if opened.folder and config.trainer.progress != "none":

@@ -17,7 +17,7 @@ from pipeline.errors import PREEMPTED, ConfigError
 from pipeline.runs.job_result import FINISHED, PRUNING, JobResult
 from pipeline.runs.manifest import has_manifest, read_manifest
 from pipeline.runs.stored_sweep import job_lock, jobs_of, of_job, read_sweep, result_of
-from pipeline.terminal import say
+from pipeline.terminal import left, say
 
 _HOPELESS = (ConfigError.exit_code, PREEMPTED)  # exit codes of jobs that are not tried again
 
@@ -71,13 +71,13 @@ def run_job(job: Job, in_turn: bool) -> float | None:
             return before.value
         if not in_turn and _is_stopped(job.sweep):
             return math.nan
-        say(f"job {name}: {' '.join(of_job(job.overrides)) or '(defaults)'}")
+        say(f"job {name}{_ahead(job.sweep)}: {' '.join(of_job(job.overrides)) or '(defaults)'}")
         config, result, failure = _attempt(job)
         retries = config.sweep.retries if config else 0
-        for left in reversed(range(retries)):
+        for more in reversed(range(retries)):
             if result.status != "failed" or result.exit_code in _HOPELESS:
                 break
-            say(f"job {name}: tried again; {left} more times after this")
+            say(f"job {name}: tried again; {more} more times after this")
             preemption.forget()
             config, result, failure = _attempt(job)
     if isinstance(failure, KeyboardInterrupt):
@@ -124,6 +124,22 @@ def _attempt(job: Job) -> tuple[Config | None, JobResult, BaseException | None]:
     )
     result.write(job.folder)
     return config, result, failure
+
+
+def _ahead(sweep: Path) -> str:
+    """How many jobs of the sweep have begun, and the time left for all, by those of this command.
+
+    Cost: 0.1 ms a job of the sweep.
+    """
+    stored = read_sweep(sweep)
+    if stored is None or len(stored.jobs) < 2:
+        return ""
+    ended = [one for _, one in jobs_of(sweep, stored) if one.status in (*FINISHED, "failed")]
+    here = sum(one.started >= stored.began for one in ended)
+    rest = len(stored.jobs) - len(ended) + here
+    time_left = left(here, rest, time.time() - stored.began)
+    told = f"{len(ended) + 1} of {len(stored.jobs)}"
+    return f" ({told}, {time_left})" if time_left else f" ({told})"
 
 
 def _done_before(job: Job) -> JobResult | None:
