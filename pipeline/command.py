@@ -41,7 +41,7 @@ from pipeline.config import (
     project,
 )
 from pipeline.config.composition import CONF, VERSION_BASE, Composer, plain, with_run_dir
-from pipeline.config.schema import Config
+from pipeline.config.schema import READING, Config
 from pipeline.distributed import launch, preemption, world
 from pipeline.distributed.preemption import Preempted, Preemption, Stop
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
@@ -123,7 +123,12 @@ def _main(
             if single:
                 entry()
             else:
-                with own_options.environment_with(_for_jobs()), preemption.job(), swept:
+                from pipeline.tasks.optuna_sweeper import OptunaSweeper
+
+                OptunaSweeper.given, OptunaSweeper.typed = overrides, typed
+                chooses = hydra_internals.with_plugin(OptunaSweeper)
+                environment = own_options.environment_with(_for_jobs())
+                with environment, preemption.job(), swept, chooses:
                     entry()
     except BaseException as error:
         sweep.say_how_far(typed)
@@ -186,10 +191,16 @@ def _accepted(composed: DictConfig, folder: Path | None = None) -> Config:
 
 
 def _run(config: Config) -> float | None:
-    from pipeline.config import notices  # imports torch, which `--help` does without
+    with terminal.progress_shown("none" if world.launched_rank()[0] else config.trainer.progress):
+        return _run_task(config)
 
-    for notice in (*notices.find(config), *endpoints.notices(config.plain())):
-        _announce(notice)
+
+def _run_task(config: Config) -> float | None:
+    if config.task not in READING:
+        from pipeline.config import notices  # imports torch, which those do without
+
+        for notice in (*notices.find(config), *endpoints.notices(config.plain())):
+            _announce(notice)
     count, wanted = 0, config.distributed  # of processes to start; 0 if this is (one of) them
     if wanted.strategy != "none" and config.task in OF_MANY_RANKS and not world.is_launched():
         count = world.default_processes() if wanted.nproc == "auto" else wanted.nproc

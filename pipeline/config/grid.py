@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import Problem
+from pipeline.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 MOST_JOBS = 100_000
+MOST_NUMBERS = 10_000  # of a range of which the ends are looked for
 _FOR_ALL = re.compile(r"(sweep|resume|resume_despite|run_dir)([./].*)?")
 
 
@@ -45,7 +46,10 @@ class Grid:
 
 
 def of(
-    overrides: Sequence[Override], base: Mapping[str, Any], folder: str | None = None
+    overrides: Sequence[Override],
+    base: Mapping[str, Any],
+    folder: str | None = None,
+    lines: Callable[[Override], list[str]] | None = None,
 ) -> tuple[Grid, list[Problem]]:
     """The grid of a command, and what is wrong with it.
 
@@ -54,8 +58,9 @@ def of(
             wins; none of hydra's.
         base: the configuration with the values that are fixed. Its `sweep.seeds` adds the seeds
             from its `seed` on, as the key that varies fastest.
+        lines: those of one override; `values` when None.
     """
-    axes = {one.get_key_element(): values(one) for one in overrides}
+    axes = {one.get_key_element(): (lines or values)(one) for one in overrides}
     swept = [one.get_key_element() for one in overrides if one.is_sweep_override()]
     problems = [Problem(key, "is the same for all jobs of a sweep; give it one value")
                 for key in swept if _FOR_ALL.fullmatch(key.lstrip("+~"))]  # fmt: skip
@@ -78,4 +83,22 @@ def values(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [str(override.input_line)]
     key = override.get_key_element()
+    if override.is_interval_sweep():
+        raise ConfigError(Problem(key, f"{override.input_line} is every value in between, which a "
+                                  "grid cannot go over: choose sweep=optuna, or give values, or "
+                                  "range(...)"))  # fmt: skip
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
+
+
+def bounds(override: Override) -> list[str]:
+    """The same for a sweep that chooses its values: of a range, its ends."""
+    key = override.get_key_element()
+    given: Any = override.value()
+    if override.is_interval_sweep():
+        return [f"{key}={given.start}", f"{key}={given.end}"]
+    if override.is_range_sweep():
+        lines = [f"{key}={value}" for value in itertools.islice(given.range(), MOST_NUMBERS)]
+        if not lines:
+            raise ConfigError(Problem(key, f"{override.input_line} has no value"))
+        return lines[:: max(1, len(lines) - 1)]
+    return values(override)

@@ -24,6 +24,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigSource
+from hydra.plugins.plugin import Plugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override, open_dict, read_write
@@ -48,6 +49,7 @@ try:
     _get_node = DictConfig._get_node, ListConfig._get_node
     _states = DictConfig._is_none, DictConfig._is_missing, DictConfig._is_interpolation
     _value = DictConfig._value
+    _in_namespace = Plugins.is_in_toplevel_plugins_module
     _sweep = BasicSweeper.sweep
 except (ImportError, AttributeError, KeyError) as error:
     raise ImportError(
@@ -59,7 +61,7 @@ except (ImportError, AttributeError, KeyError) as error:
 __all__ = [
     "BASIC_LAUNCHER", "BASIC_SWEEPER", "HookedLoader", "apply_override",
     "create_config_search_path", "get_args_parser", "hydra_config", "is_mapping", "loaded_by",
-    "raw_node", "raw_value", "replaced", "shown_by", "swept_by",
+    "raw_node", "raw_value", "replaced", "shown_by", "swept_by", "with_plugin",
 ]  # fmt: skip
 
 BASIC_LAUNCHER = f"{BasicLauncher.__module__}.{BasicLauncher.__name__}"
@@ -240,6 +242,17 @@ def loaded_by(make: Callable[..., HookedLoader], single: bool, sweeps: bool) -> 
     mode = RunMode.RUN if single else None
     modes = {"get_mode": lambda *args, **options: mode} if single or sweeps else {}
     with replaced(_entry, ConfigLoaderImpl=make), replaced(_entry.Hydra, **modes):
+        yield
+
+
+@contextmanager
+def with_plugin(kind: type[Plugin]) -> Iterator[None]:
+    """Let hydra call a launcher or sweeper that does not lie in its namespace `hydra_plugins`."""
+    name = f"{kind.__module__}.{kind.__name__}"
+    known = Plugins.is_in_toplevel_plugins_module
+    Plugins.instance().register(kind)
+    allowed = staticmethod(lambda one: one == name or known(one))
+    with replaced(Plugins, is_in_toplevel_plugins_module=allowed):
         yield
 
 

@@ -29,11 +29,11 @@ from pipeline.config import (
     nodes,
     parsing,
 )
-from pipeline.config.composition import Composed, Composer, with_run_dir
+from pipeline.config.composition import Composed, Composer, plain, with_run_dir
 from pipeline.config.disclosure import Plain
 from pipeline.config.grid import Grid
 from pipeline.config.hydra_internals import BASIC_LAUNCHER, BASIC_SWEEPER
-from pipeline.config.schema import Config
+from pipeline.config.schema import READING, Config
 from pipeline.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ def examine(
     problems += [*endpoints.check(container), *_names(container)]
     wrong = wrong or bool(problems)
     if wrong and "torch" not in sys.modules:
+        return config, problems
+    if getattr(config, "task", "") in READING:
+        if begin is not None and not wrong:
+            begin(config)
         return config, problems
     if begin is not None and not wrong:
         begin(config)
@@ -104,6 +108,15 @@ def accept(container: Mapping[str, Any]) -> Config:
     config, problems = examine(container)
     raise_if(problems)
     return config
+
+
+def stored(config: Mapping[str, Any]) -> Config:
+    """The configuration that a run wrote into its folder, checked like any other.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
+    return accept(plain(OmegaConf.create(dict(config))))
 
 
 def look(composer: Composer, lines: Sequence[str]) -> None:
@@ -157,12 +170,13 @@ def _sweep(
 ) -> list[Problem]:
     """The problems of a sweep's jobs.
 
-    A sweeper that chooses values as it goes (optuna and the like) is checked with the values that
-    are fixed; its jobs are checked as they come.
+    Our sweeper that chooses values as it goes is checked with each value of a choice and the ends
+    of each range; one of a plugin with the values that are fixed. Jobs are checked as they come.
     """
     problems = _hydra_problems(base)
     sweeper = base.hydra.get("sweeper", {})
-    if problems or not base.complete or sweeper["_target_"] != BASIC_SWEEPER:
+    chooses = sweeper.get("_target_") in hydra_section.SWEEPERS
+    if problems or not base.complete or not (chooses or sweeper["_target_"] == BASIC_SWEEPER):
         return _job(base)[1]
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     more, problems = composer.parse(params)
@@ -170,16 +184,23 @@ def _sweep(
     # The command line comes last and wins, as in the sweeper itself.
     swept = [*more, *(one for one in overrides if not one.is_hydra_override())]
     folder = OmegaConf.select(base.node, "sweep.dir", throw_on_resolution_failure=False)
-    asked, more_problems = grid.of(swept, base.config, folder and str(folder))
+    lines = grid.bounds if chooses else grid.values
+    asked, more_problems = grid.of(swept, base.config, folder and str(folder), lines)
     problems += more_problems
-    if base.config.get("sweep", {}).get("jobs", 1) != 1:
+    options = base.config.get("sweep", {})
+    if options.get("jobs", 1) != 1:
         problems += _in_parallel(base.hydra.get("launcher", {}).get("_target_"))
-    composer.grid = asked
-    if not problems:
-        over = [str(one.input_line) for one in swept if one.is_sweep_override()]
-        over += [one for one in asked.fixed if one.startswith("sweep.seeds=")]
-        announce(announcement.of_sweep(over, list(map(len, asked.axes.values()))))
-    jobs = [] if more_problems else list(_jobs(composer, asked, undone))
+    over = [str(one.input_line) for one in swept if one.is_sweep_override()]
+    if chooses:
+        if not problems and options.get("optuna"):
+            announce(announcement.of_study(over, options["optuna"].get("trials")))
+        jobs = [] if more_problems else list(_each(asked.axes))
+    else:
+        composer.grid = asked
+        if not problems:
+            over += [one for one in asked.fixed if one.startswith("sweep.seeds=")]
+            announce(announcement.of_sweep(over, list(map(len, asked.axes.values()))))
+        jobs = [] if more_problems else list(_jobs(composer, asked, undone))
     seen: dict[Problem, list[Sequence[str]]] = {}
     for job in jobs:
         chosen, _ = composer.parse(job)
@@ -224,6 +245,15 @@ def _jobs(composer: Composer, asked: Grid, undone: Undone) -> Iterator[Sequence[
         for line in several:
             if line not in seen and composer.chooses(line):
                 yield tuple(line if i == place else other[0] for i, other in enumerate(lines))
+
+
+def _each(axes: Mapping[str, Sequence[str]]) -> Iterator[Sequence[str]]:
+    """The first job, and for each further value of a key the same with that."""
+    lines = list(axes.values())
+    yield tuple(one[0] for one in lines)
+    for place, values in enumerate(lines):
+        for line in values[1:MOST_JOBS]:
+            yield tuple(line if i == place else one[0] for i, one in enumerate(lines))
 
 
 def raise_if(problems: Sequence[Problem]) -> None:

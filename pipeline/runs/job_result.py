@@ -16,7 +16,8 @@ from pipeline.runs.manifest import check_overrides
 from pipeline.terminal import say
 
 RESULT = "result.json"
-FINISHED = ("done",)  # statuses of jobs that a sweep passes over
+PRUNING = "pruning"  # the reason in the manifest of a run that was ended as a hopeless trial
+FINISHED = ("done", "pruned")  # statuses of jobs that a sweep passes over
 
 _LARGEST = 4 << 20  # bytes of a result
 
@@ -26,7 +27,7 @@ class JobResult:
     """The result of one job of a sweep."""
 
     overrides: list[str]  # as on a command line
-    status: str  # "done", "failed", "preempted" or "interrupted"; in a table also "not started"
+    status: str  # "done", "pruned", "failed", "preempted", "interrupted"; in a table "not started"
     metric: str | None  # the name of `value`
     mode: str | None  # "min" or "max" of the metric
     value: float | None  # of the task; None if it failed or measures nothing
@@ -35,6 +36,7 @@ class JobResult:
     exit_code: int  # that the job would have as a run of its own
     started: float  # seconds since 1970
     others: dict[str, float] = field(default_factory=dict)  # metrics of the same validation
+    cpu_seconds: float | None = None  # of this process and those it started, also of its ranks
 
     def write(self, folder: Path) -> None:
         """Write the result into the job's folder."""
@@ -54,14 +56,18 @@ class JobResult:
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
     """The fields of a result, with the right types; raises JsonError."""
     known = {one.name for one in fields(JobResult)}
-    odd = sorted(map(str, known ^ (values.keys() | {"others"})))
+    odd = sorted(map(str, known ^ (values.keys() | {"others", "cpu_seconds"})))
     if odd:
         raise JsonError(f"it has missing or unexpected keys: {', '.join(odd[:5])[:200]}")
     check_overrides(values["overrides"])
     texts = [values[key] for key in ("metric", "mode", "error")]
     if not isinstance(values["status"], str) or not all(isinstance(v, str | None) for v in texts):
         raise JsonError("its status, metric, mode or error is not a text")
-    measured = [values["value"], *mapping(values.get("others", {})).values()]
+    measured = [
+        values["value"],
+        values.get("cpu_seconds"),
+        *mapping(values.get("others", {})).values(),
+    ]
     numbers = [values["seconds"], values["started"], values["exit_code"],
                *(one for one in measured if one is not None)]  # fmt: skip
     if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers):
@@ -86,7 +92,7 @@ def read_results(folder: Path, since: float = 0.0) -> list[tuple[str, JobResult]
     return sorted(jobs, key=in_order)
 
 
-def in_order(job: tuple[str, JobResult]) -> tuple[int, str]:
+def in_order(job: tuple[str, object]) -> tuple[int, str]:
     """A key that sorts jobs by their numbers."""
     name = job[0]
     return (int(name), "") if name.isdecimal() else (-1, name)
@@ -94,7 +100,8 @@ def in_order(job: tuple[str, JobResult]) -> tuple[int, str]:
 
 def best_of(jobs: Sequence[tuple[str, JobResult]]) -> str | None:
     """Name of the job with the best value, if any has one."""
-    valued = [(result.value, name) for name, result in jobs if result.value is not None]
+    valued = [(result.value, name) for name, result in jobs
+              if result.value is not None and result.status != "pruned"]  # fmt: skip
     if not valued:
         return None
     largest = any(result.mode == "max" for _, result in jobs)

@@ -150,8 +150,16 @@ class RunFolder:
         self.manifest["sessions"].append({**started, "world": world, **facts})
         self._write_manifest()
 
-    def rewind(self, epoch: int, step: int, updates: int) -> None:
+    def note(self, **facts: Any) -> None:
+        """Add facts to the manifest's entry of this session."""
+        self.manifest["sessions"][-1] |= facts
+        self._write_manifest()
+
+    def rewind(self, epoch: int, step: int, updates: int) -> int:
         """Cut what was written after the checkpoint that the run resumes from; reads only that.
+
+        Returns:
+            The number of steps that were in the ledger, and are taken again.
 
         Args:
             epoch, step: address of the next batch.
@@ -166,9 +174,18 @@ class RunFolder:
                 return bool(line["epoch"] < epoch)
             return bool(line["step"] <= updates)
 
+        repeated = 0
+
+        def is_counted(line: Any) -> bool:
+            nonlocal repeated
+            before = is_before(line)
+            repeated += not before
+            return before
+
         for name in BY_ADDRESS:
-            cut(self.path / name, is_before)
+            cut(self.path / name, is_counted if name == "ledger.jsonl" else is_before)
         cut(self.path / "metrics.jsonl", is_measured)
+        return repeated
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl; it survives a crash. NaN and infinities become null."""

@@ -240,8 +240,13 @@ def extend(
             began=time.time(),
             jobs=list({**{job.folder: job for job in stored.jobs}, **now}.values()),
         )
-        write_atomically(folder / NAME, (json.dumps(asdict(stored), indent=1) + "\n").encode())
+        store(folder, stored)
     return stored, folders
+
+
+def store(folder: Path, sweep: StoredSweep) -> None:
+    """Write a sweep's file; for sweeps that plan their jobs themselves (else `extend`)."""
+    write_atomically(folder / NAME, (json.dumps(asdict(sweep), indent=1) + "\n").encode())
 
 
 def resumed(overrides: Sequence[str]) -> tuple[list[str], Path | None]:

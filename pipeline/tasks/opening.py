@@ -139,7 +139,9 @@ def _open(
             old, world=size, longer=longer, overrides=overrides, at=list(at), code=facts["code"],
             resumed=str(newest.path) if newest else None,
         )  # fmt: skip
-        folder.rewind(*at, int(newest.state["updates"]) if newest else 0)
+        repeated = folder.rewind(*at, int(newest.state["updates"]) if newest else 0)
+        if repeated:
+            folder.note(repeated=repeated)
     if newest is not None:
         _say(folder, newest)
     if newest is not None and renewed is not None and config.scheduler is not None:

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from pipeline import program
 from pipeline.config import disclosure
@@ -25,8 +27,11 @@ from pipeline.distributed import preemption
 from pipeline.files.disk import write_atomically
 from pipeline.runs.job_result import FINISHED, JobResult, best_of, read_results
 from pipeline.runs.stored_sweep import jobs_of, must_be_typed, quoted, read_sweep
+from pipeline.tasks import report
 from pipeline.tasks.tables import new_table, put_table
 from pipeline.terminal import one_line, put, say
+
+_STYLES = {"done": None, "pruned": "dim"}
 
 
 class SweepTable(Callback):
@@ -35,7 +40,12 @@ class SweepTable(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         if "joblib" in str(config.hydra.launcher._target_):
             preemption.keep_from_children()
-        running[:] = [Running(Path(str(config.hydra.sweep.dir)), time.time())]
+        folder = Path(str(config.hydra.sweep.dir))
+        running[:] = [Running(folder, time.time(), reports=_reports(config))]
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        if config.hydra.mode == RunMode.MULTIRUN and _reports(config):
+            report.leave_of_sweep(Path(str(config.hydra.sweep.dir)), in_between=True)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         sweep = running.pop()
@@ -62,12 +72,14 @@ class Running:
         began: seconds since 1970.
         mine: the folders of this command's jobs; empty if only the sweeper knows them.
         typed: the words of the command line, after the program's own.
+        reports: whether it has a report.
     """
 
     folder: Path
     began: float
     mine: list[str] = field(default_factory=list)
     typed: Sequence[str] = ()
+    reports: bool = True
 
     def jobs(self) -> list[tuple[str, JobResult]]:
         """Name and result of each job, or its state if it has none yet."""
@@ -84,6 +96,8 @@ class Running:
         if best is not None:
             result = dict(jobs)[best]
             put(f"best: {result.metric or 'value'} {result.value:.6g} by job {best}")
+        if self.reports:
+            report.leave_of_sweep(self.folder)
 
     def say_how_to_resume(self) -> None:
         """Print the command that does what is not done."""
@@ -95,6 +109,10 @@ class Running:
             again = [word for word in self.typed if not word.startswith(own)]
             again.append(f"hydra.sweep.dir={quoted(str(self.folder))}")
         say(f"to resume the sweep:\n  {disclosure.command([*program.words(), *again])}")
+
+
+def _reports(config: DictConfig) -> bool:
+    return OmegaConf.select(config, "trainer.report") is not False
 
 
 running: list[Running] = []  # the sweep whose own process this is; one at most
@@ -157,7 +175,7 @@ def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None
         width = max(len(row[name]) for row in rows)
         drawn.add_column(name.replace("/", "/\n"), overflow="fold", min_width=min(width, 12))
     for row in rows:
-        style = "bold" if row["job"] == best else "red" if row["status"] != "done" else None
+        style = "bold" if row["job"] == best else _STYLES.get(row["status"], "red")
         drawn.add_row(*(row[name] for name in columns), style=style)
     put_table(drawn)
     if alike:

@@ -80,13 +80,13 @@ def run_grid(
     OmegaConf.save(config, folder / "multirun.yaml")
     options = config.sweep
     ends = {"failed": options.on_failure, "preempted": options.on_preempted}
-    at_once = _at_once(options.jobs, len(asked), str(config.trainer.device))
+    at_once = at_once_of(options.jobs, len(asked), str(config.trainer.device))
     command = replace(
         _command(asked),
         words=disclosure.words(word for word in words
                                if not word.startswith(("resume=", "hydra.sweep.dir="))),
         ends=[status for status, wanted in ends.items() if wanted == "stop"],
-        threads=_threads(at_once),
+        threads=threads_of(at_once),
     )  # fmt: skip
     jobs = list(asked.jobs())
     pattern = raw_value(config.hydra.sweep, "subdir")
@@ -95,7 +95,7 @@ def run_grid(
     stored, names = stored_sweep.extend(folder, command, naming)
     sweep.running[0].mine, sweep.running[0].typed = names, typed
     if at_once > 1:
-        launcher = _joblib(launcher, config, context, at_once)
+        launcher = side_by_side(launcher, config, context, at_once)
     variables = {world.JOBS: str(at_once), world.THREADS: str(stored.threads)}
     lines = dict(zip(names, jobs, strict=True))
     left, deaths = _todo(folder, names, stored), 0
@@ -151,7 +151,7 @@ def _is_done(folder: Path) -> bool:
     return result is not None and result.status in FINISHED
 
 
-def _at_once(wanted: int | str, jobs: int, device: str) -> int:
+def at_once_of(wanted: int | str, jobs: int, device: str) -> int:
     """How many jobs run at the same time."""
     if wanted != "auto":
         return min(int(wanted), jobs)
@@ -160,7 +160,7 @@ def _at_once(wanted: int | str, jobs: int, device: str) -> int:
     return max(1, min(jobs, world.cores(), available() // _MEMORY or jobs))
 
 
-def _threads(at_once: int) -> int:
+def threads_of(at_once: int) -> int:
     """Threads that torch has in each job, with all its ranks: half of the job's cores."""
     import torch
 
@@ -181,7 +181,7 @@ def _name(config: DictConfig, context: Any, job: Sequence[str], number: int) -> 
         state.cfg = kept
 
 
-def _joblib(launcher: Any, config: DictConfig, context: Any, count: int) -> Any:
+def side_by_side(launcher: Any, config: DictConfig, context: Any, count: int) -> Any:
     """A launcher that runs so many jobs at the same time, each in a process."""
     from hydra_plugins.hydra_joblib_launcher.config import JobLibLauncherConf
     from hydra_plugins.hydra_joblib_launcher.joblib_launcher import JoblibLauncher

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import shlex
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def test_a_sweep_over_parts_and_seeds(sweep, capsys):
     out, err = capsys.readouterr()
     assert "4 jobs in sweep" in out
     assert "best: nme 0.1 by job 1" in out
-    assert "job 2: sampler=sequential seed=2" in err
+    assert re.search(r"job 2 \(3 of 4, \d+ s left\): sampler=sequential seed=2", err)
     with (folder / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(r["job"], r["sampler"], r["seed"], r["status"], r["nme"]) for r in rows] == [
