@@ -53,7 +53,8 @@ GOOD = {
     "tracker": PART,
     "resume": None,
     "resume_despite": [],
-    "sweep": {"on_preempted": "stop"},
+    "sweep": {"on_preempted": "stop", "on_failure": "continue", "retries": 0, "jobs": 1,
+              "seeds": None},
     "task": "fit",
 }  # fmt: skip
 
