@@ -188,6 +188,9 @@ def _sweep(
     asked, more_problems = grid.of(swept, base.config, folder and str(folder), lines)
     problems += more_problems
     options = base.config.get("sweep", {})
+    if chooses and options.get("seeds") is not None:
+        reason = "is for grids; here every trial has the one seed. Leave it out"
+        problems.append(Problem("sweep.seeds", reason))
     if options.get("jobs", 1) != 1:
         problems += _in_parallel(base.hydra.get("launcher", {}).get("_target_"))
     over = [str(one.input_line) for one in swept if one.is_sweep_override()]
@@ -225,7 +228,7 @@ def _in_parallel(launcher: object) -> list[Problem]:
         found = find_spec("hydra_plugins.hydra_joblib_launcher")
     except ModuleNotFoundError:
         found = None
-    reason = "needs hydra-joblib-launcher: pip install 'penstock[sweep]'"
+    reason = "needs hydra-joblib-launcher: pip install 'penstock-loader[sweep]'"
     return [] if found else [Problem("sweep.jobs", reason)]
 
 

@@ -321,6 +321,13 @@ def test_two_processes_do_not_run_one_study(again):
     assert "another process runs the study in sweep" in done.err
 
 
+def test_seeds_are_for_grids(study):
+    done = study("optimizer.lr=choice(1e-3,1e-2)", "sweep.seeds=3")
+    assert done.code == 2
+    assert "sweep.seeds: is for grids" in done.err
+    assert not Path("sweep").exists()
+
+
 def test_a_trial_that_fails_counts_and_the_others_go_on(study):
     done = study("optimizer.lr=choice(1e30,1e-3)", "sweep.optuna.sampler=grid")
     assert done.code == 1
