@@ -1,3 +1,3 @@
 """The folder of a run (`run_folder`, `manifest`), its checkpoints (`checkpoint`), resuming it
-(`resumption`), bad samples (`quarantine`), metrics sent elsewhere (`tracker`) and `pictures`.
+(`resumption`), bad samples (`quarantine`), metrics sent elsewhere (`trackers`) and `pictures`.
 """

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
@@ -43,7 +44,8 @@ from pipeline.runs.identity.sources import code_of
 from pipeline.runs.pictures import learning_curves
 from pipeline.runs.resumption import fingerprint, spans
 from pipeline.runs.run_folder import Status
-from pipeline.runs.tracker import Nothing, Tracker
+from pipeline.runs.trackers.guarded import Trackers
+from pipeline.runs.trackers.tracker import TrackedRun, measured
 from pipeline.tasks import outcome, predictions, progress
 from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.recording import Confusions, Digests, Ledger, Metrics, Quarantine
@@ -77,7 +79,7 @@ def _tried(config: Config, folder: str) -> Config:
     scheduler = {**config.scheduler, "warmup": 0} if config.scheduler else None
     return config.model_copy(update={
         "trainer": trainer, "scheduler": scheduler, "run_dir": f"{folder}/run", "resume": None,
-        "tracker": {"_target_": "pipeline.runs.tracker.Nothing"},
+        "tracker": {},
     })  # fmt: skip
 
 
@@ -116,7 +118,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
             optimizer, scheduler = scheduled(*last)
         if opened.renewed is not None and state is not None and scheduler is not None:
             state = renewed(state, optimizer, scheduler)
-        with watched(config, parts, group, opened, train) as (tracker, observers):
+        with watched(config, parts, group, opened, train) as (trackers, observers):
             confusions = Confusions(objective)
             observers.append(confusions)
             compared = config.trainer.baseline
@@ -137,7 +139,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
                 shown = [one for one in observers if isinstance(one, progress.Display)]
                 constant = baseline(data, objective, val, group, shown) if compared else {}
                 if opened.folder:
-                    report(config, parts, model, objective, result, constant, opened, tracker,
+                    report(config, parts, model, objective, result, constant, opened, trackers,
                            confusions)  # fmt: skip
         group.meet()
     return result.best[f"val/{options.monitor}"] if result.best else None
@@ -162,7 +164,7 @@ def _placed(where: str) -> Iterator[None]:
 
 def report(
     config: Config, parts: TrainingParts, model: nn.Module, objective: Objective, result: Result,
-    constant: Record, opened: Opened, tracker: Tracker, confusions: Confusions,
+    constant: Record, opened: Opened, trackers: Trackers, confusions: Confusions,
 ) -> None:  # fmt: skip
     """Print the results and draw pictures, with the best weights; complete the manifest."""
     assert opened.folder is not None
@@ -185,7 +187,7 @@ def report(
         if path is not None:
             put(f"{name:<12} {path}")
             if path.suffix == ".png":
-                tracker.picture(name, path, int(last["step"]))
+                trackers.picture(name, path, int(last["step"]))
     folder.manifest |= {"reason": result.reason, "best": result.best, "order": result.order,
                         "last": last, "baseline": constant,
                         "worker_deaths": sum(one["worker_deaths"] for one in result.history),
@@ -243,8 +245,8 @@ def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
 @contextmanager
 def watched(
     config: Config, parts: TrainingParts, group: Group, opened: Opened, train: Loader
-) -> Iterator[tuple[Tracker, list[Observer]]]:
-    """The tracker and the observers of a fit, and the end of its manifest; on the first rank only.
+) -> Iterator[tuple[Trackers, list[Observer]]]:
+    """The trackers and the observers of a fit, and the end of its manifest; on the first rank only.
 
     Raises:
         PenstockError: instead of NonFiniteLossError, with the command that shows the batch.
@@ -252,23 +254,23 @@ def watched(
     """
     folder = opened.folder
     if folder is None:
-        yield Nothing(), []
+        yield Trackers({}), []
         return
-    tracker: Tracker = parts.tracker(folder.path / "tracker")
+    trackers = parts.trackers(folder.path / "tracker", _tracked(config, opened))
     trainer = config.trainer
     display = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
     data = parts.data
     datasets = {split.name: split.fingerprint["dataset"] for split in (data.train, data.val)}
     left_out = Quarantine(folder.path / quarantine.NAME, datasets, data.train.budget)
-    observers: list[Observer] = [Metrics(folder, tracker), display, left_out]
+    observers: list[Observer] = [Metrics(folder, trackers), display, left_out]
     if trainer.ledger:
         observers.append(Ledger(folder.path / "ledger.jsonl"))
     if trainer.digest:
         observers.append(Digests(folder.path / "digests.jsonl"))
     status: Status = "failed"
     try:
-        with closing(tracker), closing(display):
-            yield tracker, observers
+        with closing(display):
+            yield trackers, observers
         status = "done"
     except NonFiniteLossError as error:
         again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
@@ -289,7 +291,30 @@ def watched(
         unchanged = status != "done" and folder.was_done and not opened.came_further()
         if unchanged:
             opened.put_back()
-        folder.finish(status, unchanged)
+        folder.finish(status, unchanged, release=False)
+        try:
+            names = ("config.yaml", "manifest.json", "report.html")
+            trackers.close(status, [folder.path / name for name in names])
+        finally:
+            folder.release()
+
+
+def _tracked(config: Config, opened: Opened) -> TrackedRun:
+    """What trackers are told of the run; a damaged metrics.jsonl costs a warning."""
+    assert opened.folder is not None
+    sweep, before, path, state = None, [], opened.folder.path, opened.state
+    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+        sweep = Path(HydraConfig.get().sweep.dir)
+    if state is not None and config.tracker:
+        try:
+            before = measured(path)
+        except PenstockError as error:
+            say(f"WARNING: trackers do not get what was measured before: {error}")
+    resumed = None if state is None else int(state["updates"])
+    return TrackedRun(
+        path, config.written(), dict(opened.folder.manifest), sweep, resumed, before,
+        bool(config.resume_despite),
+    )  # fmt: skip
 
 
 def command_line(*given: str) -> str:
