@@ -49,16 +49,10 @@ def mlflow(run, uri):
 
 def wandb_records(run):
     """Records of all offline sessions, in their order."""
-    from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
+    from pipeline.runs.trackers.wandb_file import records
 
     for path in sorted((run / "tracker" / "wandb" / "wandb").glob("offline-run-*/*.wandb")):
-        store = DataStore()
-        store.open_for_scan(str(path))
-        while (data := store.scan_data()) is not None:
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            yield record
+        yield from records(path)
 
 
 def wandb(run):
@@ -70,7 +64,7 @@ def wandb(run):
                for one in record.history.item}  # fmt: skip
         step = row.pop("_step")
         found += [(name, step, value) for name, value in row.items()
-                  if not name.startswith("_") and not isinstance(value, dict)]  # fmt: skip
+                  if not name.startswith(("_", "curves/", "predictions/"))]  # fmt: skip
     return found
 
 

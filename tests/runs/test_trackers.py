@@ -9,14 +9,17 @@ import time
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
+from pipeline.runs.trackers.wandb_file import last_step
 from tests import tracked, warm
 from tests.program import ROOT, run
 from tests.stopping import DATASET
 
 BATCHES = 16  # in an epoch
-SAVED, KILLED = 20, 21  # steps: of the checkpoint, and the last one that is measured before the kill
+SAVED, KILLED = (
+    20,
+    21,
+)  # steps: of the checkpoint, and the last one that is measured before the kill
 ALL = "tracker=[tensorboard,csv,mlflow,wandb]"
 
 
@@ -48,15 +51,19 @@ def kill_when_sent(process, folder):
     while time.monotonic() < until:
         assert process.poll() is None, process.communicate()
         sent = [path.read_text() for path in (folder / "mlruns").glob(f"*/*/{metric}")]
-        known = folder / "run/tracker/wandb/run.json"
+        offline = folder / "run/tracker/wandb/wandb"
         table = folder / "run/tracker/csv/metrics.csv"
         rows = table.read_text().splitlines() if table.exists() else []
-        if (sent and len(sent[0].splitlines()) == KILLED and len(rows) == KILLED + 2
-                and known.exists() and json.loads(known.read_text())["step"] == KILLED - 1):
+        if (
+            sent
+            and len(sent[0].splitlines()) == KILLED
+            and len(rows) == KILLED + 2
+            and last_step(offline) == KILLED - 1
+        ):
             break  # fmt: skip
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert time.monotonic() < until
 
 

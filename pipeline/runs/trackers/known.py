@@ -32,7 +32,6 @@ def read(folder: Path) -> dict[str, Any] | None:
                 raise JsonError(f"{name} is {shown(value)}, which is no id")
         if not isinstance(found.get("id"), str):
             raise JsonError(f"id is {shown(found.get('id'))}")
-        integer(found, "step", -1)
     except FileNotFoundError:
         return None
     except (OSError, JsonError) as error:
@@ -40,13 +39,13 @@ def read(folder: Path) -> dict[str, Any] | None:
     return found
 
 
-def write(folder: Path, id: str, token: str, step: int = -1) -> None:
-    """Keep the id of a server's run.
+def write(folder: Path, id: str, token: str) -> dict[str, Any]:
+    """Keep the id of a server's run; returns what `read` will give.
 
     Args:
         token: a mark of the run, so that no other one is gone on with.
-        step: the last that was handed over; -1 for none.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {"version": 1, "id": id, "token": token, "step": step}
+    kept = {"version": 1, "id": id, "token": token}
     write_atomically(folder / NAME, (json.dumps(kept) + "\n").encode())
+    return kept

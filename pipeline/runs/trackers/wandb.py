@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.runs.trackers import known
 from pipeline.runs.trackers.tracker import Points, TrackedRun, Tracker
+from pipeline.runs.trackers.wandb_file import last_step
 
 if TYPE_CHECKING:
     from wandb import Run
 
-# Not sent: the command line, which may hold secrets, the machine, the environment, the code.
+# Not sent are the command line, which may hold secrets, the machine, the environment, the code.
 _KEPT_HERE: dict[str, Any] = {
     "x_disable_meta": True, "x_disable_stats": True, "x_disable_machine_info": True,
     "x_save_requirements": False, "disable_git": True, "disable_code": True, "save_code": False,
     "console": "off",
+    "x_transaction_log_flush_interval": 1.0,  # seconds; a killed run loses what waits
 }  # fmt: skip
 _SECONDS = 25  # for a connection, and for what is left to be sent at the end
 
@@ -55,7 +57,6 @@ class WandB(Tracker):
         self.mode = mode or os.environ.get("WANDB_MODE") or "online"
         self.base_url = base_url
         self._client: Run | None = None
-        self._id, self._token = "", ""
         self._sent = -1  # the last step that was handed over
         self._row: dict[str, Any] = {}  # of the step after it; W&B has one row a step
         self._step = -1
@@ -68,17 +69,13 @@ class WandB(Tracker):
                                "tracker.wandb.mode=offline")  # fmt: skip
         kept = known.read(self.folder)
         if kept is None:
-            self._id, self._token = secrets.token_hex(4), secrets.token_hex(8)
-            known.write(self.folder, self._id, self._token)
-        else:
-            self._id, self._token = str(kept["id"]), str(kept.get("token", ""))
-            self._sent = int(kept["step"])
+            kept = known.write(self.folder, secrets.token_hex(4), secrets.token_hex(8))
         chosen: dict[str, Any] = {"mode": self.mode}
         if self.base_url is not None:
             chosen["base_url"] = self.base_url
         sweep = self.run.sweep
         self._client = wandb.init(
-            project=self.project, entity=self.entity, id=self._id, resume="allow",
+            project=self.project, entity=self.entity, id=str(kept["id"]), resume="allow",
             name=self.run.name, config=dict(self.run.config), dir=str(self.folder),
             group=None if sweep is None else "/".join(sweep.absolute().parts[-2:]),
             job_type=None if sweep is None else "job",
@@ -91,6 +88,10 @@ class WandB(Tracker):
         for path in Path(self._client.dir).parent.glob("logs/*"):
             if path.is_symlink():
                 path.unlink(missing_ok=True)
+        if self.mode == "offline":
+            self._sent = last_step(Path(self._client.dir).parent.parent)
+        elif self._client.resumed:
+            self._sent = self._client.starting_step - 1
         for metrics, step in self.run.before:
             self.log(metrics, step)
 
@@ -128,4 +129,3 @@ class WandB(Tracker):
             return
         self._client.log(self._row, step=self._step, commit=True)
         self._row, self._sent = {}, self._step
-        known.write(self.folder, self._id, self._token, self._sent)
