@@ -75,8 +75,10 @@ class TrainingParts:
             optimizer, warm, lambda one: make(plain, "scheduler", {"optimizer": one, **steps})
         )
 
-    def trackers(self, folder: Path, run: TrackedRun | None = None) -> Trackers:
-        """The trackers, each writing into `folder` / its name, or `folder` if it has none.
+    def trackers(self, folder: Path, run: TrackedRun) -> Trackers:
+        """The trackers of `run`, started; each writes into `folder` / its name.
+
+        One that is the whole of `tracker`, and has no name, writes into `folder`.
 
         Raises:
             ConfigError: one refuses its arguments.

@@ -1,11 +1,13 @@
 """Trackers: what they keep of runs, of killed and resumed ones too, and what they cannot harm."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from pipeline.runs.trackers.wandb_file import last_step
 from tests import tracked, warm
 from tests.program import ROOT, run
-from tests.stopping import DATASET
+from tests.stopping import DATASET, free_port
 
 BATCHES = 16  # in an epoch
 SAVED, KILLED = (
@@ -89,14 +91,14 @@ def test_a_killed_and_resumed_run_has_every_point_once(words, tmp_path, capsys):
     check_wandb(folder)
 
 
-def check_mlflow(folder, uri):
+def check_mlflow(folder, uri, epochs=3):
     from mlflow.tracking import MlflowClient
 
     client, id = MlflowClient(uri), json.loads((folder / "tracker/mlflow/run.json").read_text())
     experiment = client.get_experiment_by_name("penstock")
     (found,) = client.search_runs([experiment.experiment_id])
     assert (found.info.run_id, found.info.status) == (id["id"], "FINISHED")
-    assert found.data.params["trainer.max_epochs"] == "3"
+    assert found.data.params["trainer.max_epochs"] == str(epochs)  # of its first start
     for name in ("manifest.json", "config.yaml"):
         copy = Path(client.download_artifacts(id["id"], name, str(folder.parent)))
         assert copy.read_bytes() == (folder / name).read_bytes()
@@ -116,3 +118,89 @@ def check_wandb(folder):
     assert copy.read_bytes() == (folder / "manifest.json").read_bytes()
     assert copy.stat().st_nlink == 1
     assert list(folder.glob("tracker/wandb/wandb/*/files/media/images/curves_*.png"))
+
+
+def test_the_jobs_of_a_sweep_belong_together(words, tmp_path, capsys):
+    from mlflow.tracking import MlflowClient
+
+    given = [word for word in words if not word.startswith(("run_dir=", "resume="))]
+    quick = ["trainer.max_epochs=1", "trainer.pictures=false", "trainer.baseline=false"]
+    done = run(capsys, "-m", *given, *quick, *of(tmp_path), "seed=1,2",
+               f"hydra.sweep.dir={tmp_path}/sweep")  # fmt: skip
+    assert done.code == 0, done.err
+    assert "WARNING" not in done.err
+    client, where = MlflowClient(f"file:{tmp_path}/mlruns"), tmp_path / "sweep"
+    found = client.search_runs([client.get_experiment_by_name("penstock").experiment_id])
+    tags = {one.info.run_id: one.data.tags for one in found}
+    (parent,) = [id for id, own in tags.items() if "mlflow.parentRunId" not in own]
+    assert sorted(own["penstock.folder"] for id, own in tags.items() if id != parent) == [
+        str(where / "0"), str(where / "1")
+    ]  # fmt: skip
+    assert {own.get("mlflow.parentRunId") for own in tags.values()} == {None, parent}
+    for job in ("0", "1"):
+        tracked.check(tracked.mlflow(where / job, f"file:{tmp_path}/mlruns"),
+                      tracked.expected(where / job))  # fmt: skip
+        (start,) = [one.run for one in tracked.wandb_records(where / job) if one.HasField("run")]
+        assert start.run_group == f"{tmp_path.name}/sweep"
+
+
+def test_no_secret_is_sent(words, tmp_path, capsys):
+    hidden = "tops3cret-of-mine"
+    done = run(capsys, *words, *of(tmp_path), "trainer.max_steps=1", "trainer.pictures=false",
+               f"dataset.gate=https://me:{hidden}@x/gate")  # fmt: skip
+    assert done.code == 0, done.err
+    seen = [path for path in (*tmp_path.glob("run/tracker/**/*"), *tmp_path.glob("mlruns/**/*"))
+            if path.is_file() and f"me:{hidden}".encode() in path.read_bytes()]  # fmt: skip
+    assert not seen
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A real MLflow server on a free port of this machine; its process and address."""
+    port, log = free_port(), tmp_path / "server.log"
+    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port),
+             "--workers", "1", "--backend-store-uri", f"sqlite:///{tmp_path}/server.db",
+             "--artifacts-destination", f"{tmp_path}/artifacts"],
+            cwd=tmp_path, stdout=file, stderr=file, start_new_session=True,
+        )  # fmt: skip
+    try:
+        until, uri = time.monotonic() + 120, f"http://127.0.0.1:{port}"
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{uri}/health", timeout=5):
+                break
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.2)
+        yield process, uri
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.stress
+def test_a_real_server_of_mlflow(server, words, tmp_path, capsys):
+    process, uri = server
+    own = ["tracker=mlflow", f"tracker.mlflow.uri={uri}"]
+    done = run(capsys, *words, *own, "trainer.max_epochs=1")
+    assert done.code == 0, done.err
+    assert f"pictures of this run go to {uri}" in done.err
+    done = run(capsys, *words, *own)
+    assert done.code == 0, done.err
+    assert "WARNING" not in done.err
+    folder = tmp_path / "run"
+    wanted = tracked.expected(folder)
+    assert {step for _, step in wanted} == set(range(1, 3 * BATCHES + 1))
+    tracked.check(tracked.mlflow(folder, uri), wanted)
+    check_mlflow(folder, uri, epochs=1)
+
+    os.killpg(process.pid, signal.SIGKILL)
+    began = time.monotonic()
+    done = run(capsys, *words, *own, "trainer.max_epochs=5")
+    assert done.code == 0, done.err
+    assert done.err.count("WARNING") == 1
+    assert "WARNING: tracker.mlflow: MlflowException: API request to" in done.err
+    assert time.monotonic() - began < 90

@@ -16,7 +16,7 @@ class Csv(Tracker):
     A resumed run writes it anew, from metrics.jsonl.
     """
 
-    def __init__(self, folder: str | Path, run: TrackedRun | None = None) -> None:
+    def __init__(self, folder: str | Path, run: TrackedRun) -> None:
         self.path = Path(folder) / "metrics.csv"
         self.run = run
         self._names: list[str] = ["step"]
@@ -24,7 +24,7 @@ class Csv(Tracker):
 
     def start(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        for metrics, step in self.run.before if self.run else ():
+        for metrics, step in self.run.before:
             self._add(metrics, step)
         self._write()
 

@@ -23,9 +23,7 @@ class TensorBoard(Tracker):
         flush_seconds: how long events may wait in memory.
     """
 
-    def __init__(
-        self, folder: str | Path, run: TrackedRun | None = None, flush_seconds: int = 30
-    ) -> None:
+    def __init__(self, folder: str | Path, run: TrackedRun, flush_seconds: int = 30) -> None:
         import torch.utils.tensorboard  # noqa: F401
 
         self.folder = Path(folder)
@@ -36,14 +34,12 @@ class TensorBoard(Tracker):
     def start(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        resumed = self.run.resumed if self.run else None
+        resumed = self.run.resumed
         first = not any(self.folder.glob("events.out.tfevents.*"))
         since = 0 if first or resumed is None else resumed
         self._writer = SummaryWriter(
             str(self.folder), purge_step=since or None, flush_secs=self.flush_seconds
         )
-        if self.run is None:
-            return
         if first:
             text = yaml.safe_dump(dict(self.run.config), sort_keys=False, allow_unicode=True)
             indented = "".join(f"    {line}\n" for line in text.splitlines())
