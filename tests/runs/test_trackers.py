@@ -91,6 +91,31 @@ def test_a_killed_and_resumed_run_has_every_point_once(words, tmp_path, capsys):
     check_wandb(folder)
 
 
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_stopped_closes_them(sent, words, tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    (tmp_path / "gate").write_text(json.dumps({"place": "train", "row": 0, "after": 28}))
+    two = [*of(tmp_path)[1:2], "tracker=[csv,mlflow]"]
+    process = warm.start([sys.executable, "run.py", *words, *two], cwd=ROOT, text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    until = time.monotonic() + 60
+    while not (tmp_path / "stalled").exists() and time.monotonic() < until:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    os.kill(process.pid, sent)
+    said = process.communicate()[1]
+    assert process.returncode == 75, said
+    folder, uri = tmp_path / "run", f"file:{tmp_path}/mlruns"
+    client, wanted = MlflowClient(uri), tracked.expected(folder)
+    tracked.check(tracked.mlflow(folder, uri), wanted)
+    tracked.check(tracked.csv(folder), wanted)
+    id = json.loads((folder / "tracker/mlflow/run.json").read_text())["id"]
+    assert client.get_run(id).info.status == "KILLED"
+    copy = Path(client.download_artifacts(id, "manifest.json", str(tmp_path)))
+    assert json.loads(copy.read_text())["status"] == "preempted"
+
+
 def check_mlflow(folder, uri, epochs=3):
     from mlflow.tracking import MlflowClient
 

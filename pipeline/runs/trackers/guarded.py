@@ -97,7 +97,7 @@ class Guarded:
 
     def _failed(self, error: BaseException) -> None:
         lines = (str(error) or "").strip().splitlines()
-        self.warn(": ".join([type(error).__name__, *lines[:1]]))
+        self.warn(": ".join([type(error).__name__, *lines[:1]]).rstrip("."))
 
 
 class Trackers:

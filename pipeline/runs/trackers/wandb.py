@@ -64,9 +64,8 @@ class WandB(Tracker):
     def start(self) -> None:
         import wandb
 
-        if self.mode == "online" and not wandb.login(prompt=False, host=self.base_url):
-            raise RuntimeError("W&B has no key: run `wandb login`, or set WANDB_API_KEY or "
-                               "tracker.wandb.mode=offline")  # fmt: skip
+        # Otherwise it asks for a key, in a terminal, and waits for the answer.
+        wandb.setup(settings=wandb.Settings(silent=True, show_info=False))
         kept = known.read(self.folder)
         if kept is None:
             kept = known.write(self.folder, secrets.token_hex(4), secrets.token_hex(8))
