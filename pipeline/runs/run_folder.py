@@ -91,8 +91,9 @@ class RunFolder:
         folder, hold = next(
             (folder, hold) for folder in chain([path], names) if (hold := _take(folder))
         )
-        run = cls(folder, {"status": "running", **provenance(), **facts, "sessions": []}, hold)
-        run._begin_session(world)
+        known = provenance()
+        run = cls(folder, {"status": "running", **known, **facts, "sessions": []}, hold)
+        run._begin_session(known, world)
         text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
         write_atomically(folder / "config.yaml", text.encode(errors="backslashreplace"))
         return run
@@ -129,14 +130,13 @@ class RunFolder:
             keys = {_key(word) for word in longer}
             others = [one for one in manifest.get("overrides", []) if _key(one) not in keys]
             run.manifest["overrides"] = [*others, *longer]
-            run._begin_session(world, **facts)
+            run._begin_session(provenance(), world, **facts)
         except BaseException:
             hold.release()
             raise
         return run
 
-    def _begin_session(self, world: int, **facts: Any) -> None:
-        known = provenance()
+    def _begin_session(self, known: Mapping[str, Any], world: int, **facts: Any) -> None:
         names = ("command", "started", "penstock", "git", "python", "packages")
         started = {name: known[name] for name in names}
         self.manifest["sessions"].append({**started, "world": world, **facts})

@@ -6,13 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+from hydra._internal import config_loader_impl, defaults_list, utils
 from hydra._internal import hydra as entry
-from hydra._internal import utils
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins import basic_sweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigSource
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf
@@ -27,6 +28,9 @@ NAMES = [
         "_apply_overrides_to_config", "_load_configuration_impl", "_process_config_searchpath",
         "_compose_config_from_defaults_list",
     )),
+    (config_loader_impl, "create_defaults_list"),
+    (ConfigSource, "_normalize_file_name"),
+    *((defaults_list, name) for name in ("DefaultsList", "Overrides")),
     *((entry.Hydra, name) for name in ("get_mode", "get_help", "get_sanitized_cfg")),
     (entry, "ConfigLoaderImpl"),
     *((utils, name) for name in ("create_config_search_path", "get_args_parser")),
@@ -59,6 +63,8 @@ def test_it_was_tested_with_the_versions_that_are_pinned():
         (ConfigLoaderImpl._compose_config_from_defaults_list, ["self", "defaults", "repo"]),
         (ConfigLoaderImpl._process_config_searchpath,
          ["self", "config_name", "parsed_overrides", "repo"]),
+        (config_loader_impl.create_defaults_list,
+         ["repo", "config_name", "overrides_list", "prepend_hydra", "skip_missing"]),
         (entry.Hydra.get_mode, ["self", "config_name", "overrides"]),
         (entry.Hydra.get_sanitized_cfg, ["self", "cfg", "cfg_type"]),
     ],
