@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.runs.trackers import guarded
 from pipeline.runs.trackers.wandb_file import last_step
 from tests import tracked, warm
 from tests.program import ROOT, run
@@ -29,6 +30,7 @@ ALL = "tracker=[tensorboard,csv,mlflow,wandb]"
 def words(tmp_path, monkeypatch):
     """The command line of a run with four trackers in the folder `run`, without a server."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(guarded.END_SECONDS, "done", 300.0)  # a busy machine is no failure
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI", "WANDB_DIR"):
         monkeypatch.delenv(name, raising=False)
@@ -49,7 +51,7 @@ def of(folder):
 
 def kill_when_sent(process, folder):
     """SIGKILL the run when its trackers have what it measured, two steps after a checkpoint."""
-    until, metric = time.monotonic() + 60, "metrics/train/loss"
+    until, metric = time.monotonic() + 300, "metrics/train/loss"
     while time.monotonic() < until:
         assert process.poll() is None, process.communicate()
         sent = [path.read_text() for path in (folder / "mlruns").glob(f"*/*/{metric}")]
@@ -99,10 +101,14 @@ def test_a_run_that_is_stopped_closes_them(sent, words, tmp_path):
     two = [*of(tmp_path)[1:2], "tracker=[csv,mlflow]"]
     process = warm.start([sys.executable, "run.py", *words, *two], cwd=ROOT, text=True,
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
-    until = time.monotonic() + 60
-    while not (tmp_path / "stalled").exists() and time.monotonic() < until:
+    until = time.monotonic() + 300
+    sent_so_far = "mlruns/*/*/metrics/train/loss"
+    while time.monotonic() < until:
         assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
+        lines = [path.read_text().splitlines() for path in tmp_path.glob(sent_so_far)]
+        if (tmp_path / "stalled").exists() and lines and len(lines[0]) == 6:
+            break
+        time.sleep(0.05)
     os.kill(process.pid, sent)
     said = process.communicate()[1]
     assert process.returncode == 75, said
@@ -207,7 +213,7 @@ def server(tmp_path, monkeypatch):
 
 
 @pytest.mark.stress
-def test_a_real_server_of_mlflow(server, words, tmp_path, capsys):
+def test_a_real_server_of_mlflow(server, words, tmp_path, capsys, monkeypatch):
     process, uri = server
     own = ["tracker=mlflow", f"tracker.mlflow.uri={uri}"]
     done = run(capsys, *words, *own, "trainer.max_epochs=1")
@@ -223,9 +229,10 @@ def test_a_real_server_of_mlflow(server, words, tmp_path, capsys):
     check_mlflow(folder, uri, epochs=1)
 
     os.killpg(process.pid, signal.SIGKILL)
+    monkeypatch.setitem(guarded.END_SECONDS, "done", 20.0)
     began = time.monotonic()
     done = run(capsys, *words, *own, "trainer.max_epochs=5")
     assert done.code == 0, done.err
     assert done.err.count("WARNING") == 1
     assert "WARNING: tracker.mlflow: MlflowException: API request to" in done.err
-    assert time.monotonic() - began < 90
+    assert time.monotonic() - began < 200
