@@ -29,6 +29,7 @@ from pipeline.datasets.text.record_reader import compression_of, line_at, read_r
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.order.randomness import hash64, uniform
+from pipeline.terminal import watched
 
 Record = tuple[int, int, bytes]  # number of the file, place of the record in its text, its bytes
 
@@ -189,7 +190,8 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
     @cached_property
     def _shards(self) -> list[TextShard]:
         shards: list[TextShard] = []
-        for number in range(len(self._addresses)):
+        count = len(self._addresses)
+        for number in watched(range(count), count, "looking for shards"):
             starts = self._starts(number)
             stops = [*starts[1:], None]
             bounds = enumerate(zip(starts, stops, strict=True))

@@ -33,6 +33,7 @@ from pipeline.datasets.remote.store import Store, check_options, is_remote, loca
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import Limits
 from pipeline.files.regular_file import open_regular, size_of
+from pipeline.terminal import ProgressDisplay
 
 if TYPE_CHECKING:
     from pipeline.datasets.remote.file_cache import FileCache, PartialFile
@@ -165,9 +166,12 @@ class Files:
         """
         digest = hashlib.md5(usedforsecurity=False)
         part.written = 0
-        for piece in self._pieces(address, wanted.size):
-            part.write(piece)
-            digest.update(piece)
+        name = address.partition("?")[0].rpartition("/")[2]
+        with ProgressDisplay(f"downloading {name}", wanted.size, "bytes") as shown:
+            for piece in self._pieces(address, wanted.size):
+                part.write(piece)
+                digest.update(piece)
+                shown.to(part.written)
         found = digest.hexdigest()
         again = found in sums
         sums.add(found)

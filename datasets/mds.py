@@ -39,6 +39,7 @@ from pipeline.files import plain_json
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.files.regular_file import read_regular, regular_descriptor
 from pipeline.order.randomness import IntArray
+from pipeline.terminal import watched
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -208,7 +209,8 @@ class MDS(FileDataset, Dataset[dict[str, Any]]):
 
         scalars = {f: c for f, c in self.columns_of.items() if self._encodings[c] in _SCALARS}
         columns: dict[str, list[Any]] = {field: [] for field in scalars}
-        for shard, row in self._places(np.arange(len(self))):
+        places = self._places(np.arange(len(self)))
+        for shard, row in watched(places, len(self), "reading columns of MDS shards"):
             values = self._values(shard, row)
             for field, column in scalars.items():
                 columns[field].append(values[column])

@@ -27,6 +27,7 @@ from pipeline.datasets.reading.image import Reader
 from pipeline.datasets.reading.split import Split
 from pipeline.errors import ConfigError, Problem
 from pipeline.files.limits import Limits
+from pipeline.terminal import watched
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -142,7 +143,8 @@ class Parquet(ArrowTable, Dataset[dict[str, Any]]):
             made = {name: made[name] for name in self._metadata_columns}
         sources = list(dict.fromkeys(source for source, _ in made.values()))
         parts = []
-        for group in (group for group, count in enumerate(self.group_lengths) if count):
+        groups = [group for group, count in enumerate(self.group_lengths) if count]
+        for group in watched(groups, len(groups), "reading columns of row groups"):
             read, _ = self.files.read(group, sources)
             arrays = {source: in_one_piece(read, source) for source in sources}
             part = pa.table({

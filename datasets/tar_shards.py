@@ -39,6 +39,7 @@ from pipeline.datasets.tar.source import COMPRESSED, PLAIN, GzipTar, PlainTar
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray
+from pipeline.terminal import watched
 
 # Shard, number in it, and where it lies: start and stop, or the bytes themselves.
 Record = tuple[int, int, int, int | bytes]
@@ -188,7 +189,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
         A row of int64[samples, 3] is a sample's number in its shard, start and stop.
         """
         found = []
-        for shard in self.shards():
+        for shard in watched(self.shards(), len(self.shards()), "indexing archives"):
             places = [record[1:] for record in self._records(shard)]
             found.append(np.array(places, dtype=np.int64).reshape(-1, 3))
         return np.cumsum([0, *map(len, found)]), np.concatenate(found)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.build.data import build_train_loader, build_val_loader
     from pipeline.config.preflight import compose
+    from pipeline.notebook import Run
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ _HOMES = {
     "build_train_loader": "pipeline.build.data",
     "build_val_loader": "pipeline.build.data",
     "compose": "pipeline.config.preflight",
+    "Run": "pipeline.notebook",
 }
 
 
@@ -32,4 +34,4 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_HOMES[name]), name)
 
 
-__all__ = ["build_train_loader", "build_val_loader", "compose"]
+__all__ = ["Run", "build_train_loader", "build_val_loader", "compose"]

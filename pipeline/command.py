@@ -17,6 +17,8 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from omegaconf import DictConfig
 import pipeline
 from pipeline import program, tasks, terminal
 from pipeline.config import (
+    disclosure,
     endpoints,
     hydra_internals,
     hydra_loader,
@@ -38,12 +41,14 @@ from pipeline.config import (
     project,
 )
 from pipeline.config.composition import CONF, VERSION_BASE, Composer, plain, with_run_dir
-from pipeline.config.schema import Config
+from pipeline.config.schema import READING, Config
 from pipeline.distributed import launch, preemption, world
 from pipeline.distributed.preemption import Preempted, Preemption, Stop
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
+from pipeline.runs import stored_sweep
 from pipeline.runs.resumption import with_overrides_of_run
-from pipeline.tasks import sweep
+from pipeline.tasks import sweep, sweep_grid, sweep_job
+from pipeline.tasks.sweep_job import Job
 from pipeline.terminal import say
 
 INTERRUPTED = 130
@@ -81,6 +86,9 @@ def main(
             project.importable(),
             terminal.harmless_libraries(),
         ):
+            overrides, resumed = stored_sweep.resumed(overrides)
+            if resumed and not {"-m", "--multirun"} & set(options):
+                options = [*options, "--multirun"]
             given = with_overrides_of_run(with_run_dir(overrides))
             return _main(options, given, entry, argv)
     except BaseException as error:
@@ -100,19 +108,27 @@ def _main(
                           f"{program.text('-m')}, and not under torchrun or srun")  # fmt: skip
     only_looks = bool(args.help or args.hydra_help or args.cfg or args.info is not None)
     composer, single = _checked(args, only_looks)
+    swept = nullcontext() if composer.grid is None else hydra_internals.swept_by(
+        partial(sweep_grid.run_grid, composer.grid, overrides, typed))  # fmt: skip
     if entry is None:
         decorate = hydra.main(str(CONF), "config", version_base=VERSION_BASE)
         entry = decorate(execute)
     # What was checked is what runs, wherever hydra would think the folder lies.
     words = [*(sys.argv[:1] or ["run.py"]), *options, "--config-path", composer.path, *overrides]
     looks = hydra_output.shown(args.package) if only_looks else hydra_output.saved()
-    loads = hydra_loader.checked(single, composer.kept if single or only_looks else None)
+    kept = composer.kept if single or only_looks else None
+    loads = hydra_loader.checked(single, kept, sweeps=args.multirun and not only_looks)
     try:
         with hydra_internals.replaced(sys, argv=words), looks, loads:
             if single:
                 entry()
             else:
-                with own_options.environment_with(_for_jobs()), preemption.job():
+                from pipeline.tasks.optuna_sweeper import OptunaSweeper
+
+                OptunaSweeper.given, OptunaSweeper.typed = overrides, typed
+                chooses = hydra_internals.with_plugin(OptunaSweeper)
+                environment = own_options.environment_with(_for_jobs())
+                with environment, preemption.job(), swept, chooses:
                     entry()
     except BaseException as error:
         sweep.say_how_far(typed)
@@ -134,7 +150,8 @@ def _checked(args: argparse.Namespace, only_looks: bool) -> tuple[Composer, bool
         if only_looks:
             preflight.look(composer, args.overrides)
             return composer, False
-        config = preflight.run(composer, args.overrides, args.multirun, _announce)
+        config = preflight.run(composer, args.overrides, args.multirun, _announce,
+                               sweep_grid.undone)  # fmt: skip
         return composer, config is not None
     except ConfigError as error:
         if world.launched_rank()[1]:  # the first rank of each machine reports it
@@ -156,9 +173,10 @@ def execute(composed: DictConfig) -> float | None:
     if job.mode == RunMode.MULTIRUN:
         folder = Path(job.runtime.output_dir)
         with preemption.job(), project.importable():  # also in a launcher's process
-            return sweep.run_job(
-                folder, hydra_output.overrides(), lambda: _accepted(composed, folder), _run, report
-            )
+            words = disclosure.words(hydra_output.overrides())
+            accept = partial(_accepted, composed, folder)
+            one = Job(Path(str(job.sweep.dir)).absolute(), folder, words, accept, _run, report)
+            return sweep_job.run_job(one, in_turn=bool(sweep.running))
     try:
         return _run(_accepted(composed))
     except KeyboardInterrupt:
@@ -173,10 +191,16 @@ def _accepted(composed: DictConfig, folder: Path | None = None) -> Config:
 
 
 def _run(config: Config) -> float | None:
-    from pipeline.config import notices  # imports torch, which `--help` does without
+    with terminal.progress_shown("none" if world.launched_rank()[0] else config.trainer.progress):
+        return _run_task(config)
 
-    for notice in (*notices.find(config), *endpoints.notices(config.plain())):
-        _announce(notice)
+
+def _run_task(config: Config) -> float | None:
+    if config.task not in READING:
+        from pipeline.config import notices  # imports torch, which those do without
+
+        for notice in (*notices.find(config), *endpoints.notices(config.plain())):
+            _announce(notice)
     count, wanted = 0, config.distributed  # of processes to start; 0 if this is (one of) them
     if wanted.strategy != "none" and config.task in OF_MANY_RANKS and not world.is_launched():
         count = world.default_processes() if wanted.nproc == "auto" else wanted.nproc

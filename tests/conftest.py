@@ -10,6 +10,12 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import HealthCheck, settings
 
+from pipeline.tasks import fit, report
+
+LEAVE_REPORT = report.leave
+WRITE_FACTS = fit.write_facts, fit.write_data_facts
+LEAVE_REPORT, LEAVE_OF_SWEEP = report.leave, report.leave_of_sweep
+
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("any machine", deadline=None,
                           suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
@@ -70,6 +76,29 @@ def no_power_cut():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_reports():
+    """Fits and sweeps of this process leave no report.html, which takes 0.3 s.
+
+    They do in tests that ask for `reports`, and in subprocesses.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "leave", lambda *given: None)
+        patch.setattr(fit, "write_facts", lambda *given: None)
+        patch.setattr(fit, "write_data_facts", lambda *given: None)
+        patch.setattr(report, "leave_of_sweep", lambda *given, **named: None)
+        yield
+
+
+@pytest.fixture
+def reports(monkeypatch):
+    """Fits and sweeps of this test leave a report.html, as they do outside of tests."""
+    monkeypatch.setattr(report, "leave", LEAVE_REPORT)
+    monkeypatch.setattr(fit, "write_facts", WRITE_FACTS[0])
+    monkeypatch.setattr(fit, "write_data_facts", WRITE_FACTS[1])
+    monkeypatch.setattr(report, "leave_of_sweep", LEAVE_OF_SWEEP)
 
 
 def pytest_unconfigure():

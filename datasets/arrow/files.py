@@ -25,6 +25,7 @@ from pipeline.datasets.reading.positioned_file import check_regular
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray
+from pipeline.terminal import watched
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,7 +79,7 @@ class ArrowFiles:
         self.schema = self._opened[0].schema
         self._others: list[tuple[int, pa.Schema]] = []  # of files whose schema is another
         lengths = []
-        for number in range(len(addresses)):
+        for number in watched(range(len(addresses)), len(addresses), "reading footers"):
             opened = self._opened[number]
             lengths.append(opened.lengths)
             if not opened.schema.equals(self.schema):

@@ -12,6 +12,7 @@ from pipeline.datasets.arrow.files import ArrowFiles, in_one_piece
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray
+from pipeline.terminal import watched
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,7 +50,7 @@ def _check_count(files: ArrowFiles, column: str, limits: Limits, count: int, fou
 def _in_files(files: ArrowFiles, column: str, limits: Limits) -> list[str]:
     names: set[str] = set()
     largest = -1
-    for group in range(len(files)):
+    for group in watched(range(len(files)), len(files), f"looking for classes in {column}"):
         table, _ = files.read(group, [column])
         with files.reading(group):
             unique = plain_labels(in_one_piece(table, column)).unique().to_pylist()

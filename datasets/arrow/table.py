@@ -53,6 +53,7 @@ from pipeline.datasets.reading.split import (
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray
+from pipeline.terminal import watched
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +151,8 @@ class ArrowTable(FileDataset):
 
     def _rows_by_column(self, split: str, column: str) -> ListedRows:
         chosen = [np.empty(0, np.int64)]
-        for group in range(len(self.files)):
+        count = len(self.files)
+        for group in watched(range(count), count, f"dividing rows by {column}"):
             table, _ = self.files.read(group, [column])
             with self.files.reading(group):
                 values = in_one_piece(table, column).to_pylist()

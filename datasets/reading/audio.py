@@ -7,7 +7,7 @@ libsndfile reads a WAV that was cut off as a shorter one. Decoding releases Pyth
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple
 
@@ -22,6 +22,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.files.regular_file import regular_descriptor
 from pipeline.order.randomness import IntArray
+from pipeline.terminal import watched
 
 EXTENSIONS = (".wav", ".flac")
 
@@ -113,7 +114,7 @@ def read_header(path: str, limits: Limits = DEFAULT) -> Header:
 
 
 def lengths_and_rates(
-    folder: Folder, names: Iterable[str], limits: Limits = DEFAULT
+    folder: Folder, names: Sequence[str], limits: Limits = DEFAULT
 ) -> tuple[IntArray, IntArray]:
     """Frames and Hz of many files: int64[n] each, 0 where a header cannot be read.
 
@@ -126,7 +127,8 @@ def lengths_and_rates(
         except DataError:
             return Header(0, 0, 0)
 
-    headers = [folder.read(name, header_or_zeros) for name in names]
+    shown = watched(names, len(names), "reading headers of audio")
+    headers = [folder.read(name, header_or_zeros) for name in shown]
     table = np.array(headers, dtype=np.int64).reshape(-1, 3)
     return table[:, 0].copy(), table[:, 1].copy()
 

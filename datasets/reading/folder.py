@@ -23,6 +23,7 @@ from pipeline.datasets.remote.store import is_remote, join, local_path
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.files.regular_file import size_of
+from pipeline.terminal import watched
 
 if TYPE_CHECKING:
     from pipeline.order.randomness import IntArray
@@ -122,7 +123,8 @@ class LocalFolder:
         return walk(Path(self._path), self._limits)
 
     def sizes(self, names: Sequence[str]) -> IntArray:
-        return np.array([size_of(self.path(name)) for name in names], np.int64)
+        shown = watched(names, len(names), f"looking at files in {self._path}")
+        return np.array([size_of(self.path(name)) for name in shown], np.int64)
 
     def first_missing(self, names: Sequence[str]) -> int | None:
         # Listing folders is faster than asking for each file, by much on a network's disk.

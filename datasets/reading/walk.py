@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeline.errors import DataError
 from pipeline.files.limits import DEFAULT, Limits
+from pipeline.terminal import ProgressDisplay
 
 _log = logging.getLogger(__name__)
 
@@ -31,35 +32,36 @@ def walk(folder: Path, limits: Limits = DEFAULT) -> list[str]:
     seen = {_identity(parent) for parent in folder.resolve().parents}
     waiting = [""]  # folders, each with a slash at its end
     links: list[str] = []  # to folders; a heap
-    while waiting or links:
-        below = waiting.pop() if waiting else heappop(links)
-        try:
-            identity = _identity(Path(folder, below))
-            if identity in seen:
-                skipped.append(f"{below[:-1]} (seen before, through another link)")
+    with ProgressDisplay(f"listing {folder}") as shown:
+        while waiting or links:
+            shown.to(len(names))
+            below = waiting.pop() if waiting else heappop(links)
+            try:
+                identity = _identity(Path(folder, below))
+                if identity in seen:
+                    skipped.append(f"{below[:-1]} (seen before, through another link)")
+                    continue
+                seen.add(identity)
+                empty = True
+                with os.scandir(f"{folder}/{below}") as entries:
+                    for entry in entries:
+                        if entry.name[0] == ".":
+                            continue
+                        empty = False
+                        if not is_folder(entry):
+                            names.append(below + entry.name)
+                        elif entry.is_symlink():
+                            heappush(links, f"{below}{entry.name}/")
+                        else:
+                            waiting.append(f"{below}{entry.name}/")
+            except OSError as error:
+                skipped.append(f"{below[:-1]} ({error.strerror})")
                 continue
-            seen.add(identity)
-            empty = True
-            with os.scandir(f"{folder}/{below}") as entries:
-                for entry in entries:
-                    if entry.name[0] == ".":
-                        continue
-                    empty = False
-                    if not is_folder(entry):
-                        names.append(below + entry.name)
-                    elif entry.is_symlink():
-                        heappush(links, f"{below}{entry.name}/")
-                    else:
-                        waiting.append(f"{below}{entry.name}/")
-        except OSError as error:
-            skipped.append(f"{below[:-1]} ({error.strerror})")
-            continue
-        if empty and "." in below:
-            skipped.append(f"{below[:-1]} (a folder without files)")
-        if len(names) + len(waiting) + len(links) > limits.files:
-            raise DataError(
-                f"{str(folder)!r} holds {limits.refusal('files', f'{len(names)} files and more')}"
-            )
+            if empty and "." in below:
+                skipped.append(f"{below[:-1]} (a folder without files)")
+            if len(names) + len(waiting) + len(links) > limits.files:
+                refusal = limits.refusal("files", f"{len(names)} files and more")
+                raise DataError(f"{str(folder)!r} holds {refusal}")
     if skipped:
         _warn(str(folder), len(skipped), skipped[0])
     return sorted(names)

@@ -19,6 +19,7 @@ from pipeline.datasets.remote.retry import RetryPolicy, is_transient
 from pipeline.datasets.remote.store import Store, join, name_in, parse_address
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
+from pipeline.terminal import ProgressDisplay, watched
 
 if TYPE_CHECKING:
     from pipeline.order.randomness import IntArray
@@ -91,7 +92,8 @@ class Catalog:
         """
         address = address.rstrip("/")
         if address not in self._listings:
-            listing = self._listed(address)
+            with ProgressDisplay(f"listing {address}") as shown:
+                listing = self._listed(address, shown)
             if not self.store(address).lists:
                 names = [os.fsdecode(name) for name in listing.names.tolist()]
                 listing = Listing.of(self._looked(address, names))
@@ -117,12 +119,12 @@ class Catalog:
         found = (self._found.get(join(address, name)) for name in names)
         return np.array([-1 if one is None else one.size or 0 for one in found], np.int64)
 
-    def _listed(self, address: str) -> Listing:
+    def _listed(self, address: str, shown: ProgressDisplay) -> Listing:
         """The files below a folder: level by level, until there are enough folders to list at once.
 
         These are then listed side by side, each with all that is below it.
         """
-        store, crawl = self.store(address), Crawl(address, self._limits)
+        store, crawl = self.store(address), Crawl(address, self._limits, shown)
         parts: list[tuple[str, Listing]] = []
         folders, depth = [address], 0
         # A page that links to itself one level deeper has the same names at every level: folder ->
@@ -151,7 +153,7 @@ class Catalog:
                 found |= dict.fromkeys(inner, (digest, levels))
             folders, same, depth = list(found), found, depth + 1
         if len(folders) > _FOLDERS:
-            crawl = Crawl(address, self._limits)  # the listing starts anew
+            crawl = Crawl(address, self._limits, shown)  # the listing starts anew
             return below(address)
         parts += zip(folders, self._many(below, folders), strict=True)
         prefixes = ((name_in(address, folder), part) for folder, part in parts)
@@ -165,7 +167,8 @@ class Catalog:
             place = join(address, name)
             return self._unless_missing(place, lambda: store.look(place))
 
-        found = zip(names, self._many(look, names), strict=True)
+        looks = watched(self._many(look, names), len(names), f"looking at files in {address}")
+        found = zip(names, looks, strict=True)
         return [one._replace(name=name) for name, one in found if one is not None]
 
     def _unless_missing(self, address: str, action: Callable[[], T]) -> T | None:

@@ -7,10 +7,8 @@ a row without one file, or when a store gives the same page again.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,16 +18,14 @@ import numpy.typing as npt
 
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
+from pipeline.terminal import ProgressDisplay
 
 if TYPE_CHECKING:
     from pipeline.order.randomness import IntArray
 
 Bytes = npt.NDArray[np.bytes_]
 
-_log = logging.getLogger(__name__)
-
 _BARREN = 10_000  # pages and folders in a row without a file
-_FIRST_LOG, _NEXT_LOG = 5.0, 15.0  # seconds
 
 
 def bytes_of(names: Iterable[str]) -> Bytes:
@@ -133,21 +129,21 @@ class Listing:
 
 
 class Crawl:
-    """The progress of listing an address in several threads, logged every few seconds.
+    """The progress of listing an address in several threads.
 
     Args:
         address: for messages.
         limits: `files` of it.
+        shown: tells a person the number of files so far.
     """
 
-    def __init__(self, address: str, limits: Limits) -> None:
+    def __init__(self, address: str, limits: Limits, shown: ProgressDisplay | None = None) -> None:
         self._address = address
         self._limits = limits
         self._lock = threading.Lock()
         self._files: dict[str, int] = {}
         self._total = self._barren = 0
-        self._began = time.monotonic()
-        self._next_log = self._began + _FIRST_LOG
+        self._shown = shown
 
     def start(self, folder: str) -> None:
         """Start a folder, perhaps again: files of it that were counted are forgotten."""
@@ -165,18 +161,13 @@ class Crawl:
             self._total += files
             self._barren = 0 if files else self._barren + 1
             total, barren = self._total, self._barren
-            now = time.monotonic()
-            due = now > self._next_log
-            if due:
-                self._next_log = now + _NEXT_LOG
+            if self._shown is not None:
+                self._shown.to(total)
         if total > self._limits.files:
             refusal = self._limits.refusal("files", f"{total} files, and perhaps does not end")
             raise DataError(f"{self._address!r} lists {refusal}")
         if barren > _BARREN:
             raise self.endless(f"{barren} folders or pages in a row hold no file")
-        if due:
-            seconds = now - self._began
-            _log.info("listing %s: %d files so far, %.0f s", self._address, total, seconds)
 
     def endless(self, reason: str) -> DataError:
         """The error of a listing that does not end."""

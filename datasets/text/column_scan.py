@@ -25,6 +25,7 @@ from pipeline.datasets.text.delimited_format import (
 from pipeline.datasets.text.record_index import RecordIndex
 from pipeline.errors import DataError
 from pipeline.order.randomness import IntArray
+from pipeline.terminal import watched
 
 _PIECE = 1 << 20
 _GATHERED = 1 << 22  # bytes of labels that are compared at once
@@ -125,8 +126,9 @@ class ColumnScan:
         return {"lengths": lengths, "labels": labels, "classes": classes}
 
     def _pieces(self) -> Iterator[_Piece]:
-        limit = self._index.limits.record_bytes
-        for first, start, stop in self._index.blocks(_PIECE):
+        limit, name = self._index.limits.record_bytes, self._index.file.path.name
+        blocks = self._index.blocks(_PIECE)
+        for first, start, stop in watched(blocks, len(blocks), f"reading columns of {name}"):
             if stop - start > limit + 2 * _PIECE:
                 for number in range(first, len(self._index)):
                     self._index[number]  # raises DataError for the record that is too long

@@ -24,6 +24,7 @@ from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.errors import DataError
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.order.randomness import IntArray
+from pipeline.terminal import ProgressDisplay
 
 Quoting = Literal["standard", "none"]
 QUOTES = (
@@ -228,13 +229,15 @@ class _Scanner:
             return np.zeros((2, 0), dtype=np.int64), 0, self._stop
         numbers, offsets = [np.zeros(1, np.int64)], [np.array([self._start])]
         seen = 0  # line ends so far
-        for position in range(0, self._stop, _CHUNKS * _CHUNK):
-            counts, firsts = self._cells(position)
-            before = seen + np.cumsum(counts) - counts
-            cells = np.flatnonzero(counts)
-            numbers.append(before[cells] + 1)
-            offsets.append(position + cells * CELL + firsts[cells] + 1)
-            seen += int(counts.sum())
+        with ProgressDisplay(f"indexing {self._file.path.name}", self._stop, "bytes") as shown:
+            for position in range(0, self._stop, _CHUNKS * _CHUNK):
+                counts, firsts = self._cells(position)
+                before = seen + np.cumsum(counts) - counts
+                cells = np.flatnonzero(counts)
+                numbers.append(before[cells] + 1)
+                offsets.append(position + cells * CELL + firsts[cells] + 1)
+                seen += int(counts.sum())
+                shown.to(position)
         if self._inside:
             raise DataError(
                 f"{str(self._file.path)!r}: a quoted field is not closed at the end of the file. "

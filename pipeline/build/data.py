@@ -174,8 +174,7 @@ class Split:
             backend = suited
         return pack(
             dataset, self.name, recipe, self.config.cache_dir, given.out,
-            self.loader_options(backend), self.config.trainer.progress,
-            other_than_own(dataset, self.config), self.data.fields,
+            self.loader_options(backend), other_than_own(dataset, self.config), self.data.fields,
         )  # fmt: skip
 
     def _unpacked(self, lazy: bool) -> Any:

@@ -41,10 +41,14 @@ def of_run(config: Config, choices: Mapping[str, Any]) -> str:
         "digest": f"hashing the batches of {data}",
         "replay": f"making batch ({config.epoch}, {config.step}) of {data} again",
         "verify": f"comparing {' and '.join(shown['runs'] or ['two runs'])}",
+        "diff": f"comparing {' and '.join(shown['runs'] or ['two runs'])}",
         "check": f"reading every sample of {data}",
         "pack": f"packing {data}",
         "profile": f"timing the training of {both}",
         "tune": f"looking for the fastest loader for {both}",
+        "runs": f"listing the runs below {' and '.join(shown['runs'] or ['outputs', 'multirun'])}",
+        "show": f"the head of the report of {shown['run']}",
+        "report": f"making the report of {' and '.join(shown['runs'] or ['no run'])}",
         "lr_find": f"looking for a learning rate for {both}",
     }[config.task]
     return f"{config.task}: {doing}{place}"
@@ -60,6 +64,12 @@ def of_sweep(lines: Sequence[str], sizes: Sequence[int]) -> str:
     jobs = prod(sizes)
     over = f" over {' '.join(disclosure.words(lines))}" if lines else ""
     return f"a sweep of {jobs} {'job' if jobs == 1 else 'jobs'}{over}; all are checked first"
+
+
+def of_study(lines: Sequence[str], trials: int) -> str:
+    """One line on what a study of optuna's will do; arguments as for `of_sweep`."""
+    over = " ".join(disclosure.words(lines))
+    return f"a study of {trials} {'trial' if trials == 1 else 'trials'} over {over}"
 
 
 def _name(part: str, shown: Mapping[str, Any], choices: Mapping[str, Any]) -> str:

@@ -35,6 +35,7 @@ from pipeline.config import (
     whole_nodes,
 )
 from pipeline.config.disclosure import Plain
+from pipeline.config.grid import Grid
 from pipeline.config.hydra_loader import JOB_NAME, ConfigLoader, Kept, not_set
 from pipeline.config.messages import show
 from pipeline.distributed import preemption
@@ -84,6 +85,7 @@ class Composer:
     Attributes:
         path: the folder of the primary configuration.
         kept: the last configuration that hydra composed without a problem.
+        grid: the jobs of the sweep that was looked at, if it is one over a grid.
 
     Raises:
         ConfigError: a folder is missing, or a search path would import an untrusted package.
@@ -106,6 +108,7 @@ class Composer:
         self.name = config_name or "config"
         self.loader = ConfigLoader(search_path)
         self.kept: Kept | None = None
+        self.grid: Grid | None = None
         setup_globals()  # ${now:...} and ${hydra:...}
         JobRuntime.instance().set("name", JOB_NAME)
         self._parser = OverridesParser.create(config_loader=self.loader)

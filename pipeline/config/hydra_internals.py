@@ -12,7 +12,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,11 @@ import omegaconf
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigSource
+from hydra.plugins.plugin import Plugin
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
@@ -31,6 +34,7 @@ try:
     from hydra._internal import config_loader_impl as _loading
     from hydra._internal import hydra as _entry
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.core_plugins.basic_launcher import BasicLauncher
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaults_list
     from hydra._internal.utils import create_config_search_path, get_args_parser
@@ -45,6 +49,8 @@ try:
     _get_node = DictConfig._get_node, ListConfig._get_node
     _states = DictConfig._is_none, DictConfig._is_missing, DictConfig._is_interpolation
     _value = DictConfig._value
+    _in_namespace = Plugins.is_in_toplevel_plugins_module
+    _sweep = BasicSweeper.sweep
 except (ImportError, AttributeError, KeyError) as error:
     raise ImportError(
         f"hydra {hydra.__version__} or omegaconf {omegaconf.__version__} is other inside than 1.3.8"
@@ -53,11 +59,12 @@ except (ImportError, AttributeError, KeyError) as error:
     ) from error
 
 __all__ = [
-    "BASIC_SWEEPER", "HookedLoader", "apply_override", "create_config_search_path",
-    "get_args_parser", "hydra_config",
-    "is_mapping", "loaded_by", "raw_node", "raw_value", "replaced", "shown_by",
+    "BASIC_LAUNCHER", "BASIC_SWEEPER", "HookedLoader", "apply_override",
+    "create_config_search_path", "get_args_parser", "hydra_config", "is_mapping", "loaded_by",
+    "raw_node", "raw_value", "replaced", "shown_by", "swept_by", "with_plugin",
 ]  # fmt: skip
 
+BASIC_LAUNCHER = f"{BasicLauncher.__module__}.{BasicLauncher.__name__}"
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
 
 
@@ -225,14 +232,27 @@ def apply_override(override: Override, config: DictConfig) -> None:
 
 
 @contextmanager
-def loaded_by(make: Callable[..., HookedLoader], single: bool) -> Iterator[None]:
+def loaded_by(make: Callable[..., HookedLoader], single: bool, sweeps: bool) -> Iterator[None]:
     """Let `hydra.main` load configurations with `make(config_search_path=...)`.
 
     Args:
-        single: spare hydra a composition (0.1 s) from which it would learn that this is one run.
+        single, sweeps: this is one run, or `--multirun` was given; either spares hydra a
+            composition (0.1 s), in which it would look for `hydra.mode`.
     """
-    modes = {"get_mode": lambda *args, **options: RunMode.RUN} if single else {}
+    mode = RunMode.RUN if single else None
+    modes = {"get_mode": lambda *args, **options: mode} if single or sweeps else {}
     with replaced(_entry, ConfigLoaderImpl=make), replaced(_entry.Hydra, **modes):
+        yield
+
+
+@contextmanager
+def with_plugin(kind: type[Plugin]) -> Iterator[None]:
+    """Let hydra call a launcher or sweeper that does not lie in its namespace `hydra_plugins`."""
+    name = f"{kind.__module__}.{kind.__name__}"
+    known = Plugins.is_in_toplevel_plugins_module
+    Plugins.instance().register(kind)
+    allowed = staticmethod(lambda one: one == name or known(one))
+    with replaced(Plugins, is_in_toplevel_plugins_module=allowed):
         yield
 
 
@@ -256,6 +276,19 @@ def shown_by(
 
     with replaced(_entry.Hydra, get_sanitized_cfg=get_sanitized_cfg, get_help=get_help):
         yield
+
+
+def swept_by(
+    sweep: Callable[[Any, DictConfig, Any], None],
+) -> AbstractContextManager[None]:
+    """Let `sweep(launcher, config, hydra_context)` run the jobs of hydra's basic sweeper."""
+
+    def replacement(self: Any, arguments: list[str]) -> None:
+        sweep(self.launcher, self.config, self.hydra_context)
+
+    # hydra runs the file of each plugin anew when it looks for plugins.
+    classes = {one.__name__: one for one in Plugins.instance().discover(Sweeper)}
+    return replaced(classes[BasicSweeper.__name__], sweep=replacement)
 
 
 @contextmanager

@@ -137,14 +137,16 @@ def not_set(error: KeyError) -> Problem:
     return Problem("hydra.job.env_copy", f"{error.args[0]} is not set in the environment")
 
 
-def checked(single: bool, kept: Kept | None = None) -> AbstractContextManager[None]:
+def checked(
+    single: bool, kept: Kept | None = None, sweeps: bool = False
+) -> AbstractContextManager[None]:
     """Let `hydra.main` load checked configurations.
 
     Args:
-        single: whether this is one run, and no sweep.
+        single, sweeps: whether this is one run, and whether `--multirun` was given.
         kept: what was composed already.
     """
-    return hydra_internals.loaded_by(partial(CheckedConfigLoader, kept=kept), single)
+    return hydra_internals.loaded_by(partial(CheckedConfigLoader, kept=kept), single, sweeps)
 
 
 def _search_path(primary: DictConfig) -> Any:

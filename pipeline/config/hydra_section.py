@@ -38,6 +38,7 @@ CALLBACKS = (
     "pipeline.tasks.sweep.SweepTable",
     "hydra.experimental.callbacks.LogJobReturnCallback",
 )
+SWEEPERS = ("pipeline.tasks.optuna_sweeper.OptunaSweeper",)  # beside those of plugins
 HANDLERS = ("logging.StreamHandler", "logging.NullHandler", "rich.logging.RichHandler")
 FORMATTERS = ("logging.Formatter", "colorlog.ColoredFormatter")
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
@@ -208,6 +209,11 @@ def _plugin(node: Any, key: str, kind: type, typed: Sequence[str]) -> Iterator[P
         )
         return
     installed = {f"{one.__module__}.{one.__name__}" for one in Plugins.instance().discover(kind)}
+    if kind is Sweeper and node.get("_target_") in SWEEPERS:
+        yield from (Problem(f"{key}.{name}", f"{node['_target_']} takes params alone")
+                    for name in node if name not in ("_target_", "params"))  # fmt: skip
+        yield from _params(node.get("params"), f"{key}.params")
+        return
     if str(node.get("_target_")) not in installed:
         reason = f"is not a {kind.__name__.lower()} of an installed plugin; there are "
         reason += ", ".join(sorted(installed))

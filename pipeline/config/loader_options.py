@@ -60,7 +60,7 @@ def budget(wanted: float | None, ranks: int = 1) -> int | None:
     """
     if wanted is not None:
         return int(wanted * _GIB)
-    return available() // (2 * ranks) or None
+    return available() // (2 * ranks * world.jobs_at_once()) or None
 
 
 def backend(

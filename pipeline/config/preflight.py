@@ -13,27 +13,33 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from hydra.types import RunMode
+from omegaconf import OmegaConf
 
 from pipeline.config import (
     allow_list,
     announcement,
     endpoints,
     environment,
+    grid,
     hydra_section,
     nodes,
     parsing,
 )
-from pipeline.config.composition import Composed, Composer, with_run_dir
+from pipeline.config.composition import Composed, Composer, plain, with_run_dir
 from pipeline.config.disclosure import Plain
-from pipeline.config.hydra_internals import BASIC_SWEEPER
-from pipeline.config.schema import Config
+from pipeline.config.grid import Grid
+from pipeline.config.hydra_internals import BASIC_LAUNCHER, BASIC_SWEEPER
+from pipeline.config.schema import READING, Config
 from pipeline.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
+
+Undone = Callable[[Grid], Iterator[Sequence[str]]]
 
 MOST_JOBS = 200  # of a sweep are looked at beforehand; every job is looked at when it starts
 
@@ -55,6 +61,10 @@ def examine(
     problems += [*endpoints.check(container), *_names(container)]
     wrong = wrong or bool(problems)
     if wrong and "torch" not in sys.modules:
+        return config, problems
+    if getattr(config, "task", "") in READING:
+        if begin is not None and not wrong:
+            begin(config)
         return config, problems
     if begin is not None and not wrong:
         begin(config)
@@ -100,6 +110,15 @@ def accept(container: Mapping[str, Any]) -> Config:
     return config
 
 
+def stored(config: Mapping[str, Any]) -> Config:
+    """The configuration that a run wrote into its folder, checked like any other.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
+    return accept(plain(OmegaConf.create(dict(config))))
+
+
 def look(composer: Composer, lines: Sequence[str]) -> None:
     """Check what only shows a configuration: its overrides, and what hydra would call."""
     overrides, problems = composer.parse(lines)
@@ -112,11 +131,13 @@ def run(
     lines: Sequence[str],
     multirun: bool = False,
     announce: Callable[[str], None] = lambda line: None,
+    undone: Undone = Grid.jobs,
 ) -> Config | None:
     """Check a run or a sweep; the Config of a single run.
 
     Args:
         announce: is told in a line what will happen, as soon as that is known.
+        undone: gives the jobs of a sweep that are to be looked at.
 
     Raises:
         ConfigError: with everything that is wrong, in any job.
@@ -125,7 +146,7 @@ def run(
     fixed = [one for one in overrides if not one.is_sweep_override()]
     base = composer.compose(fixed, multirun)
     if multirun or base.hydra.get("mode") == RunMode.MULTIRUN:
-        raise_if(problems + _sweep(composer, overrides, base, announce))
+        raise_if(problems + _sweep(composer, overrides, base, announce, undone))
         return None
     problems += [
         Problem(one.key_or_group, f"{one.input_line} is several values: add -m to sweep over them, "
@@ -145,26 +166,41 @@ def _sweep(
     overrides: Sequence[Override],
     base: Composed,
     announce: Callable[[str], None],
+    undone: Undone,
 ) -> list[Problem]:
     """The problems of a sweep's jobs.
 
-    A sweeper that chooses values as it goes (optuna and the like) is checked with the values that
-    are fixed; its jobs are checked as they come.
+    Our sweeper that chooses values as it goes is checked with each value of a choice and the ends
+    of each range; one of a plugin with the values that are fixed. Jobs are checked as they come.
     """
     problems = _hydra_problems(base)
     sweeper = base.hydra.get("sweeper", {})
-    if problems or not base.complete or sweeper["_target_"] != BASIC_SWEEPER:
+    chooses = sweeper.get("_target_") in hydra_section.SWEEPERS
+    if problems or not base.complete or not (chooses or sweeper["_target_"] == BASIC_SWEEPER):
         return _job(base)[1]
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     more, problems = composer.parse(params)
     hydras = [one for one in overrides if one.is_hydra_override()]
     # The command line comes last and wins, as in the sweeper itself.
     swept = [*more, *(one for one in overrides if not one.is_hydra_override())]
-    axes = {one.get_key_element(): values(one) for one in swept}
-    if not problems:
-        over = [str(one.input_line) for one in swept if one.is_sweep_override()]
-        announce(announcement.of_sweep(over, list(map(len, axes.values()))))
-    jobs = list(_jobs(composer, axes))
+    folder = OmegaConf.select(base.node, "sweep.dir", throw_on_resolution_failure=False)
+    lines = grid.bounds if chooses else grid.values
+    asked, more_problems = grid.of(swept, base.config, folder and str(folder), lines)
+    problems += more_problems
+    options = base.config.get("sweep", {})
+    if options.get("jobs", 1) != 1:
+        problems += _in_parallel(base.hydra.get("launcher", {}).get("_target_"))
+    over = [str(one.input_line) for one in swept if one.is_sweep_override()]
+    if chooses:
+        if not problems and options.get("optuna"):
+            announce(announcement.of_study(over, options["optuna"].get("trials")))
+        jobs = [] if more_problems else list(_each(asked.axes))
+    else:
+        composer.grid = asked
+        if not problems:
+            over += [one for one in asked.fixed if one.startswith("sweep.seeds=")]
+            announce(announcement.of_sweep(over, list(map(len, asked.axes.values()))))
+        jobs = [] if more_problems else list(_jobs(composer, asked, undone))
     seen: dict[Problem, list[Sequence[str]]] = {}
     for job in jobs:
         chosen, _ = composer.parse(job)
@@ -172,7 +208,7 @@ def _sweep(
             seen.setdefault(problem, []).append(job)
     for problem, where in seen.items():
         if len(where) < len(jobs):
-            varied = (line for line, one in zip(where[0], axes.values(), strict=True)
+            varied = (line for line, one in zip(where[0], asked.axes.values(), strict=True)
                       if len(one) > 1)  # fmt: skip
             text = f"{problem.message} (in the job {' '.join(varied)})"
             problem = Problem(problem.key, text)
@@ -180,35 +216,50 @@ def _sweep(
     return problems
 
 
-def _jobs(composer: Composer, axes: Mapping[str, Sequence[str]]) -> Iterator[Sequence[str]]:
-    """The first jobs, and one for each choice of a group that none of those has.
+def _in_parallel(launcher: object) -> list[Problem]:
+    """Why `sweep.jobs` cannot be used."""
+    if launcher != BASIC_LAUNCHER:
+        reason = "is for jobs that this machine runs; hydra/launcher has options of its own"
+        return [Problem("sweep.jobs", reason)]
+    try:
+        found = find_spec("hydra_plugins.hydra_joblib_launcher")
+    except ModuleNotFoundError:
+        found = None
+    reason = "needs hydra-joblib-launcher: pip install 'penstock[sweep]'"
+    return [] if found else [Problem("sweep.jobs", reason)]
+
+
+def _jobs(composer: Composer, asked: Grid, undone: Undone) -> Iterator[Sequence[str]]:
+    """The first jobs to do, and one for each choice of a group that none of those has.
 
     A group may bring what hydra acts on; a single value cannot, since hydra's own section holds no
-    interpolations. Whatever several choices bring together is found when hydra composes the jobs,
-    which it does for all of them before the first one starts.
+    interpolations. What several choices bring together in the others is found when they start.
     """
-    first = list(itertools.islice(itertools.product(*axes.values()), MOST_JOBS))
+    first = list(itertools.islice(undone(asked), MOST_JOBS))
     yield from first
-    lines = list(axes.values())
-    for place, values in enumerate(lines):
+    if len(first) < MOST_JOBS:
+        return
+    lines = list(asked.axes.values())
+    for place, several in enumerate(lines):
         seen = {job[place] for job in first}
-        for line in values:
+        for line in several:
             if line not in seen and composer.chooses(line):
                 yield tuple(line if i == place else other[0] for i, other in enumerate(lines))
+
+
+def _each(axes: Mapping[str, Sequence[str]]) -> Iterator[Sequence[str]]:
+    """The first job, and for each further value of a key the same with that."""
+    lines = list(axes.values())
+    yield tuple(one[0] for one in lines)
+    for place, values in enumerate(lines):
+        for line in values[1:MOST_JOBS]:
+            yield tuple(line if i == place else one[0] for i, one in enumerate(lines))
 
 
 def raise_if(problems: Sequence[Problem]) -> None:
     """Raise ConfigError if there are problems."""
     if problems:
         raise ConfigError(dict.fromkeys(problems))
-
-
-def values(override: Override) -> list[str]:
-    """The override lines that a sweep over one key is made of."""
-    if not override.is_sweep_override():
-        return [str(override.input_line)]
-    key = override.get_key_element()
-    return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
 def _job(

@@ -16,8 +16,9 @@ from pipeline.files.limits import Limits
 Node = dict[str, Any]  # a part: `_target_` and its arguments
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
-Task = Literal["fit", "validate", "digest", "replay", "verify", "check", "pack",
-               "profile", "tune", "lr_find"]  # fmt: skip
+Task = Literal["fit", "validate", "digest", "replay", "verify", "diff", "check", "pack",
+               "profile", "tune", "lr_find", "report", "runs", "show"]  # fmt: skip
+RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
 
 
 class Section(BaseModel):
@@ -100,6 +101,23 @@ class LrFindSection(Section):
     highest: Annotated[float, Field(gt=0)] = 1.0
 
 
+class FindSection(Section):
+    """Which runs `task=runs` lists, and in which order."""
+
+    state: RunState | list[RunState] | None = None
+    since: str | None = None
+    command: str | None = None
+    sort: Literal["started", "best"] = "started"
+    limit: Count | None = 50
+
+
+class DiffSection(Section):
+    """What `task=diff` does besides its tables."""
+
+    weights: bool = True
+    page: str | None = None
+
+
 class DistributedSection(Section):
     """How several processes share a run; see docs/training.md."""
 
@@ -112,10 +130,27 @@ class DistributedSection(Section):
     sync_batchnorm: bool = False
 
 
+class StudySection(Section):
+    """How optuna chooses what each job of a sweep tries, and ends hopeless ones; sweep=optuna."""
+
+    trials: Count
+    sampler: Literal["tpe", "random", "grid"]
+    pruner: Literal["none", "median", "asha"]
+    startup: Index
+    warmup: Count
+    timeout: Annotated[float, Field(gt=0)] | None
+    seed: Index
+
+
 class SweepSection(Section):
-    """After a job that was asked to stop."""
+    """What a sweep does beside its grid; see docs/sweeps.md."""
 
     on_preempted: Literal["stop", "continue"]
+    on_failure: Literal["continue", "stop"] = "continue"
+    retries: Index = 0
+    jobs: Count | Literal["auto"] = 1
+    seeds: Count | None = None
+    optuna: StudySection | None = None
 
 
 class CheckpointSection(Section):
@@ -157,6 +192,7 @@ class TrainerSection(Section):
     ledger: bool
     progress: Literal["auto", "rich", "plain", "none"]
     pictures: bool
+    report: bool
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     limit_batches: LimitBatches = LimitBatches()
     overfit_batches: Count | None = None
@@ -194,6 +230,7 @@ class Config(Section):
     pack: PackSection = PackSection()
     tune: TuneSection = TuneSection()
     lr_find: LrFindSection = LrFindSection()
+    diff: DiffSection = DiffSection()
     distributed: DistributedSection
     model: Node
     objective: Node
@@ -211,6 +248,8 @@ class Config(Section):
     steps: Count | None = None
     checkpoint: str | None = None
     runs: list[str] | None = None
+    run: str | None = None
+    find: FindSection = FindSection()
 
     _origins: dict[str, disclosure.Origin] = PrivateAttr(default_factory=dict)
 
@@ -231,4 +270,7 @@ class Config(Section):
         return shown
 
 
-TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "tune", "lr_find")
+# Tasks that only read files of runs, and need no torch.
+READING = ("report", "diff", "runs", "show")
+TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "run", "find", "tune",
+             "lr_find", "diff")  # fmt: skip

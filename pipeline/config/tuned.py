@@ -17,7 +17,7 @@ import torch
 from pydantic import Field, ValidationError
 
 from pipeline.config.schema import Config, LoaderSection, Section
-from pipeline.distributed.world import resolve_device, usable_cpus
+from pipeline.distributed.world import cores, resolve_device
 from pipeline.errors import ConfigError, Problem
 from pipeline.files import plain_json
 from pipeline.files.disk import write_atomically
@@ -57,7 +57,7 @@ def machine() -> str:
         processor = next(named).strip()
     except (OSError, StopIteration):
         processor = platform.processor() or platform.machine()
-    return "; ".join([processor, f"{usable_cpus()} cores", *gpus])
+    return "; ".join([processor, f"{cores()} cores", *gpus])
 
 
 def place(config: Config, fingerprint: Mapping[str, str]) -> Path:

@@ -21,7 +21,7 @@ from pipeline.config.schema import TASK_KEYS
 from pipeline.errors import ConfigError, Problem
 
 _PLUGINS = {"hydra/launcher": "hydra-joblib-launcher or hydra-submitit-launcher",
-            "hydra/sweeper": "hydra-optuna-sweeper or hydra-ax-sweeper"}  # fmt: skip
+            "hydra/sweeper": "hydra-ax-sweeper"}  # fmt: skip
 
 
 def option(group: str, given: str, known: Sequence[str]) -> Problem:

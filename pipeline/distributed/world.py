@@ -15,6 +15,8 @@ from pathlib import Path
 from pipeline.distributed import slurm
 from pipeline.errors import ConfigError, Problem
 
+JOBS = "PENSTOCK_JOBS"  # of a sweep that run side by side
+THREADS = "PENSTOCK_THREADS"  # of torch in each of them
 MEETING = "PENSTOCK_MEETING"  # names the folder in which the ranks of one machine meet
 
 
@@ -132,15 +134,30 @@ def default_processes() -> int:
 
 
 def usable_cpus() -> int:
+    """Cores that this run may use: all, or its share where jobs of a sweep run side by side."""
+    return max(1, cores() // jobs_at_once())
+
+
+def jobs_at_once() -> int:
+    """How many jobs of a sweep share this machine."""
+    return max(1, _number(os.environ, JOBS, 1))
+
+
+def threads_of_job() -> int | None:
+    """Threads for torch in all ranks of this job of a sweep; None if this is none."""
+    return _number(os.environ, THREADS, 0) or None
+
+
+def cores() -> int:
     """Cores that this process may use: of its affinity, and of its container's quota."""
-    cores = os.cpu_count() or 1
+    count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
+        count = len(os.sched_getaffinity(0))
     try:  # a cgroup's quota and period, in microseconds
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(cores, round(int(quota) / int(period))))
+        return max(1, min(count, round(int(quota) / int(period))))
     except (OSError, ValueError):  # no such file, or "max"
-        return cores
+        return count
 
 
 def has_accelerator() -> bool:

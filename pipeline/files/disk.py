@@ -183,6 +183,11 @@ def is_locked(path: Path) -> bool:
     return False
 
 
+def is_leftover(path: Path) -> bool:
+    """Whether a killed writer has left `path`, or a live one writes to it."""
+    return _LEFTOVER.fullmatch(path.name) is not None
+
+
 def remove_leftovers(folder: Path) -> list[Path]:
     """Delete what killed writers left in `folder`, and nothing that is still written to."""
     removed = []

@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from pipeline.loading.named_fields import Fields
+from pipeline.terminal import watched
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +36,7 @@ def table_of(dataset: Any, fields: Fields | None = None) -> pd.DataFrame | None:
     table = getattr(dataset, "metadata", None)
     if hasattr(table, "columns"):
         return table
-    columns = _columns(dataset, fields or Fields())
+    columns = columns_of(dataset, fields or Fields())
     if not columns:
         return None
     import pandas as pd
@@ -54,7 +55,9 @@ def with_token_lengths(table: Any, dataset: Any, steps: Mapping[str, Any]) -> An
     if hasattr(dataset, "text_lengths"):
         return table.assign(length=dataset.text_lengths(tokenizer.length, tokenizer.counting))
     if tokenizer.field in table.columns:
-        return table.assign(length=[tokenizer.length(text) for text in table[tokenizer.field]])
+        texts = table[tokenizer.field]
+        shown = watched(texts, len(texts), "counting tokens")
+        return table.assign(length=[tokenizer.length(text) for text in shown])
     return table
 
 
@@ -108,20 +111,20 @@ def _class_count(dataset: Any, fields: Fields) -> int:
         return given
     if hasattr(dataset, "metadata"):  # a dataset of our kind, without classes
         return 0
-    columns = _columns(dataset, fields)
+    columns = columns_of(dataset, fields)
     labels = columns.get("label", next(reversed(columns.values()), None) if columns else None)
     if labels is None or not len(labels) or not np.issubdtype(labels.dtype, np.integer):
         return 0
     return int(labels.max()) + 1 if labels.min() >= 0 else 0
 
 
-def _columns(dataset: Any, fields: Fields) -> Columns:
+def columns_of(dataset: Any, fields: Fields) -> Columns:
     """Columns of the table by name: one number or text a sample."""
     if isinstance(dataset, Subset):
         rows = np.asarray(dataset.indices, dtype=np.int64)
-        return {name: column[rows] for name, column in _columns(dataset.dataset, fields).items()}
+        return {name: column[rows] for name, column in columns_of(dataset.dataset, fields).items()}
     if isinstance(dataset, ConcatDataset):
-        parts = [_columns(one, fields) for one in dataset.datasets]
+        parts = [columns_of(one, fields) for one in dataset.datasets]
         shared = [name for name in parts[0] if all(name in part for part in parts)]
         return {name: np.concatenate([part[name] for part in parts]) for name in shared}
     if isinstance(dataset, TensorDataset):

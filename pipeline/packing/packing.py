@@ -11,9 +11,8 @@ import logging
 import os
 import secrets
 import shutil
-import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,6 @@ import torch
 import torchvision
 from torchvision import tv_tensors
 
-from pipeline import terminal
 from pipeline.distributed.world import World, usable_cpus
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.disk import sync_folder
@@ -45,6 +43,7 @@ from pipeline.order.streams import is_stream
 from pipeline.packing.folder import Pack, PackWriter, is_pack
 from pipeline.packing.recipe import Recipe
 from pipeline.packing.table import write_table
+from pipeline.terminal import ProgressDisplay
 from pipeline.transforms import native_images
 
 _log = logging.getLogger(__name__)
@@ -55,7 +54,6 @@ _LARGEST_BATCH = 256
 _WRITING = ".writing-"
 
 Backend = Literal["process", "thread"]
-Progress = Literal["auto", "rich", "plain", "none"]
 
 
 def pack(
@@ -65,7 +63,6 @@ def pack(
     cache_dir: str,
     out: str | None = None,
     options: LoaderOptions | None = None,
-    progress: Progress = "none",
     fingerprint: str | None = None,
     names: Fields | None = None,
 ) -> Path:
@@ -109,7 +106,7 @@ def pack(
                 record = {"name": name, "split": split, "dataset": {
                     "class": type(dataset).__qualname__, "fingerprint": fingerprint,
                 }}  # fmt: skip
-                _make(fetch, recipe, record, place, options or LoaderOptions(), progress)
+                _make(fetch, recipe, record, place, options or LoaderOptions())
     except OSError as error:
         _refuse(place, error)
     return place
@@ -164,7 +161,6 @@ def _make(
     record: dict[str, Any],
     place: Path,
     options: LoaderOptions,
-    progress: Progress,
 ) -> None:
     dataset, split = fetch.dataset, record["split"]
     size = _try_out(fetch, recipe, place)
@@ -186,11 +182,11 @@ def _make(
         }
         began = time.perf_counter()
         plan = Plan(Sequential(len(dataset)), size)
-        with Loader(plan, fetch, _readers(options, recipe, dataset), World()) as loader:
-            batches: Iterable[Batch] = loader.epoch(0)
-            if progress == "rich" or (progress == "auto" and sys.stderr.isatty()):
-                batches = _with_bar(batches, f"packing {split}", len(dataset))
-            _write(batches, hidden, record)
+        with (
+            Loader(plan, fetch, _readers(options, recipe, dataset), World()) as loader,
+            ProgressDisplay(f"packing {split}", len(dataset)) as shown,
+        ):
+            _write(loader.epoch(0), hidden, record, shown)
         with suppress(OSError):  # some network drives cannot
             sync_folder(hidden)
         if place.is_dir():  # empty, or `_is_there` would have refused it
@@ -219,7 +215,9 @@ def backend_for(dataset: Any, recipe: Recipe) -> Backend:
     return "thread" if unlocked else "process"
 
 
-def _write(batches: Iterable[Batch], folder: Path, record: dict[str, Any]) -> None:
+def _write(
+    batches: Iterable[Batch], folder: Path, record: dict[str, Any], shown: ProgressDisplay
+) -> None:
     writer: PackWriter | None = None
     try:
         for batch in batches:
@@ -231,6 +229,7 @@ def _write(batches: Iterable[Batch], folder: Path, record: dict[str, Any]) -> No
                 writer.append(batch["columns"], batch["fields"])
             except DataError as error:
                 raise _differs(int(batch.indices[0]), str(error)) from error
+            shown.add(len(batch.indices))
         assert writer is not None, "a dataset without samples"
         writer.finish(record)
     finally:
@@ -315,18 +314,3 @@ def _refuse(place: Path, error: OSError) -> NoReturn:
         f"the pack {str(place)!r} cannot be written: {cause}{more}. Free some space, or set a "
         "smaller pack.size, pack.format=encoded, or another place (cache_dir, pack.out)"
     ) from error
-
-
-def _with_bar(batches: Iterable[Batch], what: str, total: int) -> Iterator[Batch]:
-    began = shown = time.perf_counter()
-    done = 0
-    with terminal.bar() as bar:
-        task = bar.add_task(what, total=total, numbers="")
-        for batch in batches:
-            yield batch
-            done += len(batch.indices)
-            now = time.perf_counter()
-            if now - shown >= terminal.REFRESH_SECONDS:
-                bar.update(task, completed=done, numbers=terminal.left(done, total, now - began))
-                bar.refresh()
-                shown = now

@@ -27,6 +27,12 @@ _MAX_DEPTH = 100
 _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one
 
 
+def has_manifest(folder: Path) -> bool:
+    """Whether a run has begun in `folder`; one that was killed before left an empty manifest."""
+    path = folder / NAME
+    return path.exists() and path.stat().st_size > 0
+
+
 def read_manifest(folder: Path, key: str = "resume") -> dict[str, Any]:
     """The manifest of the run in `folder`, with checked types.
 

@@ -28,7 +28,7 @@ TILE = 1.9  # inches
 DPI = 120
 
 # The lines that the 68 iBUG landmarks stand for (first, one past last, closed).
-_IBUG68_LINES = (
+IBUG68_LINES = (
     (0, 17, False), (17, 22, False), (22, 27, False), (27, 31, False), (31, 36, False),
     (36, 42, True), (42, 48, True), (48, 60, True), (60, 68, True),
 )  # fmt: skip
@@ -114,11 +114,11 @@ def contact_sheet(
     figure = new_figure(columns * (TILE + 0.06) + 0.06, height)
     for place, image in enumerate(images):
         axes = figure.add_subplot(rows, columns, place + 1)
-        pixels = _pixels(image)
+        shown = pixels(image)
         # "auto" smooths images that shrink, and shows the pixels of much enlarged ones.
-        axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="auto")
-        axes.set_xlim(-0.5, pixels.shape[1] - 0.5)
-        axes.set_ylim(pixels.shape[0] - 0.5, -0.5)
+        axes.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="auto")
+        axes.set_xlim(-0.5, shown.shape[1] - 0.5)
+        axes.set_ylim(shown.shape[0] - 0.5, -0.5)
         axes.set_axis_off()
         if landmarks is not None:
             _draw_points(axes, landmarks[place], TRUE, width=2.3)
@@ -231,7 +231,7 @@ def _draw_points(axes: Axes, points: Tensor, color: str, width: float) -> None:
         axes.scatter(x, y, s=14 * width, color=color, edgecolors="black", linewidths=0.4)
         return
     outline = [Stroke(linewidth=width + 0.9, foreground="#000000", alpha=0.35), Stroke()]
-    for start, stop, closed in _IBUG68_LINES:
+    for start, stop, closed in IBUG68_LINES:
         line = [*range(start, stop), *([start] if closed else [])]
         axes.plot(x[line], y[line], color=color, linewidth=width, path_effects=outline,
                   solid_capstyle="round", solid_joinstyle="round")  # fmt: skip
@@ -246,7 +246,7 @@ def _draw_legend(figure: Figure, true: bool, predicted: bool) -> None:
                   fontsize=10, borderpad=0.1)  # fmt: skip
 
 
-def _pixels(image: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def pixels(image: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """[C, H, W] as uint8 [H, W, 3], or [H, W] of one channel."""
     image = image.detach().cpu().as_subclass(Tensor)
     if image.is_floating_point():

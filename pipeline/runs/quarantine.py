@@ -13,49 +13,30 @@ from __future__ import annotations
 import csv
 import io
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, Problem
 from pipeline.files.disk import append, refuse
 from pipeline.files.own_files import open_own
-from pipeline.files.regular_file import open_regular
 from pipeline.loading.bad_samples import BadSamples, LeftOut, OnError, path_of, rule
 from pipeline.order.plan import Plan
 from pipeline.order.streams import StreamPlan
+from pipeline.runs.left_out import (
+    COLUMNS,
+    KEY,
+    LONGEST_LINE,
+    NAME,
+    Entry,
+    normal,
+    read,
+    whole,
+    written,
+)
 
-NAME = "quarantine.csv"
-
-_KEY = "bad_samples.quarantine"
-_LARGEST = 128 << 20  # bytes
-_MOST = 500_000  # lines
-_LONGEST_LINE = 1 << 20  # bytes
 _NAMED = 5  # samples reported by name
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A line of a quarantine.csv; `dataset` is a fingerprint."""
-
-    split: str
-    index: int
-    path: str
-    epoch: int
-    step: int
-    position: int
-    cause: str
-    dataset: str
-
-    @property
-    def sample(self) -> tuple[str, str | int]:
-        """The identity of the sample: its file, or split and index."""
-        return ("", _normal(self.path)) if self.path else (self.split, self.index)
-
-
-COLUMNS = tuple(one.name for one in fields(Entry))
 
 
 def entries(left_out: Iterable[LeftOut], split: str, dataset: str) -> list[Entry]:
@@ -94,42 +75,9 @@ class QuarantineFile:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerows([*([] if begun else [COLUMNS]), *map(astuple, new.values())])
-        append(self.path, [_written(text.getvalue()).removesuffix("\n")])
+        append(self.path, [written(text.getvalue()).removesuffix("\n")])
         self._samples |= new.keys()
         return list(new.values())
-
-
-def read(path: str | Path) -> list[Entry]:
-    """The lines of a quarantine.csv, without a last one that a crash cut off.
-
-    Raises:
-        ConfigError: there is no such file, or it is something else, or larger than any run's.
-    """
-    try:
-        with open_regular(Path(path)) as file:
-            content = file.read(_LARGEST + 1)
-        if len(content) > _LARGEST:
-            raise csv.Error(f"it is larger than {_LARGEST >> 20} MiB")
-        text = content[: _whole(content)].decode()
-        lines = csv.reader(io.StringIO(text, newline=""))
-        found, header = [], next(lines, None)
-        if header is not None and tuple(header) != COLUMNS:
-            has, expected = ", ".join(header)[:300], ", ".join(COLUMNS)
-            raise ConfigError(Problem(_KEY, f"{str(path)!r} is not the {NAME} of a run: its "
-                                      f"columns are {has}; expected {expected}"))  # fmt: skip
-        for number, line in enumerate(lines, 2):
-            if number > _MOST:
-                raise csv.Error(f"it has more than {_MOST} lines")
-            found.append(_entry(number, line, str(path)))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(Problem(_KEY, f"{str(path)!r} cannot be read: {reason}")) from error
-    return found
-
-
-def _written(text: str) -> str:
-    """`text` as UTF-8 can encode it: file names may have bytes that are not."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _cut_half_line(path: Path) -> None:
@@ -137,33 +85,15 @@ def _cut_half_line(path: Path) -> None:
     try:
         with os.fdopen(open_own(path, os.O_RDWR), "rb+") as file:
             size = file.seek(0, os.SEEK_END)
-            begin = max(size - _LONGEST_LINE, 0)
+            begin = max(size - LONGEST_LINE, 0)
             file.seek(begin)
-            whole = begin + _whole(file.read())
-            if whole == begin > 0:
-                raise ConfigError(Problem(_KEY, f"{str(path)!r} ends in a line of more than "
-                                          f"{_LONGEST_LINE >> 20} MiB"))  # fmt: skip
-            file.truncate(whole)
+            end = begin + whole(file.read())
+            if end == begin > 0:
+                raise ConfigError(Problem(KEY, f"{str(path)!r} ends in a line of more than "
+                                          f"{LONGEST_LINE >> 20} MiB"))  # fmt: skip
+            file.truncate(end)
     except OSError as error:
         refuse(path, error)
-
-
-def _whole(content: bytes) -> int:
-    """The length of the whole lines of a file; a crash may have cut off the last one."""
-    return content.rfind(b"\n") + 1
-
-
-def _entry(number: int, line: Sequence[str], name: str) -> Entry:
-    try:
-        if len(line) != len(COLUMNS):
-            raise ValueError(f"it has {len(line)} fields, and needs {len(COLUMNS)}")
-        split, index, path, epoch, step, position, cause, dataset = line
-        for text in (index, epoch, step, position):
-            if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
-                raise ValueError(f"{text[:40]!r} is not a number of a sample or a step")
-        return Entry(split, int(index), path, int(epoch), int(step), int(position), cause, dataset)
-    except ValueError as error:
-        raise ConfigError(Problem(_KEY, f"{name!r}, line {number}: {error}")) from error
 
 
 def known_rows(path: str | Path, dataset: Any, split: str, fingerprint: str) -> dict[int, str]:
@@ -178,7 +108,7 @@ def known_rows(path: str | Path, dataset: Any, split: str, fingerprint: str) -> 
     others = [one for one in own if one.dataset != fingerprint]
     if any(not one.path for one in others) or (others and not found):
         raise ConfigError(
-            Problem(_KEY, f"{str(path)!r} was written for another dataset: the fingerprint of "
+            Problem(KEY, f"{str(path)!r} was written for another dataset: the fingerprint of "
                     f"its {split} split is {others[0].dataset}, that of this one is {fingerprint}, "
                     "and no file that it names is in this one. Set it to null, or to the "
                     f"{NAME} of a run on this dataset (and of the same dataset.fingerprint)")
@@ -195,9 +125,9 @@ def _by_path(some: Sequence[Entry], dataset: Any) -> dict[int, str]:
         paths = map(str, table["path"])
     elif callable(getattr(dataset, "path", None)):
         paths = (path_of(dataset, row) for row in range(len(dataset)))
-    causes = {_normal(one.path): one for one in some}
+    causes = {normal(one.path): one for one in some}
     rows_of: dict[str, list[int]] = {}
-    for row, path in enumerate(map(_normal, paths)):
+    for row, path in enumerate(map(normal, paths)):
         if path in causes:
             rows_of.setdefault(path, []).append(row)
     found: dict[int, str] = {}
@@ -207,11 +137,6 @@ def _by_path(some: Sequence[Entry], dataset: Any) -> dict[int, str]:
         chosen = [entry.index] if len(rows) > 1 and entry.index in rows else rows
         found |= dict.fromkeys(chosen, entry.cause)
     return found
-
-
-def _normal(path: str) -> str:
-    """The absolute path; an address stays as it is."""
-    return _written(path if "://" in path else os.path.abspath(path))  # noqa: PTH100  (asks no disk)
 
 
 def notes(new: Sequence[Entry], before: int) -> Iterator[str]:
@@ -249,7 +174,7 @@ def policy(
         shards = len(dataset.shards()) if hasattr(dataset, "shards") else 1
         if hasattr(dataset, "set_epoch") or (plan.sampler.shuffle_shards and shards > 1):
             raise ConfigError(
-                Problem(_KEY, "the records of this stream have other numbers in each epoch, so "
+                Problem(KEY, "the records of this stream have other numbers in each epoch, so "
                         "none can be named (its shards are shuffled, or it follows the epoch); set "
                         "it to null, or sampler.shuffle_shards=false in this run and the one that "
                         "wrote it")

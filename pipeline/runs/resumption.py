@@ -16,7 +16,7 @@ from pipeline.config.composition import CONF
 from pipeline.config.disclosure import is_redacted
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, Problem
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.manifest import has_manifest, read_manifest
 
 _OF_THE_RUN = ("seed", "sampler", "collate", "model", "objective", "optimizer", "scheduler")
 _OF_THE_TRAINER = ("accumulate", "clip_norm", "precision", "monitor", "mode", "patience")
@@ -55,7 +55,7 @@ def source(config: Config) -> Source | None:
     if config.resume is None:
         return None
     if config.resume == "auto":
-        if _TIMED.search(config.run_dir):
+        if _TIMED.search(config.run_dir) and not has_manifest(Path(config.run_dir)):
             raise ConfigError(
                 Problem("resume", f"auto resumes the run in run_dir, but {config.run_dir} is named "
                         "by the time of the start and new each time; set run_dir=outputs/<name> "
@@ -66,7 +66,7 @@ def source(config: Config) -> Source | None:
     if not path.exists():
         raise ConfigError(Problem("resume", f"{path} does not exist; give the folder of a run, one "
                                   "of its checkpoints, or auto"))  # fmt: skip
-    if (path / "manifest.json").exists():
+    if has_manifest(path):
         return Source(path)
     if path.is_file() or run_of(path) is not None:
         return Source(None, path)
@@ -77,7 +77,7 @@ def source(config: Config) -> Source | None:
 def run_of(path: Path) -> Path | None:
     """The folder of the run that a run's folder or checkpoint belongs to."""
     for folder in (path, path.parent.parent):
-        if (folder / "manifest.json").exists():
+        if has_manifest(folder):
             return folder
     return None
 
@@ -103,7 +103,7 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
     kept = [word for word in saved if not {_key(word), _group(word)} & now]
     groups = {path.name for path in CONF.iterdir() if path.is_dir()} - {"hydra"}
     for word in kept:
-        reason = _why_not(word, groups | set(Config.model_fields), groups)
+        reason = why_not(word, groups | set(Config.model_fields), groups)
         if reason:
             shown = word if len(word) < 80 else f"{word[:80]}..."
             raise ConfigError(
@@ -119,7 +119,7 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
     return kept + list(overrides)
 
 
-def _why_not(word: str, known: Set[str], groups: Set[str]) -> str | None:
+def why_not(word: str, known: Set[str], groups: Set[str]) -> str | None:
     """Why a word of a manifest, which may come from anybody, cannot be used; None if it can."""
     key, _, value = word.partition("=")
     parts = _KEY.fullmatch(key)

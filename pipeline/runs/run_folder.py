@@ -36,15 +36,23 @@ from pipeline.config import disclosure
 from pipeline.distributed.world import usable_cpus
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.files import plain_json
-from pipeline.files.disk import Hold, append, cut, prepare, refuse, write_atomically
+from pipeline.files.disk import (
+    Hold,
+    append,
+    cut,
+    is_leftover,
+    prepare,
+    refuse,
+    write_atomically,
+)
 from pipeline.files.own_files import check_tree
 from pipeline.files.plain_json import JsonError, mapping
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.manifest import has_manifest, read_manifest
 
 Status = Literal["running", "done", "failed", "interrupted", "preempted"]
 
 HOLDER = "holder.json"
-_OF_OTHERS = ("result.json", HOLDER, ".hydra")  # allowed in a folder that no run has claimed yet
+_OF_OTHERS = ("result.json", "job.lock", HOLDER, ".hydra")  # allowed in an unclaimed folder
 BY_ADDRESS = ("ledger.jsonl", "digests.jsonl")
 BEST_FOLDER = "best"  # the one link in a run's folder: to a sharded checkpoint beside it
 
@@ -93,9 +101,9 @@ class RunFolder:
         )
         known = provenance()
         run = cls(folder, {"status": "running", **known, **facts, "sessions": []}, hold)
-        run._begin_session(known, world)
         text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
         write_atomically(folder / "config.yaml", text.encode(errors="backslashreplace"))
+        run._begin_session(known, world)  # last, as from then on the folder can be resumed
         return run
 
     @classmethod
@@ -142,8 +150,16 @@ class RunFolder:
         self.manifest["sessions"].append({**started, "world": world, **facts})
         self._write_manifest()
 
-    def rewind(self, epoch: int, step: int, updates: int) -> None:
+    def note(self, **facts: Any) -> None:
+        """Add facts to the manifest's entry of this session."""
+        self.manifest["sessions"][-1] |= facts
+        self._write_manifest()
+
+    def rewind(self, epoch: int, step: int, updates: int) -> int:
         """Cut what was written after the checkpoint that the run resumes from; reads only that.
+
+        Returns:
+            The number of steps that were in the ledger, and are taken again.
 
         Args:
             epoch, step: address of the next batch.
@@ -158,9 +174,18 @@ class RunFolder:
                 return bool(line["epoch"] < epoch)
             return bool(line["step"] <= updates)
 
+        repeated = 0
+
+        def is_counted(line: Any) -> bool:
+            nonlocal repeated
+            before = is_before(line)
+            repeated += not before
+            return before
+
         for name in BY_ADDRESS:
-            cut(self.path / name, is_before)
+            cut(self.path / name, is_counted if name == "ledger.jsonl" else is_before)
         cut(self.path / "metrics.jsonl", is_measured)
+        return repeated
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl; it survives a crash. NaN and infinities become null."""
@@ -295,14 +320,20 @@ def _take(folder: Path) -> Hold | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         refuse(folder, error)
-    if any(path.name not in _OF_OTHERS for path in folder.iterdir()):
+    # A run that was killed while it claimed the folder left an empty manifest, and maybe these.
+    begun = (folder / "manifest.json").exists() and not has_manifest(folder)
+    free = (*_OF_OTHERS, *(("manifest.json", "config.yaml") if begun else ()))
+    if any(path.name not in free and not is_leftover(path) for path in folder.iterdir()):
         return None
     hold = _hold(folder)
     if hold is None:
         return None
     try:  # of two processes that find it empty, one can make the file
-        (folder / "manifest.json").touch(exist_ok=False)
+        (folder / "manifest.json").touch(exist_ok=begun)
     except FileExistsError:
+        hold.release()
+        return None
+    if has_manifest(folder):
         hold.release()
         return None
     return hold

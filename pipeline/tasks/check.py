@@ -7,7 +7,6 @@ far. Cost: about an epoch of loading, twice that for JPEG and FLAC.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -33,11 +32,12 @@ from pipeline.loading.stream_fetch import StreamFetch
 from pipeline.order.plan import Plan, Request
 from pipeline.order.randomness import Draws, sample_keys
 from pipeline.order.samplers import Sequential
-from pipeline.order.streams import StreamOrder, StreamPlan
-from pipeline.runs.quarantine import NAME, Entry, QuarantineFile, entries
+from pipeline.order.streams import StreamOrder, StreamPlan, length_of
+from pipeline.runs.left_out import NAME, Entry
+from pipeline.runs.quarantine import QuarantineFile, entries
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.tables import put_rows
-from pipeline.terminal import REFRESH_SECONDS, bar, left, one_line, put, say
+from pipeline.terminal import ProgressDisplay, one_line, put, say
 
 
 def run(config: Config) -> None:
@@ -84,7 +84,7 @@ def check(split: Split, wrong: list[LeftOut]) -> int:
     count = 0
     with (
         make_loader(split) as loader,
-        _progress(split, loader) as show,
+        _counted(split, loader) as show,
         closing(loader.epoch(0)) as batches,
     ):
         for batch in batches:
@@ -174,35 +174,23 @@ def print_table(found: Sequence[Entry]) -> None:
 
 
 @contextmanager
-def _progress(split: Split, loader: Loader) -> Iterator[Any]:
-    """A function of samples read and bad samples that shows them, on a terminal as a bar."""
+def _counted(split: Split, loader: Loader) -> Iterator[Any]:
+    """A function of samples read and bad samples that shows them."""
     kind, name = split.config.trainer.progress, split.name
-    length = getattr(loader.fetch.dataset, "__len__", lambda: None)()
+    length = length_of(loader.fetch.dataset)
     began = time.perf_counter()
     numbers = [0, 0]
-    drawn = bar() if kind == "rich" or (kind == "auto" and sys.stderr.isatty()) else None
-    task = drawn.add_task(f"checking {name}", total=length, numbers="") if drawn else None
-    shown = 0.0
-
-    def show(count: int, wrong: int) -> None:
-        nonlocal shown
-        numbers[:] = count, wrong
-        now = time.perf_counter()
-        if drawn and task is not None and now - shown >= REFRESH_SECONDS:
-            rest = left(count, length, now - began)
-            drawn.update(task, completed=count, numbers=f"{wrong} wrong  {rest}")
-            drawn.refresh()
-            shown = now
-
-    if drawn:
-        drawn.start()
     said = f"checking {name} was interrupted: {{}}{f' of {length}' if length else ''} samples"
     try:
-        yield show
+        with ProgressDisplay(f"checking {name}", length) as shown:
+
+            def show(count: int, wrong: int) -> None:
+                numbers[:] = count, wrong
+                shown.to(count, f"{wrong} wrong")
+
+            yield show
         said = f"checked {name}: {{}} samples"
     finally:
-        if drawn:
-            drawn.stop()
         if kind != "none":
             seconds = time.perf_counter() - began
             say(f"{said.format(numbers[0])} in {seconds:.1f} s, {numbers[1]} wrong")

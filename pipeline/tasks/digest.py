@@ -7,6 +7,7 @@ bytes), in position order, so it does not depend on workers, sharding or padding
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from itertools import islice
 
@@ -14,8 +15,9 @@ from pipeline.build.data import DataParts
 from pipeline.config.schema import Config
 from pipeline.distributed import world
 from pipeline.distributed.group import Group, join
+from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import hash_of_rows, row_hashes
-from pipeline.terminal import put
+from pipeline.terminal import put, watched
 
 
 def run(config: Config) -> None:
@@ -35,8 +37,13 @@ def lines(config: Config, group: Group | None = None) -> Iterator[str]:
     """`epoch step samples hash` of each batch, the same on all ranks of `group`."""
     group = group or Group()
     split = DataParts(config, group.world).split(config.split)
+    steps = split.plan.limit(config.epoch)
+    total = min((one for one in (steps, config.steps) if one is not None), default=None)
     with split.loader(hashed=True) as loader:
-        for batch in islice(loader.epoch(config.epoch), config.steps):
+        batches: Iterator[Batch] = islice(loader.epoch(config.epoch), config.steps)
+        if not (sys.stdout and sys.stdout.isatty()):  # there the lines show how far it is
+            batches = watched(batches, total, f"hashing batches of {config.split}")
+        for batch in batches:
             epoch, step = batch.request.address
             shares = group.gather((batch.request.valid, row_hashes(batch)))
             count = sum(valid for valid, _ in shares)

@@ -34,21 +34,25 @@ from pipeline.config.schema import TASK_KEYS, Config
 from pipeline.distributed.group import Group, join
 from pipeline.distributed.parallel import Parallel, prepare
 from pipeline.distributed.preemption import Preempted, Preemption, Stop
-from pipeline.distributed.world import World, usable_cpus
+from pipeline.distributed.world import World, threads_of_job, usable_cpus
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.loading.loader import Loader
 from pipeline.order.plan import Plan
 from pipeline.order.streams import StreamPlan
-from pipeline.runs import quarantine, run_state
+from pipeline.runs import run_state
 from pipeline.runs.identity.sources import code_of
+from pipeline.runs.job_result import PRUNING
+from pipeline.runs.left_out import NAME as QUARANTINE
 from pipeline.runs.pictures import learning_curves
 from pipeline.runs.resumption import fingerprint, spans
 from pipeline.runs.run_folder import Status
 from pipeline.runs.trackers.guarded import Trackers
 from pipeline.runs.trackers.tracker import TrackedRun, measured
-from pipeline.tasks import outcome, predictions, progress
+from pipeline.tasks import outcome, predictions, progress, pruning
+from pipeline.tasks import report as report_page
 from pipeline.tasks.opening import Opened, open_run
-from pipeline.tasks.recording import Confusions, Digests, Ledger, Metrics, Quarantine
+from pipeline.tasks.recording import Confusions, Digests, Extremes, Ledger, Metrics, Quarantine
+from pipeline.tasks.report_facts import write_data_facts, write_facts
 from pipeline.tasks.validate import baseline, load_weights, monitored, try_one_batch
 from pipeline.terminal import put, say
 from pipeline.training.epoch_metrics import NonFiniteLossError
@@ -74,7 +78,13 @@ def run(config: Config) -> float | None:
 def _tried(config: Config, folder: str) -> Config:
     """The configuration for `fast_dev_run`: one step and one batch of validation in `folder`."""
     trainer = config.trainer.model_copy(
-        update={"max_epochs": 1, "max_steps": None, "checkpoint": None, "pictures": False}
+        update={
+            "max_epochs": 1,
+            "max_steps": None,
+            "checkpoint": None,
+            "pictures": False,
+            "report": False,
+        }
     )
     scheduler = {**config.scheduler, "warmup": 0} if config.scheduler else None
     return config.model_copy(update={
@@ -109,6 +119,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
             data.train.data_fingerprint,
             lambda state: run_state.check_fit(state, model, optimizer), scheduled,
             seed=config.seed, device=train.world.device, monitor=options.monitor,
+            mode=options.mode,
             data={"fingerprint": mode, **told}, code=code_of(config),
         )  # fmt: skip
         if opened.folder and config.trainer.progress != "none":
@@ -119,8 +130,8 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
         if opened.renewed is not None and state is not None and scheduler is not None:
             state = renewed(state, optimizer, scheduler)
         with watched(config, parts, group, opened, train) as (trackers, observers):
-            confusions = Confusions(objective)
-            observers.append(confusions)
+            confusions, extremes = Confusions(objective), Extremes(group.world.size)
+            observers += [confusions, extremes]
             compared = config.trainer.baseline
             with _placed("before the first step"):
                 if compared:
@@ -140,7 +151,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
                 constant = baseline(data, objective, val, group, shown) if compared else {}
                 if opened.folder:
                     report(config, parts, model, objective, result, constant, opened, trackers,
-                           confusions)  # fmt: skip
+                           confusions, extremes)  # fmt: skip
         group.meet()
     return result.best[f"val/{options.monitor}"] if result.best else None
 
@@ -165,6 +176,7 @@ def _placed(where: str) -> Iterator[None]:
 def report(
     config: Config, parts: TrainingParts, model: nn.Module, objective: Objective, result: Result,
     constant: Record, opened: Opened, trackers: Trackers, confusions: Confusions,
+    extremes: Extremes,
 ) -> None:  # fmt: skip
     """Print the results and draw pictures, with the best weights; complete the manifest."""
     assert opened.folder is not None
@@ -172,10 +184,10 @@ def report(
     outcome.print_report(result, constant, folder.manifest["monitor"], objective.baseline_name)
     best = opened.checkpoints.best() if opened.checkpoints else None
     files = {"run": folder.path, "checkpoint": best}
+    if best and (config.trainer.pictures or config.trainer.report):
+        model = parts.model().to(parts.world.device)  # a new one, as the trained may be sharded
+        load_weights(model, best)
     if config.trainer.pictures:
-        if best:  # into a new model, as the trained one may be sharded
-            model = parts.model().to(parts.world.device)
-            load_weights(model, best)
         files["curves"] = learning_curves(
             result.history, folder.path / "curves.png", constant, objective.baseline_name
         )
@@ -188,6 +200,15 @@ def report(
             put(f"{name:<12} {path}")
             if path.suffix == ".png":
                 trackers.picture(name, path, int(last["step"]))
+    if config.trainer.report:
+        write_facts(
+            folder.path, parts.data, objective, model,
+            extremes.best(int(result.best["epoch"]) if result.best else None),
+            lambda epoch, step: command_line("task=replay", f"epoch={epoch}", f"step={step}"),
+            result.history,
+        )  # fmt: skip
+    if result.reason != PRUNING:
+        folder.manifest.pop("pruned", None)
     folder.manifest |= {"reason": result.reason, "best": result.best, "order": result.order,
                         "last": last, "baseline": constant,
                         "worker_deaths": sum(one["worker_deaths"] for one in result.history),
@@ -202,8 +223,10 @@ def spare_cores(world: World) -> None:
     not depend on the workers, because sums in another number of threads round differently.
     """
     if world.device == "cpu":
-        share = usable_cpus() // (2 * world.local_size)
-        torch.set_num_threads(min(torch.get_num_threads(), max(1, share)))
+        given = threads_of_job()  # the same whenever and however the sweep is resumed
+        most = torch.get_num_threads() if given is None else given
+        share = (usable_cpus() // 2 if given is None else given) // world.local_size
+        torch.set_num_threads(max(1, min(most, share)))
 
 
 def make_options(config: Config, objective: Objective) -> TrainOptions:
@@ -261,22 +284,26 @@ def watched(
     display = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
     data = parts.data
     datasets = {split.name: split.fingerprint["dataset"] for split in (data.train, data.val)}
-    left_out = Quarantine(folder.path / quarantine.NAME, datasets, data.train.budget)
+    left_out = Quarantine(folder.path / QUARANTINE, datasets, data.train.budget)
     observers: list[Observer] = [Metrics(folder, trackers), display, left_out]
     if trainer.ledger:
         observers.append(Ledger(folder.path / "ledger.jsonl"))
     if trainer.digest:
         observers.append(Digests(folder.path / "digests.jsonl"))
     status: Status = "failed"
+    reason = ""  # for the manifest
     try:
+        trial = pruning.of_trial(config, folder.path, folder.manifest)
+        observers += [trial] if trial is not None else []
         with closing(display):
             yield trackers, observers
         status = "done"
     except NonFiniteLossError as error:
+        reason = str(error)
         again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
         raise PenstockError(f"{error}. To see that batch:\n  {again}") from error
     except (Preempted, Stop) as error:
-        status = "preempted"
+        status, reason = "preempted", str(error)
         if opened.checkpoints is None:
             raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error
         if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -284,15 +311,25 @@ def watched(
         again = disclosure.command([*started_words(), f"resume={folder.path}"])
         raise Preempted(f"{error}. To resume:\n  {again}") from error
     except KeyboardInterrupt:
-        status = "interrupted"
+        status, reason = "interrupted", "Ctrl-C"
         say(f"stopped; the run is in {folder.path}")
         raise
+    except Exception as error:
+        name = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
+        reason = f"{name}{error}"
+        raise
     finally:
+        if reason:
+            folder.manifest["sessions"][-1]["reason"] = disclosure.urls(reason)[:1000]
         unchanged = status != "done" and folder.was_done and not opened.came_further()
         if unchanged:
             opened.put_back()
+        if trainer.report and status != "done":
+            write_data_facts(folder.path, data)
         folder.finish(status, unchanged, release=False)
         try:
+            if trainer.report:
+                report_page.leave(folder.path, status == "done", train.plan)
             names = ("config.yaml", "manifest.json", "report.html")
             trackers.close(status, [folder.path / name for name in names])
         finally:

@@ -29,7 +29,7 @@ from pipeline.runs.pictures import rate_curve
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.fit import make_options, spare_cores
 from pipeline.tasks.measuring import all_batches
-from pipeline.terminal import put
+from pipeline.terminal import put, watched
 from pipeline.training.train_step import TrainStep
 
 _STEPS = 100
@@ -88,7 +88,7 @@ def rates_and_losses(
     train_step.model.train()
     found: list[float] = []
     with closing(all_batches(train)) as batches:
-        for _ in range(steps):
+        for _ in watched(range(steps), steps, "trying learning rates"):
             some = list(islice(batches, train_step.options.accumulate))
             losses = [loss for batch in some for loss in train_step.learn(batch).tolist()]
             if not losses:

@@ -26,6 +26,7 @@ from pipeline.order.randomness import scope
 from pipeline.order.seeding import SharedGeneratorError, ThreadRandomness, probe
 from pipeline.order.streams import End
 from pipeline.tasks.fit import make_options, spare_cores
+from pipeline.terminal import ProgressDisplay
 from pipeline.training.train_step import TrainStep
 from pipeline.tuning.timeline import StepTiming
 
@@ -66,10 +67,12 @@ class Course:
     def step_seconds(self, steps: int, most: float = float("inf")) -> float:
         """Median seconds of a step on the cached batch, of `steps` or as many as fit in `most`."""
         times: list[float] = []
-        while len(times) < steps and (len(times) < WARM_UP or sum(times) < most):
-            began = time.perf_counter()
-            self.train(self.cached)
-            times.append(time.perf_counter() - began)
+        with ProgressDisplay("measuring the training step", steps) as shown:
+            while len(times) < steps and (len(times) < WARM_UP or sum(times) < most):
+                began = time.perf_counter()
+                self.train(self.cached)
+                times.append(time.perf_counter() - began)
+                shown.to(len(times))
         return sorted(times)[len(times) // 2]
 
     def loader(self, options: LoaderOptions | None = None, traced: bool = False) -> Loader:
@@ -123,7 +126,7 @@ def all_batches(loader: Loader) -> Generator[Batch]:
 def steps_of(course: Course, batches: Generator[Batch | End], steps: int) -> list[StepTiming]:
     """Train on `steps` batches; the times of each."""
     found: list[StepTiming] = []
-    with closing(batches):
+    with closing(batches), ProgressDisplay("profiling", steps) as shown:
         asked, late = time.perf_counter(), delayed()
         for batch in batches:
             assert isinstance(batch, Batch)
@@ -137,6 +140,7 @@ def steps_of(course: Course, batches: Generator[Batch | End], steps: int) -> lis
             )  # fmt: skip
             if len(found) == steps:
                 break
+            shown.to(len(found))
             asked, late = time.perf_counter(), delayed()
     return found
 

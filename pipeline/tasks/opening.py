@@ -21,7 +21,7 @@ from pipeline.runs import checkpoint, resumption, run_state
 from pipeline.runs.checkpoint import Checkpoints, Newest, State, steps_of
 from pipeline.runs.identity.fingerprints import first_difference, in_mode_of, mode_in
 from pipeline.runs.identity.sources import changes
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.manifest import has_manifest, read_manifest
 from pipeline.runs.resumption import Source, same_but_for_length
 from pipeline.runs.run_folder import RunFolder, last_code
 from pipeline.terminal import say
@@ -127,7 +127,7 @@ def _open(
             scheduled(renewed)
     size = group.world.size
     old = wanted.folder if wanted else None
-    if old is None or not (old / "manifest.json").exists():
+    if old is None or not has_manifest(old):
         folder = RunFolder.claim(
             Path(config.run_dir), config.written(), world=size, overrides=overrides,
             fingerprint=dict(fingerprint), **facts,
@@ -139,7 +139,9 @@ def _open(
             old, world=size, longer=longer, overrides=overrides, at=list(at), code=facts["code"],
             resumed=str(newest.path) if newest else None,
         )  # fmt: skip
-        folder.rewind(*at, int(newest.state["updates"]) if newest else 0)
+        repeated = folder.rewind(*at, int(newest.state["updates"]) if newest else 0)
+        if repeated:
+            folder.note(repeated=repeated)
     if newest is not None:
         _say(folder, newest)
     if newest is not None and renewed is not None and config.scheduler is not None:

@@ -22,7 +22,7 @@ from pipeline.files.disk import write_atomically
 from pipeline.loading.batch import Batch
 from pipeline.loading.collate import plain
 from pipeline.order.plan import Request
-from pipeline.order.randomness import scope
+from pipeline.order.randomness import IntArray, scope
 from pipeline.order.streams import StreamPlan
 from pipeline.runs.pictures import contact_sheet, shortened, signals
 from pipeline.training.objective import Classification, LandmarkRegression, Objective
@@ -30,7 +30,7 @@ from pipeline.transforms.batch import BatchCompose
 from pipeline.transforms.image import Compose, Normalize
 
 MOST_PIXELS = 512  # of a picture's longer side
-_FEW = 4  # numbers of a target that are written out
+FEW = 4  # numbers of a target that are written out
 
 
 def draw(
@@ -49,41 +49,63 @@ def draw(
     """
     if isinstance(split.plan, StreamPlan):
         return None
-    device = next(model.parameters()).device
     rows = len(split.dataset)
     indices = np.unique(np.linspace(0, rows - 1, min(count, rows)).round().astype(np.int64))
+    batch, _, outputs = predict(split, model, objective, indices)
+    shown, name = batch.get(objective.inputs[0]), objective.inputs[0]
+    if is_pictures(shown):
+        return _sheet(split, objective, outputs, batch, path)
+    found = outcomes(objective, outputs, batch)
+    if is_signals(shown):
+        captions = [_caption(true, guess) for true, guess in found]
+        return signals(unpadded(batch, name), path, captions)
+    return _listed(batch, objective, found, path.with_suffix(".md"))
+
+
+def predict(
+    split: Split, model: nn.Module, objective: Objective, indices: IntArray
+) -> tuple[Batch, Tensor, Tensor]:
+    """A batch of rows of the split, in one piece; their losses, and the model's outputs."""
+    device = next(model.parameters()).device
     with scope():  # at the positions of validation, which reads rows in order
         made: Batch = split.fetch()(Request(0, 0, indices, indices, len(indices)))
     batch = made.to(device)
     with torch.no_grad():
-        _, outputs = objective.to(device)(model.eval(), batch)
-    shown = batch.get(objective.inputs[0])
-    if isinstance(shown, Tensor) and shown.ndim == 4 and shown.shape[1] in (1, 3):
-        return _sheet(split, objective, outputs, batch, path)
-    found = _outcomes(objective, outputs, batch)
-    lengths = batch.get(f"{objective.inputs[0]}_lengths")
-    if isinstance(shown, Tensor) and shown.is_floating_point() and shown.ndim == 3:
-        captions = [_caption(true, guess) for true, guess in found]
-        return signals(_unpadded(shown, lengths), path, captions)
-    return _listed(batch, objective, found, path.with_suffix(".md"))
+        losses, outputs = objective.to(device)(model.eval(), batch)
+    return batch, losses, outputs
+
+
+def is_pictures(value: Any) -> bool:
+    """Whether a field of a batch is [B, C, H, W] with colours or shades of grey."""
+    return isinstance(value, Tensor) and value.ndim == 4 and value.shape[1] in (1, 3)
+
+
+def is_signals(value: Any) -> bool:
+    """Whether a field of a batch is [B, T, F] or [B, F, T]."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3
 
 
 def _sheet(split: Split, objective: Objective, outputs: Tensor, batch: Batch, path: Path) -> Path:
-    images = batch[objective.inputs[0]]
-    shown: Any = denormalized(images, split.transform, split.batch_transform)
-    large = _large(split, objective.inputs[0], batch)
-    shown = shown if large is None else large
+    images, shown = batch[objective.inputs[0]], large_pictures(split, objective.inputs[0], batch)
     if isinstance(objective, LandmarkRegression):
-        true = _scaled(objective.targets(batch), images, shown)
-        predicted = _scaled(objective.predictions(outputs, batch), images, shown)
+        true = scaled(objective.targets(batch), images, shown)
+        predicted = scaled(objective.predictions(outputs, batch), images, shown)
         captions = _errors(objective, outputs, batch)
         return contact_sheet(shown, path, true, predicted, captions)
-    found = _outcomes(objective, outputs, batch)
+    found = outcomes(objective, outputs, batch)
     captions = [_caption(true, guess, between="\n") for true, guess in found]
     return contact_sheet(shown, path, captions=captions)
 
 
-def _scaled(points: Tensor, seen: Tensor, shown: Sequence[Tensor]) -> list[Tensor]:
+def large_pictures(split: Split, field: str, batch: Batch) -> Sequence[Tensor]:
+    """The pictures of a batch, as large as shows what the model saw."""
+    large = _large(split, field, batch)
+    if large is not None:
+        return large
+    return list(denormalized(batch[field], split.transform, split.batch_transform))
+
+
+def scaled(points: Tensor, seen: Tensor, shown: Sequence[Tensor]) -> list[Tensor]:
     """Points in pixels of the images `seen`, converted to those of `shown`: [L, 2] each."""
     height, width = seen.shape[-2:]
     sizes = [points.new_tensor([one.shape[-1] / width, one.shape[-2] / height]) for one in shown]
@@ -119,7 +141,7 @@ def _large(split: Split, field: str, batch: Batch) -> list[Tensor] | None:
     return found
 
 
-def _outcomes(objective: Objective, outputs: Tensor, batch: Batch) -> list[tuple[str, str]]:
+def outcomes(objective: Objective, outputs: Tensor, batch: Batch) -> list[tuple[str, str]]:
     """The truth and the prediction of each sample, in words."""
     if isinstance(objective, Classification):
         names = objective.names
@@ -129,13 +151,13 @@ def _outcomes(objective: Objective, outputs: Tensor, batch: Batch) -> list[tuple
         return [(names[one], f"{names[guess]} {share:.0%}")
                 for one, (guess, share) in zip(true, guesses, strict=True)]  # fmt: skip
     target, predicted = objective.targets(batch), objective.predictions(outputs, batch)
-    if target[0].numel() <= _FEW and target.shape == predicted.shape:
-        return [(_numbers(one), _numbers(other))
+    if target[0].numel() <= FEW and target.shape == predicted.shape:
+        return [(numbers(one), numbers(other))
                 for one, other in zip(target, predicted, strict=True)]  # fmt: skip
     return [("", error) for error in _errors(objective, outputs, batch)]
 
 
-def _numbers(value: Tensor) -> str:
+def numbers(value: Tensor) -> str:
     return ", ".join(f"{number:.4g}" for number in value.flatten().tolist())
 
 
@@ -149,8 +171,9 @@ def _caption(true: str, guess: str, between: str = ", ") -> str:
     return f"{guess}{between}true {true}"
 
 
-def _unpadded(values: Tensor, lengths: Any) -> list[Tensor]:
+def unpadded(batch: Batch, field: str) -> list[Tensor]:
     """Each sample without its padding; time is the dimension that the longest fills."""
+    values, lengths = batch[field], batch.get(f"{field}_lengths")
     if not isinstance(lengths, Tensor):
         return list(values)
     time = 1 if values.shape[1] == int(lengths.max()) else 2
@@ -164,20 +187,20 @@ def _listed(
     """Write a table in Markdown: row, sample, truth, prediction."""
     lines = ["| row | sample | true | predicted |", "|---|---|---|---|"]
     for place, (true, guess) in enumerate(found):
-        row = [str(int(batch.indices[place])), _words_of(batch, objective, place), true, guess]
+        row = [str(int(batch.indices[place])), words_of(batch, objective, place), true, guess]
         lines.append(f"| {' | '.join(shortened(one, 100).replace('|', '/') for one in row)} |")
     write_atomically(path, ("\n".join(lines) + "\n").encode())
     return path
 
 
-def _words_of(batch: Batch, objective: Objective, place: int) -> str:
+def words_of(batch: Batch, objective: Objective, place: int) -> str:
     """A sample in words: its texts, or else the beginning of the model's input."""
     lists = [value for value in batch.values() if isinstance(value, list) and len(value) > place]
     texts = [value[place] for value in lists if isinstance(value[place], str)]
     if texts:
         return " / ".join(texts)
     value = batch[objective.inputs[0]][place].flatten()
-    return _numbers(value[:8]) + (" ..." if value.numel() > 8 else "")
+    return numbers(value[:8]) + (" ..." if value.numel() > 8 else "")
 
 
 def denormalized(images: Tensor, *transforms: Compose | BatchCompose) -> Tensor:

@@ -31,7 +31,6 @@ def run(config: Config) -> None:
     """Profile training with the configured loader."""
     course = Course(config)
     steps = config.steps or DEFAULT_STEPS
-    folder = RunFolder.claim(Path(config.run_dir), config.written())
     ceiling = course.step_seconds(steps)
     options = course.loader().options
     alone = record(course, fixed(options, **ALONE), steps)
@@ -42,6 +41,7 @@ def run(config: Config) -> None:
     found = verdict.judge(measured)
     print_table(timelines, ceiling, measured.samples)
     print_verdict(found, measured)
+    folder = RunFolder.claim(Path(config.run_dir), config.written())
     heading = f"bound by {found.bound}; {measured.samples / ceiling:,.0f} samples/s without loading"
     put(f"timeline     {timeline.draw(timelines, folder.path / 'timeline.png', heading)}")
     put(f"trace        {timeline.write_trace(timelines, folder.path / 'trace.json')}"

@@ -156,6 +156,11 @@ class Bar(Lines):
         self.close()
         super().on_epoch_end(record)
 
+    def on_validation(self, done: int, steps: int | None) -> None:
+        super().on_validation(done, steps)
+        if done and done == steps:  # what comes next may take long, too, and have a bar of its own
+            self.close()
+
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
@@ -165,14 +170,17 @@ class Bar(Lines):
         super()._begin(what, steps, done)
         self.close()
         self._bar = bar()
-        self._task = self._bar.add_task(what, total=steps, completed=done, numbers="")
+        self._task = self._bar.add_task(
+            what, total=steps, completed=done, place=f"{done}/{steps or '?'}", numbers=""
+        )
         self._bar.start()
 
     def _show(self, done: int, numbers: str) -> None:
         if self._bar is None or self._task is None:
             return
         numbers = "  ".join(filter(None, (numbers, self._left(done))))
-        self._bar.update(self._task, completed=done, numbers=numbers)
+        place = f"{done}/{self._steps or '?'}"
+        self._bar.update(self._task, completed=done, place=place, numbers=numbers)
         self._bar.refresh()
 
     def _print(self, line: str) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from pipeline.files.disk import append
 from pipeline.loading.bad_samples import LeftOut
 from pipeline.loading.batch import Batch
 from pipeline.loading.budget import Budget
+from pipeline.reports.facts import QUANTILES, LossFacts
 from pipeline.runs.quarantine import QuarantineFile, entries, notes
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.trackers.guarded import Trackers
@@ -60,6 +65,71 @@ class Confusions(Observer):
             return None
         epoch = epoch if epoch in self.by_epoch else max(self.by_epoch)
         return epoch, self.by_epoch[epoch]
+
+
+@dataclass(frozen=True)
+class ValidationLosses:
+    """What remains of a validation's losses: rows of the dataset by group, and LossFacts."""
+
+    groups: dict[str, npt.NDArray[np.int64]]
+    facts: LossFacts
+
+
+class Extremes(Observer):
+    """Keeps which rows each validation found best, median and worst, by epoch.
+
+    With several ranks, those of the first one's shares. Cost: 12 bytes a sample, up to `MOST`.
+    """
+
+    MOST = 1 << 20  # samples
+    EACH = 4  # rows in a group
+
+    def __init__(self, ranks: int = 1) -> None:
+        self.ranks = ranks
+        self.by_epoch: dict[int, ValidationLosses] = {}
+        self._begin()
+
+    def on_validation(self, done: int, steps: int | None) -> None:
+        if done == 0:
+            self._begin()
+
+    def on_validation_batch(self, batch: Batch, losses: Tensor) -> None:
+        if self._count >= self.MOST:
+            return
+        valid = slice(None) if batch.valid is None else batch.valid.numpy()
+        self._rows.append(batch.indices[valid])
+        self._losses.append(losses)
+        self._count += len(losses)
+        self._by_batch |= len(losses) > 1 and losses.stride(0) == 0  # one number, expanded
+
+    def on_epoch_end(self, record: Record) -> None:
+        if "val/loss" not in record or not self._count:
+            return
+        rows, losses = np.concatenate(self._rows), torch.cat(self._losses).double().cpu().numpy()
+        order, count = np.argsort(losses, kind="stable"), len(losses)  # not a number comes last
+        each, middle = min(self.EACH, -(-count // 3)), (count - 1) // 2
+        first = max(each, middle - (each - 1) // 2)
+        last = max(count - each, first)
+        groups = {"best": order[:each], "median": order[first : min(first + each, last)],
+                  "worst": order[last:][::-1]}  # fmt: skip
+        finite = losses[np.isfinite(losses)]
+        quantiles = np.quantile(finite, QUANTILES).tolist() if len(finite) else []
+        epoch = int(record["epoch"])
+        self.by_epoch[epoch] = ValidationLosses(
+            {name: rows[places] for name, places in groups.items()},
+            LossFacts(epoch, count, tuple(quantiles), self._by_batch, self.ranks),
+        )
+        self._begin()
+
+    def best(self, epoch: int | None) -> ValidationLosses | None:
+        """Those of the given epoch, or of the last one of this process."""
+        found = self.by_epoch.get(-1 if epoch is None else epoch)
+        return found or next(reversed(self.by_epoch.values()), None)
+
+    def _begin(self) -> None:
+        self._rows: list[npt.NDArray[np.int64]] = []
+        self._losses: list[Tensor] = []
+        self._count, self._by_batch = 0, False
 
 
 class Digests(Observer):

@@ -1,264 +1,121 @@
 """Sweeps: every job writes a result.json into its folder; a table of all of them ends the sweep.
 
-Results are files, so they also arrive from joblib's processes and other machines. If a job fails,
-the others still run; the sweep's exit code is that of the first job that failed. A job that is
-asked to stop ends the sweep with a table, unless `sweep.on_preempted` is continue. The same command
-with resume=auto and the same hydra.sweep.dir resumes it, and skips jobs that are done.
+Results are files, so they also arrive from joblib's processes and other machines. If a job fails or
+is asked to stop, `sweep.on_failure` and `sweep.on_preempted` say whether others start; the sweep's
+exit code is that of the first job that failed. The same command with the same hydra.sweep.dir, or
+resume=<folder>, resumes it: jobs that are done are passed over (`sweep_grid`).
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import itertools
-import json
-import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import HydraException
+from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline import program
-from pipeline.config import disclosure, environment, preflight
-from pipeline.config.hydra_internals import BASIC_SWEEPER
-from pipeline.config.nodes import direction
-from pipeline.config.schema import Config
+from pipeline.config import disclosure
 from pipeline.distributed import preemption
-from pipeline.errors import PREEMPTED, ConfigError, Problem
-from pipeline.files import plain_json
 from pipeline.files.disk import write_atomically
-from pipeline.files.plain_json import JsonError, mapping
-from pipeline.runs.manifest import check_overrides, read_manifest
+from pipeline.runs.job_result import FINISHED, JobResult, best_of, read_results
+from pipeline.runs.stored_sweep import jobs_of, must_be_typed, quoted, read_sweep
+from pipeline.tasks import report
 from pipeline.tasks.tables import new_table, put_table
 from pipeline.terminal import one_line, put, say
 
-FILE = "result.json"
-
-_LARGEST = 4 << 20  # bytes of a result
-_MOST_PLANNED = 1000  # jobs that are listed before they start
-
-
-@dataclass(frozen=True)
-class JobResult:
-    """The result of one job of a sweep."""
-
-    overrides: list[str]  # as on a command line
-    status: str  # "done", "failed", "preempted" or "interrupted"; in a table also "not started"
-    metric: str | None  # the name of `value`
-    mode: str | None  # "min" or "max" of the metric
-    value: float | None  # of the task; None if it failed or measures nothing
-    seconds: float  # of wall time
-    error: str | None  # its first line
-    exit_code: int  # that the job would have as a run of its own
-    started: float  # seconds since 1970
-    others: dict[str, float] = field(default_factory=dict)  # metrics of the same validation
-
-    def write(self, folder: Path) -> None:
-        """Write the result into the job's folder."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
-
-    @classmethod
-    def read(cls, path: Path) -> JobResult:
-        """The result in a file that `write` made; raises ConfigError if it is damaged."""
-        try:
-            return cls(**_checked(mapping(plain_json.read(path, _LARGEST))))
-        except (OSError, JsonError) as error:
-            reason = f"{path} is damaged: {error}. Delete it to run its job again"
-            raise ConfigError(Problem("hydra.sweep.dir", reason)) from error
-
-
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a result, with the right types; raises JsonError."""
-    known = {one.name for one in fields(JobResult)}
-    odd = sorted(map(str, known ^ (values.keys() | {"others"})))
-    if odd:
-        raise JsonError(f"it has missing or unexpected keys: {', '.join(odd[:5])[:200]}")
-    check_overrides(values["overrides"])
-    texts = [values[key] for key in ("metric", "mode", "error")]
-    if not isinstance(values["status"], str) or not all(isinstance(v, str | None) for v in texts):
-        raise JsonError("its status, metric, mode or error is not a text")
-    measured = [values["value"], *mapping(values.get("others", {})).values()]
-    numbers = [values["seconds"], values["started"], values["exit_code"],
-               *(one for one in measured if one is not None)]  # fmt: skip
-    if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers):
-        raise JsonError("its value, seconds, started or exit_code is not a number")
-    return values
-
-
-def run_job(
-    folder: Path, overrides: Sequence[str], accept: Callable[[], Config],
-    run: Callable[[Config], float | None], report: Callable[[BaseException], int],
-) -> float | None:  # fmt: skip
-    """Run one job of a sweep and write its result.
-
-    Args:
-        folder, overrides: of the job.
-        accept: returns the checked configuration, or raises.
-        run: the task.
-        report: prints an error and returns the exit code.
-
-    Returns:
-        The value of the task; NaN for a job that failed, which sweepers take as a failed trial.
-    """
-    overrides = disclosure.words(overrides)
-    before = _done_before(folder, overrides)
-    if before is not None:
-        replace(before, overrides=list(overrides), started=time.time()).write(folder)
-        shown = "" if before.value is None else f", {before.metric or 'value'} {before.value:.6g}"
-        say(f"job {folder.name}: done before{shown}")
-        return before.value
-    say(f"job {folder.name}: {' '.join(overrides) or '(defaults)'}")
-    started, began = time.time(), time.perf_counter()
-    config: Config | None = None
-    value: float | None = None
-    failure: BaseException | None = None
-    status, code = "done", 0
-    try:
-        config = accept()
-        value = run(config)
-    except BaseException as error:
-        failure, code = error, report(error)
-        status = "preempted" if code == PREEMPTED else "failed"
-        if isinstance(error, KeyboardInterrupt):
-            status = "interrupted"
-    metric, mode = _metric(config)
-    JobResult(
-        overrides=list(overrides),
-        status=status,
-        metric=metric,
-        mode=mode,
-        value=value if value is not None and math.isfinite(value) else None,
-        seconds=round(time.perf_counter() - began, 3),
-        error=_first_line(failure),
-        exit_code=code,
-        started=started,
-        others=_others(folder, started, metric),
-    ).write(folder)
-    if isinstance(failure, KeyboardInterrupt):
-        raise KeyboardInterrupt
-    if code == PREEMPTED and config is not None and config.sweep.on_preempted == "stop":
-        raise SystemExit(PREEMPTED)
-    preemption.forget()  # the request was for this job only
-    return math.nan if failure else value
-
-
-def _done_before(folder: Path, overrides: Sequence[str]) -> JobResult | None:
-    """The result of a job that a sweep with resume=auto can skip."""
-    if "resume=auto" not in overrides or not (folder / FILE).exists():
-        return None
-    before = JobResult.read(folder / FILE)
-    then, now = (sorted(line for line in words if not line.startswith("resume="))
-                 for words in (before.overrides, overrides))  # fmt: skip
-    return before if then == now and before.status == "done" else None
-
-
-def _metric(config: Config | None) -> tuple[str | None, str | None]:
-    """The name and the mode of a job's value."""
-    if config is None or config.task not in ("fit", "validate"):
-        return None, None
-    name = config.trainer.monitor or next(iter(config.objective.get("metrics", {})), None)
-    if name is None:
-        return None, None
-    return name, direction(config, name.removeprefix("val/")) or config.trainer.mode
-
-
-def _others(folder: Path, started: float, metric: str | None) -> dict[str, float]:
-    """The other metrics of this job's run, from its manifest."""
-    path = folder / "manifest.json"
-    if metric is None or not path.exists() or path.stat().st_mtime < started:
-        return {}
-    best = read_manifest(folder, "hydra.sweep.dir").get("best") or {}
-    names = {key: key.removeprefix("val/") for key in best if key.startswith("val/")}
-    return {name: best[key] for key, name in names.items() if name != metric.removeprefix("val/")}
-
-
-def _first_line(error: BaseException | None) -> str | None:
-    if error is None:
-        return None
-    first = (str(error) or type(error).__name__).splitlines()[0]
-    return disclosure.urls(environment.unresolved(first))
+_STYLES = {"done": None, "pruned": "dim"}
 
 
 class SweepTable(Callback):
     """Prints a table of all jobs at the end of a sweep, and writes it as sweep.csv."""
 
-    def __init__(self) -> None:
-        self._began = time.time()
-
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        self._began = time.time()
         if "joblib" in str(config.hydra.launcher._target_):
             preemption.keep_from_children()
-        _running[:] = [Running(Path(str(config.hydra.sweep.dir)), self._began, _planned(config))]
+        folder = Path(str(config.hydra.sweep.dir))
+        running[:] = [Running(folder, time.time(), reports=_reports(config))]
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        if config.hydra.mode == RunMode.MULTIRUN and _reports(config):
+            report.leave_of_sweep(Path(str(config.hydra.sweep.dir)), in_between=True)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        _running.clear()
-        folder = Path(str(config.hydra.sweep.dir))
-        jobs = read_results(folder, self._began)
+        sweep = running.pop()
+        jobs = sweep.jobs()
         if not jobs:
             return
-        rows = table(jobs)
-        _write_csv(folder / "sweep.csv", rows)
-        best = best_of(jobs)
-        _print(rows, f"{len(jobs)} jobs in {folder}", best)
-        if best is not None:
-            result = dict(jobs)[best]
-            put(f"best: {result.metric or 'value'} {result.value:.6g} by job {best}")
-        code = next((result.exit_code for _, result in jobs if result.exit_code), 0)
+        _write_csv(sweep.folder / "sweep.csv", table(jobs))
+        sweep.show(jobs)
+        mine = sweep.mine or list(dict(jobs))
+        code = next((result.exit_code for name, result in jobs
+                     if result.exit_code and name in mine), 0)  # fmt: skip
+        if any(result.status not in FINISHED for name, result in jobs if name in mine):
+            sweep.say_how_to_resume()
         if code:
             raise SystemExit(code)  # hydra would only warn of another exception here
 
 
-@dataclass(frozen=True)
+@dataclass
 class Running:
-    """A sweep in progress."""
+    """A sweep in progress.
+
+    Attributes:
+        folder: the sweep's.
+        began: seconds since 1970.
+        mine: the folders of this command's jobs; empty if only the sweeper knows them.
+        typed: the words of the command line, after the program's own.
+        reports: whether it has a report.
+    """
 
     folder: Path
-    began: float  # seconds since 1970
-    planned: list[list[str]]  # the overrides of its jobs; empty if only the sweeper knows them
+    began: float
+    mine: list[str] = field(default_factory=list)
+    typed: Sequence[str] = ()
+    reports: bool = True
 
     def jobs(self) -> list[tuple[str, JobResult]]:
         """Name and result of each job, or its state if it has none yet."""
-        known = dict(read_results(self.folder, self.began))
-        for number, overrides in enumerate(self.planned):
-            if str(number) in known:
-                continue
-            folder = self.folder / str(number)
-            result = _done_before(folder, [*overrides, "resume=auto"])
-            if result is None:  # not even in the sweep that this one resumes
-                started = (folder / "manifest.json").exists()
-                status = "interrupted" if started else "not started"
-                result = JobResult(overrides, status, None, None, None, 0.0, None, 0, self.began)
-            known[str(number)] = result
-        return sorted(known.items(), key=_in_order)
+        stored = read_sweep(self.folder) if self.mine else None
+        return jobs_of(self.folder, stored) if stored else read_results(self.folder, self.began)
+
+    def show(self, jobs: Sequence[tuple[str, JobResult]]) -> None:
+        """Print the table of all jobs, and the best."""
+        done = sum(result.status in FINISHED for _, result in jobs)
+        ended = all(result.status in (*FINISHED, "failed") for _, result in jobs)
+        many = f"{len(jobs)} jobs in {self.folder}"
+        best = best_of(jobs)
+        _print(table(jobs), many if ended else f"{done} of {many} are done", best)
+        if best is not None:
+            result = dict(jobs)[best]
+            put(f"best: {result.metric or 'value'} {result.value:.6g} by job {best}")
+        if self.reports:
+            report.leave_of_sweep(self.folder)
+
+    def say_how_to_resume(self) -> None:
+        """Print the command that does what is not done."""
+        if self.mine:
+            again = [word for word in self.typed if must_be_typed(word)]
+            again.append(f"resume={quoted(str(self.folder))}")
+        else:
+            own = ("resume=", "hydra.sweep.dir=")
+            again = [word for word in self.typed if not word.startswith(own)]
+            again.append(f"hydra.sweep.dir={quoted(str(self.folder))}")
+        say(f"to resume the sweep:\n  {disclosure.command([*program.words(), *again])}")
 
 
-_running: list[Running] = []  # in this process; one at most
+def _reports(config: DictConfig) -> bool:
+    return OmegaConf.select(config, "trainer.report") is not False
 
 
-def _planned(config: DictConfig) -> list[list[str]]:
-    """The jobs of the basic sweeper: one for each combination of values of the command line."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    hydra = OmegaConf.to_container(config.hydra, resolve=False)
-    assert isinstance(hydra, dict)
-    if hydra["sweeper"].get("_target_") != BASIC_SWEEPER:
-        return []
-    params = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
-    try:
-        words = OverridesParser.create().parse_overrides([*params, *hydra["overrides"]["task"]])
-        axes = {one.get_key_element(): preflight.values(one) for one in words}
-    except HydraException:  # glob() needs the options of a group
-        return []
-    jobs = itertools.islice(itertools.product(*axes.values()), _MOST_PLANNED + 1)
-    found = [disclosure.words(job) for job in jobs]
-    return found if len(found) <= _MOST_PLANNED else []
+running: list[Running] = []  # the sweep whose own process this is; one at most
 
 
 def say_how_far(words: Sequence[str]) -> None:
@@ -267,48 +124,13 @@ def say_how_far(words: Sequence[str]) -> None:
     Args:
         words: of this command line, after the program's own.
     """
-    if not _running:
+    if not running:
         return
-    running = _running.pop()
-    jobs = running.jobs()
-    if not jobs:
-        return
-    done = sum(result.status == "done" for _, result in jobs)
-    _print(table(jobs), f"{done} of {len(jobs)} jobs in {running.folder} are done", best_of(jobs))
-    own = [word for word in words if not word.startswith(("resume=", "hydra.sweep.dir="))]
-    again = [*own, f"hydra.sweep.dir={running.folder}", "resume=auto"]
-    say(f"to resume the sweep:\n  {disclosure.command([*program.words(), *again])}")
-
-
-def read_results(folder: Path, since: float = 0.0) -> list[tuple[str, JobResult]]:
-    """Name and result of each job under `folder` that started after `since`, in their order.
-
-    A damaged file is reported on stderr and skipped.
-    """
-    jobs = []
-    for path in folder.rglob(FILE):
-        try:
-            result = JobResult.read(path)
-        except ConfigError as error:
-            say(error)
-            continue
-        if result.started >= since:
-            jobs.append((str(path.parent.relative_to(folder)), result))
-    return sorted(jobs, key=_in_order)
-
-
-def _in_order(job: tuple[str, JobResult]) -> tuple[int, str]:
-    name = job[0]
-    return (int(name), "") if name.isdigit() else (-1, name)
-
-
-def best_of(jobs: Sequence[tuple[str, JobResult]]) -> str | None:
-    """Name of the job with the best value, if any has one."""
-    valued = [(result.value, name) for name, result in jobs if result.value is not None]
-    if not valued:
-        return None
-    largest = any(result.mode == "max" for _, result in jobs)
-    return (max if largest else min)(valued)[1]
+    sweep = running.pop()
+    sweep.typed = words
+    if jobs := sweep.jobs():
+        sweep.show(jobs)
+        sweep.say_how_to_resume()
 
 
 def table(jobs: Sequence[tuple[str, JobResult]]) -> list[dict[str, str]]:
@@ -353,7 +175,7 @@ def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None
         width = max(len(row[name]) for row in rows)
         drawn.add_column(name.replace("/", "/\n"), overflow="fold", min_width=min(width, 12))
     for row in rows:
-        style = "bold" if row["job"] == best else "red" if row["status"] != "done" else None
+        style = "bold" if row["job"] == best else _STYLES.get(row["status"], "red")
         drawn.add_row(*(row[name] for name in columns), style=style)
     put_table(drawn)
     if alike:

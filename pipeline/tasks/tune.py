@@ -25,7 +25,7 @@ from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.tasks.fit import command_line
 from pipeline.tasks.measuring import Course, fixed
 from pipeline.tasks.tables import new_table, put_table
-from pipeline.terminal import put, say
+from pipeline.terminal import ProgressDisplay, put, say
 from pipeline.tuning.search import Backend, Search, Setting, Slice, Space, Trial
 
 _MIB = 2**20
@@ -64,8 +64,9 @@ def search(course: Course, ceiling: float, end: float) -> Search:
     )  # fmt: skip
     left = end - time.perf_counter()
     each = max(left / 60, min(12 * ceiling, left / 20))
-    found = Search(space, Meter(course, end), left, each)
-    found.run()
+    with ProgressDisplay("tuning the loader", left, "s") as shown:
+        found = Search(space, Meter(course, end, shown), left, each)
+        found.run()
     return found
 
 
@@ -87,9 +88,10 @@ class Meter:
     It measures whole rounds of the workers, as the batches of each round arrive at once.
     """
 
-    def __init__(self, course: Course, end: float) -> None:
+    def __init__(self, course: Course, end: float, shown: ProgressDisplay) -> None:
         self._course = course
         self._end = end
+        self._shown, self._began = shown, time.perf_counter()
 
     def __call__(self, setting: Setting, seconds: float) -> Slice:
         """A measurement of about so many seconds."""
@@ -117,6 +119,7 @@ class Meter:
             if (whole and spent >= seconds) or spent >= 4 * seconds or now >= self._end:
                 break
             self._course.train(batch)
+            self._shown.to(now - self._began)
             asked = time.perf_counter()
         count = len(arrivals) - 1
         count -= count % workers if count >= workers else 0

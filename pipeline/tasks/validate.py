@@ -30,7 +30,7 @@ from pipeline.order.samplers import Subset
 from pipeline.order.streams import StreamPlan
 from pipeline.runs import checkpoint
 from pipeline.tasks import progress
-from pipeline.terminal import console, put
+from pipeline.terminal import console, put, watched
 from pipeline.training.objective import Constant, Objective
 from pipeline.training.observer import Observer, Record
 from pipeline.training.runner import validate
@@ -122,8 +122,9 @@ def baseline(
     options = replace(loader.options, persistent_workers=False)
     alone = replace(loader.world, rank=0, size=1)
     with Loader(plan, fetch, options, alone) as batches:
-        some = islice(batches.epoch(0), math.ceil(BASELINE_SAMPLES / plan.batch_size))
-        constant = objective.constant(some)
+        count = math.ceil(BASELINE_SAMPLES / plan.batch_size)
+        some = islice(batches.epoch(0), count)
+        constant = objective.constant(watched(some, count, "finding the best constant"))
     constant_model = Constant(constant).to(loader.world.device)
     return validate(constant_model, objective, loader, group=group, observers=observers)
 

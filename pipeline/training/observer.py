@@ -17,7 +17,12 @@ class Observer:
     """Base class whose methods do nothing; override the ones you need.
 
     Records have "epoch", "step" (optimizer steps so far) and numbers such as "train/loss".
+
+    Attributes:
+        enough: a reason to end the fit after this epoch, on all ranks; an observer sets its own.
     """
+
+    enough: str | None = None
 
     def on_epoch_start(self, epoch: int, steps: int | None, done: int) -> None:
         """An epoch of `steps` batches (None: unknown) begins; `done` of them before a resume."""
@@ -33,6 +38,9 @@ class Observer:
 
     def on_validation(self, done: int, steps: int | None) -> None:
         """`done` of `steps` validation batches were measured; 0 at the start."""
+
+    def on_validation_batch(self, batch: Batch, losses: Tensor) -> None:
+        """Losses of this rank's share, float32[n] on the device, without padding."""
 
     def on_validated(self, left_out: Sequence[Any]) -> None:
         """Validation is over; `left_out` are its unreadable samples, of all ranks."""

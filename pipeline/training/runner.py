@@ -46,7 +46,7 @@ class Result:
     Attributes:
         history: a record an epoch, including those before a resume.
         best: the record with the best monitored metric; None if none was finite.
-        reason: for its end: "max_epochs", "max_steps" or "patience".
+        reason: for its end: "max_epochs", "max_steps", "patience", or what an observer gave.
         stale: validations since the best one.
         order: hash over the samples trained on and their addresses, of all ranks together.
     """
@@ -112,6 +112,7 @@ class _Fit(Observer):
         self.begun = False  # whether the epoch at that address has begun and has no record yet
         self.metrics: Record = {}  # of the last validation
         self.deaths = 0  # of workers, up to the last record; of this rank
+        self.enough: str | None = None  # what an observer gives as a reason to end
         self.saved_at = time.monotonic()
 
     def restore(self, state: State) -> None:
@@ -122,6 +123,7 @@ class _Fit(Observer):
         self.begun = bool(progress["begun"])
         self.result = result = Result(**progress["result"])
         result.best = next((one for one in result.history if one == result.best), result.best)
+        self._ask_observers()
         self.epoch_metrics = EpochMetrics(self.group, progress["meter"])
         self.metrics = dict(state["metrics"])
 
@@ -137,10 +139,16 @@ class _Fit(Observer):
             result.reason = "max_steps"
         elif options.patience is not None and result.stale >= options.patience:
             result.reason = "patience"
-        else:
+        elif self.address.epoch >= options.max_epochs or self.enough is None:
             result.reason = "max_epochs"
             return self.address.epoch >= options.max_epochs
+        else:
+            result.reason = self.enough
         return True
+
+    def _ask_observers(self) -> None:
+        found = (one.enough for one in self.observers if one.enough)
+        self.enough = self.group.from_first(next(found, None))
 
     def epoch(self, epoch: int, start: int) -> None:
         """Train on the rest of an epoch, validate and save."""
@@ -176,6 +184,7 @@ class _Fit(Observer):
         self.begun = False
         for observer in self.observers:
             observer.on_epoch_end(record)
+        self._ask_observers()
         if last or improved or self.ended() or (epoch + 1) % options.save_every == 0:
             self._save(improved)
 

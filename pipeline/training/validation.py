@@ -54,6 +54,8 @@ def validate(
                 sums[0] += losses.double().sum()
                 sums[1] += len(losses)
                 left_out += batch.left_out
+                for observer in observers:
+                    observer.on_validation_batch(batch, losses)
                 _tell(observers, done, steps)
     finally:
         model.train(was_training)

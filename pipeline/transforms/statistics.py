@@ -24,6 +24,7 @@ from pipeline.files.own_files import check_own, own_folder
 from pipeline.files.plain_json import JsonError, mapping, shown
 from pipeline.loading.encoded import EncodedImage
 from pipeline.loading.named_fields import Fields
+from pipeline.terminal import watched
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,9 @@ def _kept(path: Path) -> dict[str, list[float]]:
 
 def _computed(dataset: Any, names: Fields) -> dict[str, list[float]]:
     pixels, total, squares = 0, torch.zeros(()), torch.zeros(())
-    for count, sums, square_sums in _sums(dataset, names):
+    total_rows = len(dataset)
+    shown = watched(_sums(dataset, names), total_rows, "computing image statistics")
+    for count, sums, square_sums in shown:
         pixels, total, squares = pixels + count, total + sums, squares + square_sums
     if not pixels:
         raise DataError("there are no training samples to compute image statistics from")

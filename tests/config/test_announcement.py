@@ -39,6 +39,7 @@ def said(*overrides, multirun=False):
         (["task=replay", "epoch=2", "step=7", "run_dir=x"],
          "replay: making batch (2, 7) of synthetic_faces again; run folder x"),
         (["task=verify", "runs=[a,b]"], "verify: comparing a and b"),
+        (["task=diff", "runs=[a,b]"], "diff: comparing a and b"),
         (["task=tune"], "tune: looking for the fastest loader for landmark_net on "
                         "synthetic_faces"),
     ],
@@ -48,7 +49,12 @@ def test_a_run_in_one_line(overrides, line):
 
 
 def test_every_task_has_a_line():
-    more = {"verify": ["runs=[a,b]"], "validate": ["checkpoint=x"]}
+    more = {
+        "verify": ["runs=[a,b]"],
+        "diff": ["runs=[a,b]"],
+        "report": ["runs=[a]"],
+        "validate": ["checkpoint=x"],
+    }
     for task in tasks.TASKS:
         assert said(f"task={task}", *more.get(task, [])).startswith(f"{task}: ")
 

@@ -101,7 +101,7 @@ CHAINS = {
     "path of a plugin's": {"callbacks": {"e": touch(f"{JOBLIB}._core.Path")}},
     "path of the launcher's": {"callbacks": {"e": touch(f"{BASIC}.Path", "mkdir")}},
     "module of hydra's": {"callbacks": {"e": link("hydra.experimental.callbacks.logging")}},
-    "module of ours": {"callbacks": {"e": {"_target_": "pipeline.tasks.sweep.json.codecs.open",
+    "module of ours": {"callbacks": {"e": {"_target_": "pipeline.runs.job_result.json.codecs.open",
                                            "filename": "CANARY", "mode": "w"}}},
     "file of csv's": {"callbacks": {"e": {"_target_": "pipeline.tasks.sweep._write_csv", "rows": [
         {"a": "b"}], "path": {"_target_": "pipeline.tasks.sweep.Path", "_args_": ["CANARY"]}}}},

@@ -41,6 +41,9 @@ NEEDS = {
     "collate/single": ["batch.size=null"],
     "task/validate": ["checkpoint=x"],
     "task/verify": ["runs=[a,b]"],
+    "task/show": ["run=a"],
+    "task/diff": ["runs=[a,b]"],
+    "task/report": ["runs=[a,b]"],
     "dataset/audio_pairs": ["dataset.root=x"],
     "model/audio_net": ["transform=audio"],
 }

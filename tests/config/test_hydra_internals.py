@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline.config import hydra_internals
 from pipeline.config.composition import Composer
 from pipeline.config.hydra_internals import is_mapping, raw_node, raw_value, replaced
+from pipeline.tasks.optuna_sweeper import OptunaSweeper
 
 ROOT = Path(__file__).parents[2]
 NAMES = [
@@ -96,6 +97,18 @@ def test_plugins_have_the_names_under_which_hydra_looks_them_up(kind):
     for one in Plugins.instance().discover(kind):
         name = f"{one.__module__}.{one.__name__}"
         assert Plugins.instance().class_name_to_class[name] is one
+
+
+def test_a_sweeper_of_ours_is_called_by_hydra_for_a_time():
+    name = f"{OptunaSweeper.__module__}.{OptunaSweeper.__name__}"
+    before = Plugins.is_in_toplevel_plugins_module
+    assert not before(name)
+    with hydra_internals.with_plugin(OptunaSweeper):
+        assert Plugins.instance().is_in_toplevel_plugins_module(name)
+        assert Plugins.instance().is_in_toplevel_plugins_module(hydra_internals.BASIC_SWEEPER)
+        assert not Plugins.instance().is_in_toplevel_plugins_module("os.system")
+        assert Plugins.instance().class_name_to_class[name] is OptunaSweeper
+    assert Plugins.is_in_toplevel_plugins_module is before
 
 
 def test_raw_nodes_are_not_resolved():

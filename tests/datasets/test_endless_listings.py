@@ -1,13 +1,13 @@
 """Listings that do not end, and that lead elsewhere, by real servers on this machine."""
 
 import contextlib
-import logging
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from pipeline import terminal
 from pipeline.datasets.files import Files, walk
 from pipeline.datasets.remote import listing, web
 from pipeline.errors import DataError
@@ -229,12 +229,11 @@ def test_a_page_may_link_to_anything_but_only_what_is_below_it_is_listed(files):
     assert not any(".." in name for name in names)
 
 
-def test_it_says_how_far_it_is(files, monkeypatch, caplog):
-    monkeypatch.setattr(listing, "_FIRST_LOG", 0.0)
-    caplog.set_level(logging.INFO, "pipeline")
+def test_it_says_how_far_it_is(files, monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
     with serving(numbered) as (endpoint, _), contextlib.suppress(DataError):
         files(endpoint, files=300).catalog.listing("s3://data/d")
-    assert "listing s3://data/d: 10 files so far" in caplog.text
+    assert "listing s3://data/d  10\n" in capsys.readouterr().err
 
 
 def test_a_run_ends_with_its_exit_code(capsys, tmp_path, monkeypatch):

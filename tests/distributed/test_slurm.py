@@ -122,7 +122,8 @@ def test_two_tasks_train_one_run(tmp_path):
              if not name.startswith(("SLURM", "MASTER", "WORLD", "RANK", "PENSTOCK"))}  # fmt: skip
     words = ["distributed=ddp", "run_dir=run", "dataset.count=24", "dataset.size=32",
              "batch.size=8", "trainer=quick", "trainer.max_epochs=1", "loader=debug",
-             "trainer.baseline=false", "trainer.pictures=false", "tracker=none",
+             "trainer.baseline=false", "trainer.pictures=false", "trainer.report=false",
+             "tracker=none",
              "trainer.device=cpu"]  # fmt: skip
     tasks = [
         subprocess.Popen(

@@ -207,8 +207,10 @@ def test_a_file_is_hashed_once(some, tmp_path, monkeypatch):
     before = digests(some, tmp_path, settled=0)
     assert len(set(before)) == 5
     hashed = []
-    read = contents._hash
-    monkeypatch.setattr(contents, "_hash", lambda path: hashed.append(path) or read(path))
+    read = contents._Hashing.record
+    monkeypatch.setattr(
+        contents._Hashing, "record", lambda self, path: hashed.append(path) or read(self, path)
+    )
     assert digests(some, tmp_path, settled=0) == before
     assert hashed == []
     flip(Path(some[2]), 100)
@@ -222,8 +224,10 @@ def test_a_file_is_hashed_once(some, tmp_path, monkeypatch):
 def test_files_that_changed_a_moment_ago_are_hashed_again(some, tmp_path, monkeypatch):
     before = digests(some, tmp_path, settled=3600)
     hashed = []
-    read = contents._hash
-    monkeypatch.setattr(contents, "_hash", lambda path: hashed.append(path) or read(path))
+    read = contents._Hashing.record
+    monkeypatch.setattr(
+        contents._Hashing, "record", lambda self, path: hashed.append(path) or read(self, path)
+    )
     assert digests(some, tmp_path, settled=3600) == before
     assert len(hashed) == 5
 

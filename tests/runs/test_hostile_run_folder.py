@@ -23,10 +23,11 @@ from pipeline.files.regular_file import open_regular
 from pipeline.packing.folder import Pack
 from pipeline.runs import checkpoint, checkpoint_file, quarantine, run_state
 from pipeline.runs.checkpoint import CheckpointError
+from pipeline.runs.job_result import JobResult, read_results
 from pipeline.runs.manifest import read_manifest
+from pipeline.runs.record import RunRecord, by_address
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.state_tree import encode
-from pipeline.tasks import sweep, verify
 from pipeline.transforms import statistics
 from tests.program import run
 from tests.resuming import Case
@@ -121,7 +122,7 @@ def test_what_is_put_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_pat
     assert (tmp_path / "x").read_bytes() == b"new"
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / ".result.json").symlink_to(precious / "file")
-    sweep.JobResult([], "done", None, None, None, 0.0, None, 0, 0.0).write(tmp_path / "job")
+    JobResult([], "done", None, None, None, 0.0, None, 0, 0.0).write(tmp_path / "job")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -180,7 +181,7 @@ def test_a_damaged_manifest_is_one_message(name, folder):
     content, message = MANIFESTS[name]
     data = content if isinstance(content, bytes) else content.encode()
     (folder / "manifest.json").write_bytes(data)
-    for read in (read_manifest, RunFolder.reopen, verify.Run.read):
+    for read in (read_manifest, RunFolder.reopen, RunRecord.read):
         with bounded(), pytest.raises(ConfigError, match=message) as found:
             read(folder)
         assert "manifest.json" in str(found.value)
@@ -404,7 +405,7 @@ def test_a_quarantine_without_end_is_one_message(tmp_path):
 def test_a_ledger_of_a_stranger_is_one_message(line, tmp_path):
     (tmp_path / "ledger.jsonl").write_text(f"{line}\n")
     with pytest.raises(PenstockError, match="line 1 is broken"):
-        list(verify._lines(tmp_path / "ledger.jsonl"))
+        list(by_address(tmp_path / "ledger.jsonl"))
     disk.cut(tmp_path / "ledger.jsonl", lambda record: int(record["epoch"]) < 0)
 
 
@@ -412,7 +413,7 @@ def test_a_line_without_end_is_not_read_whole(tmp_path):
     with (tmp_path / "ledger.jsonl").open("wb") as file:
         file.truncate(1 << 40)
     with bounded(), pytest.raises(PenstockError, match="line 1 is longer"):
-        list(verify._lines(tmp_path / "ledger.jsonl"))
+        list(by_address(tmp_path / "ledger.jsonl"))
     with bounded(), pytest.raises(PenstockError, match="line of more than"):
         disk.cut(tmp_path / "ledger.jsonl", bool)
 
@@ -423,7 +424,7 @@ def test_a_configuration_that_grows_is_refused_by_verify(folder):
                           ("[]", "it is a list"), ("a" * (5 << 20), "larger than")):  # fmt: skip
         (folder / "config.yaml").write_text(text)
         with pytest.raises(ConfigError, match=message):
-            verify.Run.read(folder)
+            RunRecord.read(folder)
 
 
 @pytest.mark.parametrize("content", [
@@ -435,7 +436,7 @@ def test_a_configuration_that_grows_is_refused_by_verify(folder):
 ])  # fmt: skip
 def test_a_result_of_a_stranger_is_one_message(content, tmp_path, capsys):
     (tmp_path / "result.json").write_text(content)
-    assert sweep.read_results(tmp_path) == []
+    assert read_results(tmp_path) == []
     assert capsys.readouterr().err.count("result.json is damaged") == 1
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import pipeline
 from pipeline.errors import ConfigError, PenstockError
-from pipeline.runs.record import RunRecord, find
+from pipeline.runs.record import RunRecord, find, read_ledger
 from tests.program import run
 
 ROOT = Path(pipeline.__file__).parent.parent
@@ -92,3 +92,24 @@ def test_a_fifo_in_the_place_of_a_file_keeps_nobody_waiting(done):
 def test_reading_imports_no_torch():
     code = "import pipeline.runs.record, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_ledger_is_read_the_same_by_blocks_and_line_by_line(tmp_path, monkeypatch):
+    lines = [{"epoch": step // 7, "step": step % 7, "samples": 8,
+              "order": f"{step * 2**60 % 2**64:016x}", "loss": (step / 3).hex()}
+             for step in range(100)]  # fmt: skip
+    path = tmp_path / "ledger.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"epoch": 99, "st')
+    monkeypatch.setattr("pipeline.runs.record._BLOCK", 1000)
+    by_block = read_ledger(path)
+    spaced = "".join(f"{json.dumps(line, indent=None, separators=(',', ':'))}\n" for line in lines)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "ledger.jsonl").write_text(spaced)
+    by_line = read_ledger(tmp_path / "other" / "ledger.jsonl")
+    for name in ("epoch", "step", "samples", "order", "loss"):
+        assert getattr(by_block, name).tolist() == getattr(by_line, name).tolist()
+        assert getattr(by_block, name).dtype == getattr(by_line, name).dtype
+    assert by_block.loss[5] == 5 / 3
+    assert 5 <= len(read_ledger(path, least=5).loss) < 20
+    path.write_text("")
+    assert len(read_ledger(path).loss) == 0

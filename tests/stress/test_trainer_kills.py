@@ -24,7 +24,8 @@ KILLS, SECONDS = 100, 1500
 RUN = (
     "dataset=sequences", "dataset.count=2000", "batch.size=8", "trainer.max_epochs=20",
     "trainer.checkpoint.every_steps=1", "trainer.checkpoint.keep_last=2", "trainer.ledger=true",
-    "trainer.baseline=false", "trainer.pictures=false", "trainer.progress=none", "tracker=none",
+    "trainer.baseline=false", "trainer.pictures=false", "trainer.report=false",
+    "trainer.progress=none", "tracker=none",
     "loader.num_workers=2", "trainer.log_every=10",
 )  # fmt: skip
 

@@ -12,11 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline import command
+from pipeline import command, terminal
 from pipeline.datasets.image_folder import ImageFolder
 from pipeline.datasets.reading.damage import audio_damage, image_damage
 from pipeline.runs.quarantine import NAME, read
-from pipeline.tasks import check
 from pipeline.tasks.check import not_finite
 from tests import broken_images
 from tests.program import SHARED, run
@@ -84,15 +83,16 @@ class Terminal(io.StringIO):
 
 def test_a_bar_on_a_terminal(images, capsys, monkeypatch):
     broken_images.cut(images[0])
-    terminal = Terminal()
+    screen = Terminal()
     with monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", terminal)
+        patch.setattr(sys, "stderr", screen)
         patch.setenv("TERM", "xterm")
-        patch.setattr(check, "REFRESH_SECONDS", 0.0)
+        patch.setattr(terminal, "REFRESH_SECONDS", 0.0)
+        patch.setattr(terminal, "FIRST_BAR_SECONDS", 0.0)
         code = command.main([*CHECK, "dataset.root=images", "split=train", "run_dir=run"])
     assert code == 3
     assert len(capsys.readouterr().out.splitlines()) == 2
-    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
     assert re.search(r"checking train .*36/36.*1 wrong", shown)
 
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline import command
 from pipeline.build.data import DataParts
 from pipeline.config import preflight, tuned
-from pipeline.tasks.sweep import read_results
+from pipeline.runs.job_result import read_results
 from tests.own_parts import NUMBERS
 
 pytestmark = pytest.mark.stress
@@ -19,7 +19,8 @@ PRESETS = sorted(path.stem for path in (ROOT / "conf" / "loader").glob("*.yaml")
 SECRET = "b1tter-sw33t"
 RUN = [
     "--trust", "tests", "dataset=numbers", "batch.size=8", "tracker=none", "trainer.digest=true",
-    "trainer.max_epochs=2", "trainer.pictures=false", "trainer.progress=none", "cache_dir=cache",
+    "trainer.max_epochs=2", "trainer.pictures=false", "trainer.report=false",
+    "trainer.progress=none", "cache_dir=cache",
     "+transform.train.note={_target_: tests.own_parts.noted, _partial_: true, note: here, "
     f"api_token: {SECRET}}}",
 ]  # fmt: skip

@@ -1,6 +1,8 @@
 import io
 import math
 import re
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 
 from pipeline.loading.loader import LoaderStats
 from pipeline.tasks import progress
-from pipeline.terminal import left, watched
+from pipeline.terminal import ProgressDisplay, left, progress_shown, watched
 
 RECORD = {
     "epoch": 3, "step": 100, "train/loss": 0.123456, "lr": 0.1, "seconds": 2.0,
@@ -28,7 +30,7 @@ def terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     stream = Terminal()
     for module in ("pipeline.tasks.progress", "pipeline.terminal"):
-        monkeypatch.setattr(f"{module}.sys", SimpleNamespace(stderr=stream))
+        monkeypatch.setattr(f"{module}.sys", SimpleNamespace(stderr=stream, stdout=None))
     return stream
 
 
@@ -222,3 +224,91 @@ def ticking(items, clock):
     for item in items:
         clock.now += 1.0
         yield item
+
+
+@pytest.fixture
+def kind(monkeypatch):
+    monkeypatch.setattr("pipeline.terminal._kind", "auto")
+
+
+def test_a_bar_appears_after_a_second_and_goes(terminal, clock, kind):
+    with ProgressDisplay("indexing a[red].csv\n", 3_000_000_000, "bytes") as display:
+        clock.now += 0.9
+        display.to(1e9)
+        assert terminal.getvalue() == ""
+        clock.now += 0.1
+        display.to(1.5e9, "2 wrong")
+    drawn = shown(terminal)
+    assert r"indexing a[red].csv\n" in drawn
+    assert "1.5/3.0 GB 2 wrong  1 s left" in drawn
+    assert terminal.getvalue().endswith(("\x1b[2K", "\x1b[?25h"))  # the line is empty again
+
+
+def test_one_bar_is_drawn_at_a_time(terminal, clock, kind):
+    with ProgressDisplay("packing", 10) as outer, ProgressDisplay("downloading", 10) as inner:
+        clock.now += 2.0
+        outer.to(1)
+        inner.to(1)
+        assert "downloading" not in shown(terminal)
+    with ProgressDisplay("hashing", 10) as later:
+        clock.now += 2.0
+        later.to(1)
+    assert "hashing" in shown(terminal)
+
+
+def test_a_line_every_half_minute_where_there_is_no_terminal(capsys, clock, kind):
+    with ProgressDisplay("tuning", 100, "s") as display:
+        for second in range(100):
+            display.to(second)
+            clock.now += 1.0
+    lines = ["tuning  30/100 s  1 min left", "tuning  60/100 s  40 s left",
+             "tuning  90/100 s  10 s left"]  # fmt: skip
+    assert capsys.readouterr().err.splitlines() == lines
+    with ProgressDisplay("listing a") as display:
+        clock.now += 31.0
+        display.to(12)
+    assert capsys.readouterr().err == "listing a  12\n"
+
+
+def test_nothing_is_shown_where_nobody_asked_for_it(capsys, clock, kind, monkeypatch):
+    def shows():
+        with ProgressDisplay("packing", 100) as display:
+            clock.now += 31.0
+            display.to(1)
+        return bool(capsys.readouterr().err)
+
+    assert shows()
+    with progress_shown("none"):
+        assert not shows()
+    assert shows()
+    seen = []
+    other = threading.Thread(target=lambda: seen.append(shows()))
+    other.start()
+    other.join()
+    assert seen == [False]
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: "a worker's")
+    assert not shows()
+
+
+@pytest.mark.parametrize("slow", [range(0), range(100), range(3, 2_000, 7)])
+def test_all_that_is_watched_comes(terminal, clock, kind, slow):
+    def items():
+        for number in range(2_000):
+            clock.now += 0.2 if number in slow else 1e-7
+            yield number
+
+    assert list(watched(items(), 2_000, "looking")) == list(range(2_000))
+    assert ("looking" in shown(terminal)) == bool(slow)
+
+
+def test_watching_costs_next_to_nothing(terminal, kind):
+    count = 100_000
+
+    def seconds(items):
+        began = time.process_time()
+        for _ in items:
+            pass
+        return time.process_time() - began
+
+    each = min(seconds(watched(range(count), count, "looking")) for _ in range(5)) / count
+    assert each < 2e-6  # 0.06 us where nothing else runs

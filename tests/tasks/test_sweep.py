@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import shlex
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from pipeline import command, tasks
 from pipeline.errors import DataError
-from pipeline.tasks.sweep import JobResult, best_of, read_results, table
+from pipeline.runs.job_result import JobResult, best_of, read_results
+from pipeline.tasks.sweep import table
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def test_a_sweep_over_parts_and_seeds(sweep, capsys):
     out, err = capsys.readouterr()
     assert "4 jobs in sweep" in out
     assert "best: nme 0.1 by job 1" in out
-    assert "job 2: sampler=sequential seed=2" in err
+    assert re.search(r"job 2 \(3 of 4, \d+ s left\): sampler=sequential seed=2", err)
     with (folder / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(r["job"], r["sampler"], r["seed"], r["status"], r["nme"]) for r in rows] == [
@@ -151,7 +153,7 @@ def test_a_value_that_is_no_number_is_written_as_none(sweep):
     assert read_results(folder)[0][1].value is None
 
 
-def test_a_sweep_that_is_left_says_how_far_it_came_and_goes_on(sweep, capsys):
+def test_a_sweep_that_is_left_says_how_far_it_came_and_goes_on(sweep, capsys, monkeypatch):
     """Ctrl-C in the second of three jobs; the command that is offered does the rest."""
     begun = []
 
@@ -176,26 +178,28 @@ def test_a_sweep_that_is_left_says_how_far_it_came_and_goes_on(sweep, capsys):
     line = err.splitlines()[err.splitlines().index("to resume the sweep:") + 1]
     words = shlex.split(line)
     assert words[0] == "python"
-    assert words[2:] == ["-m", "seed=1,2,3", "batch.size=8", "model=landmark_net",
-                         "hydra.sweep.dir=sweep", "resume=auto"]  # fmt: skip
+    assert words[2:] == ["-m", "resume=sweep"]
     begun.clear()
-    code, _ = sweep(lambda config: task(config, stops=False), *words[3:])
-    assert (code, begun) == (0, [2, 3])
+    monkeypatch.setattr(tasks, "load", lambda name: lambda config: task(config, stops=False))
+    assert command.main(words[2:]) == 0
+    assert begun == [2, 3]
     out, err = capsys.readouterr()
-    assert "job 0: done before, nme 0.1" in err
+    assert "1 of 3 jobs are done" in err
     assert "3 jobs in sweep" in out
     assert "best: nme 0.1 by job 0" in out
 
 
-def test_other_values_are_another_job(sweep):
+def test_jobs_are_known_by_their_overrides(sweep):
     begun = []
 
     def task(config):
-        begun.append(config.seed)
-        return 0.5
+        begun.append((Path(config.run_dir).name, config.seed, config.batch.size))
+        return config.seed / 10
 
-    for words in (["seed=1,2"], ["seed=2,1", "resume=auto"], ["seed=2,1", "resume=auto"]):
-        assert sweep(task, *words)[0] == 0
-    assert begun == [1, 2, 2, 1]
-    assert sweep(task, "seed=2,1")[0] == 0
-    assert begun == [1, 2, 2, 1, 2, 1], "without resume=auto, each job is done"
+    for words in (["seed=1,2"], ["seed=3,2,1"], ["seed=1,3", "loader.num_workers=1"], ["seed=2"]):
+        code, folder = sweep(task, *words)
+        assert code == 0
+    assert begun == [("0", 1, 32), ("1", 2, 32), ("2", 3, 32)]
+    assert sweep(task, "seed=1,2", "batch.size=32,8")[0] == 0
+    assert begun[3:] == [("3", 1, 32), ("4", 1, 8), ("5", 2, 32), ("6", 2, 8)]
+    assert [name for name, _ in read_results(folder)] == list("0123456")

@@ -13,7 +13,7 @@ import stat
 import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from pipeline.distributed.world import usable_cpus
 from pipeline.errors import PenstockError
 from pipeline.files.disk import write_atomically
 from pipeline.files.one_writer import one_writer
-from pipeline.terminal import say
+from pipeline.terminal import REFRESH_SECONDS, ProgressDisplay
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _FILE = struct.Struct("<QQ")  # of those, the first
 _HEAD = 8 + 16  # a word and the hash of all records
 _WORD = b"PENSTFP1"
 _AT_ONCE = 1000  # files that a thread takes at a time
-_QUIET = 3.0  # seconds before the first message, and between two
+_CHUNK = 1 << 20  # bytes
 
 Kept = dict[bytes, bytes]  # the first two of a record -> the record
 
@@ -63,11 +63,13 @@ def digests(paths: Sequence[str], cache_dir: str | Path, settled: float = SETTLE
         found = _known(looks, kept)
         wanted = [row for row, one in enumerate(found) if one is None]
         before = time.time_ns() - int(settled * 1e9)
-        for row, record in zip(wanted, _hashed(paths, looks, wanted), strict=True):
-            found[row] = record[-16:].hex() if record else UNREADABLE
-            if record and max(_RECORD.unpack(record)[3:5]) < before:
-                kept[record[: _FILE.size]] = record
-        _write(place, kept)
+        try:
+            for row, record in zip(wanted, _hashed(paths, looks, wanted), strict=True):
+                found[row] = record[-16:].hex() if record else UNREADABLE
+                if record and max(_RECORD.unpack(record)[3:5]) < before:
+                    kept[record[: _FILE.size]] = record
+        finally:
+            _write(place, kept)  # also what was done before Ctrl-C
     return [one or "" for one in found]
 
 
@@ -107,31 +109,51 @@ def _hashed(
 ) -> Iterator[bytes]:
     """The record of each of the files `wanted`; empty for one that cannot be read."""
     sizes = [_RECORD.unpack((looks[row] or b"") + bytes(16))[2] for row in wanted]
-    began = said = time.monotonic()
-    done = 0
-    with ThreadPoolExecutor(usable_cpus()) as pool:
-        records = pool.map(_hash, (paths[row] for row in wanted))
-        for count, (record, size) in enumerate(zip(records, sizes, strict=True), 1):
-            done, now = done + size, time.monotonic()
-            if now - said >= _QUIET or (count == len(wanted) and said > began):
-                said = now
-                say(f"hashing the data once: {count} of {len(wanted)} files, {done / 1e9:.1f} of "
-                    f"{sum(sizes) / 1e9:.1f} GB")  # fmt: skip
-            yield record
+    files = "1 file" if len(wanted) == 1 else f"{len(wanted)} files"
+    hashing = _Hashing()
+    with (
+        ProgressDisplay(f"hashing {files} once", sum(sizes), "bytes") as shown,
+        ThreadPoolExecutor(usable_cpus()) as pool,
+    ):
+        try:
+            results = [pool.submit(hashing.record, paths[row]) for row in wanted]
+            for count, result in enumerate(results):
+                while not result.done():
+                    shown.to(hashing.bytes_done, f"{count} of {files}")
+                    wait([result], REFRESH_SECONDS)
+                yield result.result()
+        finally:  # after Ctrl-C the threads end with their current MiB
+            hashing.stopped = True
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _hash(path: str) -> bytes:
-    try:
-        # One that became a pipe meanwhile does not keep this waiting.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-        with open(descriptor, "rb", buffering=0) as file:
-            before = os.fstat(descriptor)
-            if not stat.S_ISREG(before.st_mode):
-                return b""
-            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-        return _packed(before) + digest.digest()
-    except OSError:
-        return b""
+class _Hashing:
+    """Hashes files in threads, until it is stopped.
+
+    Attributes:
+        bytes_done: of all files; a display's number, which threads may miscount.
+    """
+
+    def __init__(self) -> None:
+        self.bytes_done, self.stopped = 0, False
+
+    def record(self, path: str) -> bytes:
+        """The record of a file; empty if it cannot be read."""
+        try:
+            # One that became a pipe meanwhile does not keep this waiting.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+            with open(descriptor, "rb", buffering=0) as file:
+                before = os.fstat(descriptor)
+                if not stat.S_ISREG(before.st_mode):
+                    return b""
+                digest, buffer = hashlib.blake2b(digest_size=16), bytearray(_CHUNK)
+                view = memoryview(buffer)
+                while not self.stopped and (count := file.readinto(buffer)):
+                    digest.update(view[:count])
+                    self.bytes_done += count
+            return b"" if self.stopped else _packed(before) + digest.digest()
+        except OSError:
+            return b""
 
 
 def _read(place: Path) -> Kept:

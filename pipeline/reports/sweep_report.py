@@ -1,0 +1,148 @@
+"""The report of a sweep: `report.html` in its folder, made from the folder's files only.
+
+    path = write(folder)
+    is_due(folder)         whether it is time to write it again, while the sweep runs
+
+Sections: leaderboard, what matters, curves, same data, cost, settings. Cost: 2 s for 64 jobs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from statistics import stdev
+
+from markupsafe import Markup
+
+from pipeline import program
+from pipeline.files.disk import write_atomically
+from pipeline.reports import leaderboard, page, sweep_sections, values
+from pipeline.reports.leaderboard import NAME, metric_of, rounded
+from pipeline.reports.sweep_data import (
+    FINISHED,
+    UNDONE,
+    SeedGroup,
+    SweepRecord,
+)  # fmt: skip
+
+_EVERY = 10.0  # seconds between two reports of a sweep in progress, at least
+_SHARE = 0.05  # of a sweep's time that goes into its report
+
+
+def write(folder: Path, key: str = "runs") -> Path:
+    """Make the report of the sweep in `folder`, and return its path.
+
+    Args:
+        key: of the configuration that names the folder.
+
+    Raises:
+        ConfigError: it is not a sweep's folder.
+        DiskError: the report cannot be written.
+    """
+    global _took
+    began = time.monotonic()
+    path = folder / NAME
+    content = make(SweepRecord.read(folder, key))
+    write_atomically(path, content.encode(errors="backslashreplace"))
+    _took = time.monotonic() - began
+    return path
+
+
+_took = 0.0  # seconds for the last report of this process
+
+
+def is_due(folder: Path) -> bool:
+    """Whether the report is so old that writing it again takes a small part of the sweep's time."""
+    for name in (NAME, "multirun.yaml"):
+        with suppress(OSError):
+            age = time.time() - (folder / name).stat().st_mtime
+            return age >= max(_EVERY, _took / _SHARE)
+    return False
+
+
+def make(sweep: SweepRecord) -> str:
+    """The report of a sweep as HTML."""
+    sections = (
+        leaderboard.section(sweep),
+        sweep_sections.what_matters(sweep),
+        sweep_sections.curves(sweep),
+        sweep_sections.same_data(sweep),
+        sweep_sections.cost(sweep),
+        sweep_sections.settings(sweep),
+    )
+    made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
+    foot = f"Made on {made} from the files in {sweep.path}; task=report makes it again."
+    return page.render(
+        f"Sweep {sweep.path.name}", "a sweep", _lead(sweep), [one for one in sections if one], foot
+    )
+
+
+def _lead(sweep: SweepRecord) -> Markup:
+    """How far it came, what was best, and the command that goes on with it."""
+    states = (*FINISHED, *UNDONE)
+    count = {state: sum(job.status == state for job in sweep.jobs) for state in states}
+    undone = ", ".join(f"{number} {state}" for state, number in count.items()
+                       if number and state != "done")  # fmt: skip
+    whole = sum(count[state] for state in FINISHED) == len(sweep.jobs)
+    state = "running" if count["running"] else "done" if whole else "failed"
+    word = "unfinished" if state == "failed" else state
+    jobs = f"{count['done']} of {len(sweep.jobs)} jobs are done; {undone or 'others ended early'}"
+    if count["done"] == len(sweep.jobs):
+        jobs = f"All {len(sweep.jobs)} jobs are done"
+    line = Markup('<p class="verdict"><span class="state {}">{}</span> {}. {}</p>').format(
+        state, word, jobs, _best(sweep)
+    )
+    again = None
+    if any(job.status in UNDONE and job.status != "running" for job in sweep.jobs):
+        again = page.command(_resuming(sweep), "To run what is missing:")
+    return page.together(line, again)
+
+
+def _resuming(sweep: SweepRecord) -> str:
+    """The command that goes on with it."""
+    run = next((job.run for job in sweep.jobs if job.run is not None), None)
+    if sweep.is_stored:
+        words = ("-m", values.value("resume", sweep.path))
+        return values.command(run, *words) if run is not None else program.text(*words)
+    command = run.manifest.get("command") if run is not None else None
+    line = command if isinstance(command, str) else program.text("-m", "...")
+    place = values.value("hydra.sweep.dir", sweep.path)
+    return line if "hydra.sweep.dir=" in line else f"{line} {place}"
+
+
+def _best(sweep: SweepRecord) -> str:
+    """The best group, and whether it is further ahead than its seeds are apart."""
+    known = [one for one in sweep.groups if one.mean is not None]
+    if not known:
+        return "No job has a value yet."
+    first = known[0]
+    text = f"Best {metric_of(sweep)} {rounded(first.mean)}"
+    if not sweep.has_seeds:
+        return f"{text} by job {first.jobs[0].name}: {first.name()}."
+    text += f" with {first.name()}" if first.settings else ""
+    text += f", the mean of {_seeds(len(first.values))}"
+    if len(known) == 1:
+        known_spread = f", whose standard deviation is {rounded(first.spread, 2)}"
+        return f"{text}{known_spread if first.spread is not None else ''}."
+    second = known[1]
+    ahead = abs((first.mean or 0.0) - (second.mean or 0.0))
+    text += f". {second.name()} is {rounded(ahead, 2)} behind"
+    noise = _standard_error(first, second)
+    if noise is None:
+        return f"{text}; with so few seeds, that may be chance."
+    told = "more" if ahead > 2 * noise else "not more"
+    return f"{text}, {told} than twice the standard error of {rounded(noise, 2)} over the seeds."
+
+
+def _standard_error(first: SeedGroup, second: SeedGroup) -> float | None:
+    """Of the difference of two means; None where a group has a single value."""
+    if min(len(first.values), len(second.values)) < 2:
+        return None
+    return math.sqrt(sum(stdev(one.values) ** 2 / len(one.values) for one in (first, second)))
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' * (count != 1)}"

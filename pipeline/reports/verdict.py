@@ -1,0 +1,152 @@
+"""The head of a run's report: what it reached, what bounded it, and what to type next."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from markupsafe import Markup
+
+from pipeline.reports import page
+from pipeline.reports.values import command, duration, number, overrides, stages, value, weighted
+from pipeline.runs.record import RunRecord
+from pipeline.tuning.verdict import WAITS
+
+_ADDRESS = re.compile(r"epoch (\d{1,12}), step (\d{1,12})", re.ASCII)
+_STOPPED = {
+    "preempted": "It was asked to stop",
+    "interrupted": "It was interrupted",
+    "failed": "It failed",
+    "killed": "Its process was killed, or the machine went down",
+    "running": "It is running",
+}
+
+
+def title(run: RunRecord) -> str:
+    """The names of the model and the dataset."""
+    model, data = (_name(run.config.get(part)) for part in ("model", "dataset"))
+    return f"{model} on {data}"
+
+
+def _name(node: Any) -> str:
+    target = node.get("_target_") if isinstance(node, dict) else None
+    if str(target).endswith(".torchvision_model"):
+        target = node.get("name", target)
+    return str(target or "?").rpartition(".")[2]
+
+
+def lead(run: RunRecord) -> Markup:
+    """State, verdict, the most important numbers, and the commands that come next."""
+    said = Markup('<p class="verdict"><span class="state {0}">{0}</span> {1}</p>').format(
+        page.shown(run.state), page.shown(sentence(run))
+    )
+    lines = [page.command(line, what) for line, what in to_type(run)]
+    if run.state == "done" and len(lines) > 1:
+        lines[1:] = [page.folded("Other next steps", page.together(*lines[1:]))]
+    return page.together(said, page.figures(figures(run)), *lines)
+
+
+def sentence(run: RunRecord) -> str:
+    """The verdict in a line, without the state."""
+    parts = [_stopped(run), _reached(run), _bound(run)]
+    return " ".join(one for one in parts if one) or "It did not get to its first step."
+
+
+def _stopped(run: RunRecord) -> str:
+    if run.state not in _STOPPED:
+        return ""
+    last = max([*run.logs, *run.epochs], key=lambda one: one["step"], default=None)
+    how = _STOPPED[run.state]
+    where = f", {last['step']:,} optimizer steps and epoch {last['epoch']} into it" if last else ""
+    reason = run.sessions[-1].get("reason") if run.sessions else None
+    return f"{how}{where}: {reason}." if reason else f"{how}{where}."
+
+
+def monitored(run: RunRecord) -> tuple[str, float | None, float | None, int | None]:
+    """The metric that decides, its best value, that of the best constant, and the epoch."""
+    name, best = str(run.manifest.get("monitor") or "loss"), run.manifest.get("best")
+    epoch = number(best, "epoch")
+    return (name, number(best, f"val/{name}"), number(run.manifest.get("baseline"), name),
+            None if epoch is None else int(epoch))  # fmt: skip
+
+
+def _reached(run: RunRecord) -> str:
+    name, own, constant, epoch = monitored(run)
+    if own is None:
+        seen = [one for one in run.epochs if number(one, f"val/{name}") is not None]
+        return f"{name} was {seen[-1][f'val/{name}']:.4g} when last measured." if seen else ""
+    text = f"{name} reached {own:.4g} in epoch {epoch}"
+    if constant is None:
+        return f"{text}."
+    return f"{text}; the best constant prediction has {constant:.4g}."
+
+
+def _bound(run: RunRecord) -> str:
+    waited = weighted(run, "wait_share")
+    if waited is None:
+        return ""
+    if waited < WAITS:
+        return f"Training bounded it: {waited:.0%} of the time went into waiting for data."
+    spent = stages(run)
+    most = max(spent, key=lambda one: spent[one], default="")
+    mostly = f", most of it into {most}" if most else ""
+    return (f"Loading bounded it: {waited:.0%} of the time went into waiting for data, which take "
+            f"{sum(spent.values()):.3g} ms of work a sample{mostly}.")  # fmt: skip
+
+
+def figures(run: RunRecord) -> list[tuple[str, object, object]]:
+    """The most important numbers: name, value, and a note or None."""
+    found: list[tuple[str, object, object]] = []
+    name, own, constant, epoch = monitored(run)
+    speed, waited = weighted(run, "samples_per_second"), weighted(run, "wait_share")
+    seconds = sum(number(one, "seconds") or 0.0 for one in run.epochs)
+    if own is not None:
+        found.append((f"best {name}", f"{own:.4g}", f"in epoch {epoch}"))
+    if constant and own is not None:
+        found.append(("best constant", f"{constant:.4g}", f"ratio {own / constant:.2f}"))
+    if run.epochs:
+        steps = f"{run.epochs[-1]['step']:,} optimizer steps"
+        found.append(("epochs", len(run.epochs), steps))
+        found.append(("training", duration(seconds), None))
+    if speed is not None:
+        found.append(("samples per second", f"{speed:,.0f}", None))
+    if waited is not None:
+        found.append(("waiting for data", f"{waited:.0%}", "of the training time"))
+    return found
+
+
+def to_type(run: RunRecord) -> list[tuple[str, str]]:
+    """Commands, each with what it is for."""
+    here = value("resume", run.path)
+    if run.state in ("preempted", "interrupted", "killed"):
+        return [(command(run, here), "To resume it where it stopped:")]
+    if run.state == "failed":
+        place = _ADDRESS.search(str(run.sessions[-1].get("reason"))) if run.sessions else None
+        lines = [(command(run, here), "When the cause is mended, to resume it:")]
+        if place is not None:
+            words = [*overrides(run), "task=replay", f"epoch={place[1]}", f"step={place[2]}"]
+            lines.insert(0, (command(run, *words), "To see that batch:"))
+        return lines
+    if run.state != "done":
+        return []
+    words, lines = overrides(run), []
+    if (weighted(run, "wait_share") or 0.0) >= WAITS:
+        lines += [
+            (command(run, *words, "task=profile"), "To see where the time goes:"),
+            (command(run, *words, "task=tune"), "To find a loader that is faster here:"),
+        ]
+    *_, epoch = monitored(run)
+    if epoch is not None and run.epochs and run.manifest.get("reason") == "max_epochs":
+        last = run.epochs[-1]["epoch"]
+        if epoch == last:
+            more = f"trainer.max_epochs={2 * (last + 1)}"
+            lines.append((command(run, here, more),
+                          "It was still getting better. To train longer:"))  # fmt: skip
+        elif last - epoch > 2:
+            lines.append((command(run, *words, f"trainer.patience={max(2, (last - epoch) // 2)}"),
+                          f"Epoch {epoch} was best. To stop sooner next time:"))  # fmt: skip
+    if not lines:
+        best = value("checkpoint", run.path)
+        lines.append((command(run, *words, "task=validate", best),
+                      "To measure its best weights again:"))  # fmt: skip
+    return lines

@@ -1,0 +1,99 @@
+"""Reading a quarantine.csv, which lists the samples that runs left out; without torch."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from pipeline.errors import ConfigError, Problem
+from pipeline.files.regular_file import open_regular
+
+NAME = "quarantine.csv"
+
+KEY = "bad_samples.quarantine"
+_LARGEST = 128 << 20  # bytes
+_MOST = 500_000  # lines
+LONGEST_LINE = 1 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of a quarantine.csv; `dataset` is a fingerprint."""
+
+    split: str
+    index: int
+    path: str
+    epoch: int
+    step: int
+    position: int
+    cause: str
+    dataset: str
+
+    @property
+    def sample(self) -> tuple[str, str | int]:
+        """The identity of the sample: its file, or split and index."""
+        return ("", normal(self.path)) if self.path else (self.split, self.index)
+
+
+COLUMNS = tuple(one.name for one in fields(Entry))
+
+
+def read(path: str | Path) -> list[Entry]:
+    """The lines of a quarantine.csv, without a last one that a crash cut off.
+
+    Raises:
+        ConfigError: there is no such file, or it is something else, or larger than any run's.
+    """
+    try:
+        with open_regular(Path(path)) as file:
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            raise csv.Error(f"it is larger than {_LARGEST >> 20} MiB")
+        text = content[: whole(content)].decode()
+        lines = csv.reader(io.StringIO(text, newline=""))
+        found, header = [], next(lines, None)
+        if header is not None and tuple(header) != COLUMNS:
+            has, expected = ", ".join(header)[:300], ", ".join(COLUMNS)
+            raise ConfigError(Problem(KEY, f"{str(path)!r} is not the {NAME} of a run: its "
+                                      f"columns are {has}; expected {expected}"))  # fmt: skip
+        for number, line in enumerate(lines, 2):
+            if number > _MOST:
+                raise csv.Error(f"it has more than {_MOST} lines")
+            found.append(_entry(number, line, str(path)))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(Problem(KEY, f"{str(path)!r} cannot be read: {reason}")) from error
+    return found
+
+
+def whole(content: bytes) -> int:
+    """The length of the whole lines of a file; a crash may have cut off the last one."""
+    return content.rfind(b"\n") + 1
+
+
+def written(text: str) -> str:
+    """`text` as UTF-8 can encode it: file names may have bytes that are not."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def normal(path: str) -> str:
+    """The absolute path; an address stays as it is."""
+    return written(path if "://" in path else os.path.abspath(path))  # noqa: PTH100  (asks no disk)
+
+
+def _entry(number: int, line: Sequence[str], name: str) -> Entry:
+    try:
+        if len(line) != len(COLUMNS):
+            raise ValueError(f"it has {len(line)} fields, and needs {len(COLUMNS)}")
+        split, index, path, epoch, step, position, cause, dataset = line
+        for text in (index, epoch, step, position):
+            if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
+                raise ValueError(f"{text[:40]!r} is not a number of a sample or a step")
+        return Entry(split, int(index), path, int(epoch), int(step), int(position), cause, dataset)
+    except ValueError as error:
+        raise ConfigError(Problem(KEY, f"{name!r}, line {number}: {error}")) from error

@@ -1,0 +1,216 @@
+"""Everything that takes long has a bar on a terminal, and Ctrl-C ends it without a trace."""
+
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline import command, terminal
+from pipeline.datasets import files
+from pipeline.datasets.files import Files
+from pipeline.runs.identity import contents
+from tests.broken_images import write_images
+from tests.program import ROOT, run
+from tests.web_server import WebServer
+
+IMAGES = ("dataset=image_folder", "dataset.root=images", "batch.size=4", "loader=debug")
+TEXT = ("dataset=delimited_text", "dataset.root=sms.tsv", "dataset.classes=null")
+FACES = ("dataset.root=faces", "dataset.count=24", "dataset.size=32", "batch.size=4",
+         "loader=debug", "trainer.device=cpu")  # fmt: skip
+LONG = {
+    "drawing faces": ("task=digest", *FACES),
+    "hashing batches of train": ("task=digest", *FACES),
+    "checking train": ("task=check", *IMAGES),
+    "packing train": ("task=pack", *IMAGES),
+    "looking at files": ("task=digest", *IMAGES),
+    "listing images": ("task=digest", *IMAGES),
+    "hashing 12 files once": ("task=digest", *IMAGES, "dataset.fingerprint=content"),
+    "computing image statistics": (
+        "task=digest", *IMAGES, "transform=images", "transform.train.normalize.statistics=dataset"
+    ),
+    "indexing sms.tsv": ("task=digest", *TEXT),
+    "reading columns of sms.tsv": ("task=digest", *TEXT, "sampler=weighted"),
+    "trying learning rates": ("task=lr_find", *FACES, "steps=3"),
+    "measuring the training step": ("task=profile", *FACES, "steps=3"),
+    "profiling": ("task=profile", *FACES, "steps=3"),
+    "tuning the loader": ("task=tune", *FACES, "tune.seconds=2", "tune.workers=1"),
+    "finding the best constant": ("task=validate", *FACES, "checkpoint=run"),
+    "comparing ledger.jsonl": ("task=verify", "runs=[run,run]"),
+    "comparing weights": ("task=verify", "runs=[run,run]"),
+    "reading runs": ("task=runs", "runs=[run]"),
+}  # fmt: skip
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+    def text(self):
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", self.getvalue())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Pictures, texts and a run."""
+    folder = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_images(folder / "images", 15, 24)
+        rows = (f"{'ham' if row % 3 else 'spam'}\ttext number {row}\n" for row in range(50))
+        (folder / "sms.tsv").write_text("label\ttext\n" + "".join(rows))
+        quick = ("trainer=quick", "trainer.max_steps=2", "trainer.pictures=false", "tracker=none",
+                 "trainer.ledger=true", "run_dir=run")  # fmt: skip
+        assert command.main([*FACES, *quick, "dataset.root=others"]) == 0
+    return folder
+
+
+@pytest.fixture
+def here(data, tmp_path, monkeypatch):
+    """A new folder in which that data lies."""
+    monkeypatch.chdir(tmp_path)
+    for path in data.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    return tmp_path
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Makes a terminal for stderr, on which bars appear at once; pytest has one of its own."""
+
+    def make():
+        screen = Screen()
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "150")
+        monkeypatch.setattr(terminal, "FIRST_BAR_SECONDS", 0.0)
+        monkeypatch.setattr(terminal, "REFRESH_SECONDS", 0.0)
+        monkeypatch.setattr(sys, "stderr", screen)
+        return screen
+
+    return make
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("what", LONG)
+def test_a_bar_and_ctrl_c(what, here, made, monkeypatch):
+    screen, show = made(), terminal.ProgressDisplay.to
+
+    def pressed(display, done, note=""):
+        show(display, done, note)
+        if display._what.startswith(what):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(terminal.ProgressDisplay, "to", pressed)
+    code = command.main([*LONG[what], "cache_dir=cache", "run_dir=new"])
+    text, drawn = screen.text(), screen.getvalue()
+    assert re.search(rf"{re.escape(what)}.* (━|╸|╺)", text), text
+    assert (code, text.splitlines()[-1].strip()) == (130, "interrupted"), text
+    assert "Traceback" not in text
+    assert drawn.count("\x1b[?25h") >= drawn.count("\x1b[?25l") > 0  # the cursor is back
+    assert terminal._drawn == []
+    left = [path.name for path in here.rglob("*") if re.match(r"\.|.*\.(part|tmp)", path.name)]
+    assert [name for name in left if not name.endswith(".lock")] == []
+    assert not Path("new").exists()
+
+
+def test_files_that_were_hashed_before_ctrl_c_are_not_hashed_again(here, monkeypatch):
+    hashed, add, show = [], contents._Hashing.record, terminal.ProgressDisplay.to
+
+    def record(self, path):
+        hashed.append(path)
+        while len(hashed) == 9 and not self.stopped:
+            time.sleep(0.001)
+        return add(self, path)
+
+    def pressed(display, done, note=""):
+        show(display, done, note)
+        if note == "8 of 15 files":
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(contents._Hashing, "record", record)
+    monkeypatch.setattr(contents, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(terminal.ProgressDisplay, "to", pressed)
+    paths = sorted(map(str, Path("images").rglob("*.jpg")))
+    with pytest.raises(KeyboardInterrupt):
+        contents.digests(paths, "cache", settled=0)
+    before = len(hashed)
+    monkeypatch.setattr(terminal.ProgressDisplay, "to", show)
+    assert len(set(contents.digests(paths, "cache", settled=0))) == len(paths) == 15
+    assert sorted(hashed[before:]) == paths[8:]
+
+
+def test_a_download_shows_how_much_came_and_leaves_no_part(here, made, monkeypatch):
+    screen = made()
+    monkeypatch.setattr(files, "PIECE", 10_000)
+    sent = os.urandom(50_000)
+    with WebServer() as server:
+        server.contents["/data/a.bin"] = sent
+        place = Files(cache_dir="cache")
+        assert place.local(f"{server.address}/data/a.bin").read_bytes() == sent
+    assert re.search(r"downloading a\.bin .*20\.0/50\.0 kB", screen.text())
+    assert list((here / "cache" / "parts").iterdir()) == []
+
+
+def test_it_is_off_where_no_progress_is_wanted_and_on_other_ranks(here, made, monkeypatch):
+    screen = made()
+    assert command.main(["task=check", *IMAGES, "trainer.progress=none"]) == 0
+    assert screen.getvalue().count("\n") == 1  # what is done, before torch is imported
+    ranks = {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    for name, value in (ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}).items():
+        monkeypatch.setenv(name, str(value))
+    assert command.main(["task=check", *IMAGES, "distributed=ddp"]) == 0
+    assert "checked train" in screen.text()
+    assert "\x1b" not in screen.getvalue()
+
+
+def test_results_go_where_they_are_sent_to_while_a_bar_is_drawn(here, made, capsys):
+    screen = made()
+    outcome = run(capsys, "task=digest", *FACES)
+    assert "hashing batches" in screen.text()
+    assert "total" not in screen.text()
+    assert re.fullmatch(r"(\d+ \d+ \d+ \w+\n)+total \w+\n", outcome.out)
+
+
+def test_ctrl_c_on_a_real_terminal(tmp_path):
+    words = ["task=digest", "dataset.count=5000", f"dataset.root={tmp_path / 'faces'}"]
+    control, screen = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, str(ROOT / "run.py"), *words], stderr=screen, stdin=screen,
+        stdout=subprocess.PIPE, env=environment, start_new_session=True, cwd=tmp_path,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+    ) as process:  # fmt: skip
+        os.close(screen)
+        said = read_until(control, rb"drawing faces.*\d+/5000.* left")
+        os.write(control, b"\x03")
+        said += read_until(control, None)
+        assert process.wait(60) == 130, said
+        assert process.stdout.read() == b""
+    os.close(control)
+    assert said.rstrip().endswith(b"interrupted"), said
+    assert b"Traceback" not in said
+    assert said.rindex(b"\x1b[?25h") > said.rindex(b"\x1b[?25l")
+    assert [path.suffix for path in (tmp_path / "faces").iterdir()] == [".lock"]
+
+
+def read_until(control, pattern):
+    """What a terminal shows until `pattern`, or until nobody has it open any more."""
+    said = b""
+    while pattern is None or not re.search(pattern, said):
+        ready, _, _ = select.select([control], [], [], 120)
+        assert ready, said
+        try:
+            found = os.read(control, 4096)
+        except OSError:  # Linux: the other side is closed
+            found = b""
+        if not found:
+            break
+        said += found
+    return said
