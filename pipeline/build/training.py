@@ -1,22 +1,25 @@
-"""Configuration to training: model, objective, optimizer, scheduler, tracker.
+"""Configuration to training: model, objective, optimizer, scheduler, trackers.
 
 What a callable takes by name and the configuration leaves out is supplied: facts of the dataset,
-`params`, `total_steps`, `folder`.
+`params`, `total_steps`, `folder`, `run`.
 """
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pipeline.build.data import DataParts
 from pipeline.config.instantiate import make
-from pipeline.config.nodes import SCHEDULE_KEYS
+from pipeline.config.nodes import SCHEDULE_KEYS, trackers
 from pipeline.config.schema import Config
 from pipeline.distributed.world import World
 from pipeline.order.randomness import hash64, scope, seed_global
+from pipeline.runs.trackers.guarded import Trackers
+from pipeline.runs.trackers.tracker import TrackedRun
 from pipeline.training.schedules import warmup_steps, with_warmup
 
 if TYPE_CHECKING:
@@ -72,6 +75,18 @@ class TrainingParts:
             optimizer, warm, lambda one: make(plain, "scheduler", {"optimizer": one, **steps})
         )
 
-    def tracker(self, folder: str | os.PathLike[str]) -> Any:
-        """The tracker that writes into `folder`."""
-        return make(self.config.tracker, "tracker", {"folder": folder})
+    def trackers(self, folder: Path, run: TrackedRun) -> Trackers:
+        """The trackers of `run`, started; each writes into `folder` / its name.
+
+        One that is the whole of `tracker`, and has no name, writes into `folder`.
+
+        Raises:
+            ConfigError: one refuses its arguments.
+        """
+
+        def maker(key: str, node: Any) -> Callable[[], Any]:
+            own = folder.joinpath(*key.split(".")[1:])
+            return lambda: make(node, key, {"folder": own, "run": run})
+
+        found = trackers(self.config.tracker).items()
+        return Trackers({key: maker(key, node) for key, node in found if node is not None})

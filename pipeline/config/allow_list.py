@@ -147,7 +147,6 @@ _OURS = {
     "transforms.batch_geometry": "a batch transform",
     "transforms.batch_colors": "a batch transform", "transforms.mixing": "a batch transform",
     "training.objective": "an objective", "training.metrics": "a metric",
-    "runs.tracker": "a tracker",
 }  # fmt: skip
 
 RULES = (
@@ -176,6 +175,8 @@ RULES = (
          _subclass("pipeline.transforms.device_decoding.DecodeBatch")),
     Rule("pipeline.training.models", "a model",
          lambda found: _is_class(found) or _is_function(found)),
+    Rule("pipeline.runs.trackers", "a tracker",
+         _subclass("pipeline.runs.trackers.tracker.Tracker")),
     *(Rule(f"pipeline.{name}", kind, _is_class) for name, kind in _OURS.items()),
 )  # fmt: skip
 

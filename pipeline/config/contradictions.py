@@ -7,6 +7,7 @@ nothing has been built. It yields messages, `full.key: what contradicts what; ho
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from pipeline.config import allow_list, data_rules
 from pipeline.config.messages import nearest, show
-from pipeline.config.nodes import called, datasets, direction, walk
+from pipeline.config.nodes import called, datasets, direction, trackers, walk
 from pipeline.config.schema import Config
 from pipeline.config.signatures import arguments
 from pipeline.distributed import world
@@ -104,6 +105,19 @@ def unordered(config: Config, found: Found) -> Messages:
             "that came out of order lie on both sides of it; set loader.in_order=true or "
             "trainer.checkpoint=null"
         )
+
+
+def tracker_packages(config: Config, found: Found) -> Messages:
+    """Packages of trackers that are not installed."""
+    for key, node in trackers(config.tracker).items() if config.task == "fit" else ():
+        package = getattr(called(node), "needs", None)
+        # A folder of that name, as W&B makes one, has no loader of its own.
+        spec = importlib.util.find_spec(package) if package else None
+        if package and (spec is None or spec.origin is None):
+            yield (
+                f"{key}: needs the package {package}, which is not installed: pip install -e "
+                f"'.[{package}]', or leave it out (tracker=none)"
+            )
 
 
 def pinned_device(config: Config, found: Found) -> Messages:
@@ -336,5 +350,5 @@ def bad_samples(config: Config, found: Found) -> Messages:
 RULES: tuple[Callable[[Config, Found], Messages], ...] = (
     no_workers, threads, start_method, worker_function, unordered, pinned_device, ranks, columns,
     streams, same_data_twice, tail, both_splits, bad_samples, distributed_sampler, device, monitor,
-    schedule, data_rules.batch_steps, data_rules.packed, data_rules.dataset_keys,
+    schedule, tracker_packages, data_rules.batch_steps, data_rules.packed, data_rules.dataset_keys,
 )  # fmt: skip

@@ -5,6 +5,9 @@ credentials go to whomever the configuration names. So a server that is not the 
 refused before anything is built, unless the options hold `anon: true` (nothing is signed), it is
 this machine, or the command line names it: --allow-endpoint HOST.
 
+The same holds for a server that a tracker of ours names; users and passwords in its address are
+refused. What a tracker sends is announced.
+
 Requests that go elsewhere, and certificates that are not checked, are announced on stderr. An
 endpoint that a person's own environment names (AWS_ENDPOINT_URL) is not looked at.
 """
@@ -20,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config import disclosure
 from pipeline.errors import Problem
 
 VARIABLE = "PENSTOCK_ALLOW_ENDPOINT"
@@ -38,6 +42,13 @@ _SERVER = re.compile(
 # Names below amazonaws.com are for everybody to have: ec2-...compute.amazonaws.com.
 _PROVIDERS = re.compile(r"s3([.-](?!compute)[a-z0-9-]+){0,3}\.amazonaws\.com(\.cn)?"
                         r"|(storage|www)\.googleapis\.com")  # fmt: skip
+# Trackers of ours that send, with the servers of their makers.
+TRACKERS = {"pipeline.runs.trackers.mlflow.MLflow": "", "pipeline.runs.trackers.wandb.WandB":
+            "https://api.wandb.ai"}  # fmt: skip
+_SERVERS = {"uri": "MLFLOW_TRACKING_URI", "base_url": "WANDB_BASE_URL"}  # of trackers
+_LOCAL = re.compile(
+    r"(?:sqlite:///|file:)[^?#]*|(?![A-Za-z][\w+.\-]*:)[^?#]*|databricks(://[\w-]+)?"
+)
 _ALLOWED = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.\-]+)(:\d{1,5})?")
 
 
@@ -82,6 +93,16 @@ def check_allowed(names: list[str]) -> list[Problem]:
 def check(config: Mapping[str, Any]) -> list[Problem]:
     """Refuse servers to which a configuration would have credentials sent."""
     problems = []
+    for one in _of_trackers(config):
+        if one.is_allowed or one.given == TRACKERS["pipeline.runs.trackers.wandb.WandB"]:
+            continue
+        name = ":".join(filter(None, one.server[1:]))
+        way = f", --allow-endpoint {name}" if name else ""
+        variable = _SERVERS[one.key.rpartition(".")[2]]
+        problems.append(Problem(one.key, f"sends this run's configuration, numbers and pictures to "
+                                f"{disclosure.urls(one.given)!r}, with credentials of whoever "
+                                f"runs this. If that is right{way}, or name it in {variable} of "
+                                "the environment"))  # fmt: skip
     for one in found(config):
         if one.is_allowed:
             continue
@@ -91,6 +112,23 @@ def check(config: Mapping[str, Any]) -> list[Problem]:
                                 f"this, to {one.given!r}, which is not the provider's. If that "
                                 f"is right{way}; public data: anon: true beside it"))  # fmt: skip
     return problems
+
+
+def trackers(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Key and node of each tracker that sends what it is given."""
+    section = config.get("tracker")
+    if isinstance(section, Mapping):
+        for name, node in {None: section, **section}.items():
+            if isinstance(node, Mapping) and node.get("_target_") in TRACKERS:
+                yield "tracker" if name is None else f"tracker.{name}", node
+
+
+def _of_trackers(config: Mapping[str, Any]) -> Iterator[Endpoint]:
+    for key, node in trackers(config):
+        for name in _SERVERS:
+            value = node.get(name)
+            if isinstance(value, str) and value and not _LOCAL.fullmatch(value):
+                yield Endpoint(f"{key}.{name}", value, anonymous=False)
 
 
 def notices(config: Mapping[str, Any]) -> Iterator[str]:
@@ -104,6 +142,15 @@ def notices(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _texts(config: Mapping[str, Any]) -> Iterator[str]:
+    for key, node in trackers(config):
+        mode = node.get("mode", "online") or os.environ.get("WANDB_MODE")
+        if config.get("task") == "fit" and mode != "offline":
+            names = [name for name in _SERVERS if name in node]
+            own = [node[name] or os.environ.get(_SERVERS[name]) for name in names]
+            place = next(filter(None, own), TRACKERS[node["_target_"]])
+            if place and not _LOCAL.fullmatch(place):
+                yield (f"notice: configuration, numbers and pictures of this run go to "
+                       f"{disclosure.urls(place)} ({key})")  # fmt: skip
     for one in found(config):
         if not one.is_providers:
             how = "without credentials" if one.anonymous else f"signed with {_credentials()}"

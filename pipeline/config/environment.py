@@ -18,6 +18,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.resolvers import oc
 
+from pipeline.config import endpoints
 from pipeline.config.disclosure import Origin, Plain
 from pipeline.errors import Problem
 
@@ -127,6 +128,8 @@ def _leaves(config: Mapping[str, Any], key: str, origin: Origin) -> str:
     """How a value would leave the machine; empty if it stays."""
     if any(_ADDRESS.search(text) for text in (*_texts(origin.value), origin.text)):
         return "inside of an address"
+    if any(key.startswith(f"{tracker}.") for tracker, _ in endpoints.trackers(config)):
+        return "to a tracker's server"
     if any(_LEAVING.search(part) for part in re.split(r"[.\[\]]+", key)):
         return "in the options of a store"
     beside = _part_of(config, key)

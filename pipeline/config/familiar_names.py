@@ -130,7 +130,9 @@ CHOICES: dict[str, dict[str, str]] = {
     "task": {"train": "task=fit", "training": "task=fit", "eval": "task=validate",
              "evaluate": "task=validate", "test": "task=validate", "val": "task=validate",
              "benchmark": "task=profile", "lint": "task=check"},
-    "tracker": {"tb": "tracker=tensorboard"},
+    "tracker": {"tb": "tracker=tensorboard", "weightsandbiases": "tracker=wandb",
+                "csvlogger": "tracker=csv", "wandblogger": "tracker=wandb",
+                "tensorboardlogger": "tracker=tensorboard", "mlflowlogger": "tracker=mlflow"},
 }  # fmt: skip
 
 _TORCHVISION = (

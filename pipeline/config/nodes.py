@@ -80,7 +80,10 @@ def parts(config: Config) -> list[Part]:
         Part("objective", sections.get("objective"), FACTS, nested=True, measured=measured),
         Part("optimizer", sections.get("optimizer"), ("params",)),
         Part("scheduler", scheduler, _SCHEDULER),
-        Part("tracker", sections.get("tracker"), ("folder",)),
+        *(
+            Part(key, node, ("folder", "run"))
+            for key, node in trackers(sections.get("tracker")).items()
+        ),
     ]
     return [part for part in found if part.node is not None]
 
@@ -96,6 +99,13 @@ def datasets(node: Any) -> list[tuple[str, Any]]:
         if "_target_" not in node and ("train" in node or "val" in node):
             return [(f"dataset.{name}", node[name]) for name in node]
     return [] if node is None else [("dataset", node)]
+
+
+def trackers(node: Any) -> dict[str, Any]:
+    """Node of each tracker by its key: `tracker` itself, or `tracker.NAME`."""
+    if not isinstance(node, Mapping) or "_target_" in node:
+        return {"tracker": node}
+    return {f"tracker.{name}": one for name, one in node.items()}
 
 
 def of_the_build(node: Mapping[str, Any], name: str) -> Any:

@@ -272,6 +272,11 @@ def _job(
     problems = composed.problems + composed.unset + _hydra_problems(composed)
     if not composed.complete:
         return None, problems
+    trackers = [line for line in composed.lines if line.startswith("tracker=")][-1:]
+    several = trackers and trackers[0].startswith("tracker=[") and "," in trackers[0]
+    if several and "_target_" in composed.config.get("tracker", {}):
+        reason = "does not begin with a line # @package tracker.NAME, so it replaces the others"
+        problems.append(Problem("tracker", f"the file of one of {trackers[0][8:]} {reason}"))
     said = {problem.key for problem in problems}
     config, more = examine(composed.config, begin, bool(problems))
     # A key is not reported twice, nor a section for a key below it.

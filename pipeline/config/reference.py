@@ -20,7 +20,7 @@ from pipeline import terminal
 
 # In a checkout, `pipeline/conf` is a link to the folder beside it.
 CONF = (Path(__file__).resolve().parent.parent / "conf").resolve()
-_GLOBAL = "# @package _global_"
+_PACKAGE = "# @package "
 _NOT_KEYS = ("defaults", "hydra")
 _WIDTH = 100  # a longer value stands without its comment
 
@@ -116,8 +116,14 @@ def _files(folders: list[Path], group: str, option: str) -> list[Path]:
 def _keys(path: Path, group: str) -> list[YamlKey]:
     """The keys of an option's file, in full."""
     text = path.read_text(encoding="utf-8")
-    is_global = text.partition("\n")[0].strip() == _GLOBAL
-    return entries(text, "" if is_global else group.replace("/", "."))
+    return entries(text, _package(text, group))
+
+
+def _package(text: str, group: str) -> str:
+    """The key at which an option's file puts its own."""
+    first = text.partition("\n")[0].strip()
+    said = first.removeprefix(_PACKAGE) if first.startswith(_PACKAGE) else group.replace("/", ".")
+    return "" if said == "_global_" else said
 
 
 def annotated(text: str, said: Mapping[str, str], prefix: str = "") -> str:
@@ -162,7 +168,9 @@ def _description(path: Path) -> str:
     """The comment at the head of a file."""
     lines = path.read_text(encoding="utf-8").splitlines()
     head = takewhile(lambda line: line.startswith("#"), lines)
-    said = " ".join(line.removeprefix("#").strip() for line in head if line.strip() != _GLOBAL)
+    said = " ".join(
+        line.removeprefix("#").strip() for line in head if not line.startswith(_PACKAGE)
+    )
     return f"{said}\n" if said else ""
 
 
@@ -174,14 +182,16 @@ def _not_in_yaml(path: Path, group: str, supplied: Iterable[str]) -> list[YamlKe
     """
     from pipeline.config import allow_list, signatures
 
-    given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    text = path.read_text(encoding="utf-8")
+    given = yaml.safe_load(text) or {}
+    where = _package(text, group) or group
     node = given.get(group, given)
     target = str(node.get("_target_", "")) if isinstance(node, dict) else ""
     if not isinstance(node, dict) or not target.startswith("pipeline."):
         return []
     known = signatures.arguments(allow_list.resolve(target, group))
     return [
-        YamlKey(f"+{group}.{name}", _plain(known.defaults[name]), "")
+        YamlKey(f"+{where}.{name}", _plain(known.defaults[name]), "")
         for name in known.names
         if name not in {*supplied, *node} and name in known.defaults
     ]

@@ -237,7 +237,7 @@ class Config(Section):
     optimizer: Node
     scheduler: Node | None
     trainer: TrainerSection
-    tracker: Node
+    tracker: Node = {}  # one, or several by name
     resume: str | None
     resume_despite: list[str]
     sweep: SweepSection

@@ -191,11 +191,14 @@ class RunFolder:
         """Append a line to metrics.jsonl; it survives a crash. NaN and infinities become null."""
         append(self.path / "metrics.jsonl", [json.dumps(_finite(record), allow_nan=False)])
 
-    def finish(self, status: Status, unchanged: bool = False, **results: Any) -> None:
+    def finish(
+        self, status: Status, unchanged: bool = False, release: bool = True, **results: Any
+    ) -> None:
         """Write to the manifest how the run ended, when, and its results; release the folder.
 
         Args:
             unchanged: this session changed nothing: the run keeps the end that it had before.
+            release: the folder; otherwise `release` does.
         """
         ended = {"status": status, "ended": _now()}
         self.manifest["sessions"][-1] |= ended
@@ -205,8 +208,12 @@ class RunFolder:
             self.manifest |= {**ended, **results}
         try:
             self._write_manifest()
+        except BaseException:
+            release = True
+            raise
         finally:
-            self.release()
+            if release:
+                self.release()
 
     @property
     def was_done(self) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
@@ -45,7 +46,8 @@ from pipeline.runs.left_out import NAME as QUARANTINE
 from pipeline.runs.pictures import learning_curves
 from pipeline.runs.resumption import fingerprint, spans
 from pipeline.runs.run_folder import Status
-from pipeline.runs.tracker import Nothing, Tracker
+from pipeline.runs.trackers.guarded import Trackers
+from pipeline.runs.trackers.tracker import TrackedRun, measured
 from pipeline.tasks import outcome, predictions, progress, pruning
 from pipeline.tasks import report as report_page
 from pipeline.tasks.opening import Opened, open_run
@@ -87,7 +89,7 @@ def _tried(config: Config, folder: str) -> Config:
     scheduler = {**config.scheduler, "warmup": 0} if config.scheduler else None
     return config.model_copy(update={
         "trainer": trainer, "scheduler": scheduler, "run_dir": f"{folder}/run", "resume": None,
-        "tracker": {"_target_": "pipeline.runs.tracker.Nothing"},
+        "tracker": {},
     })  # fmt: skip
 
 
@@ -127,7 +129,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
             optimizer, scheduler = scheduled(*last)
         if opened.renewed is not None and state is not None and scheduler is not None:
             state = renewed(state, optimizer, scheduler)
-        with watched(config, parts, group, opened, train) as (tracker, observers):
+        with watched(config, parts, group, opened, train) as (trackers, observers):
             confusions, extremes = Confusions(objective), Extremes(group.world.size)
             observers += [confusions, extremes]
             compared = config.trainer.baseline
@@ -148,7 +150,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
                 shown = [one for one in observers if isinstance(one, progress.Display)]
                 constant = baseline(data, objective, val, group, shown) if compared else {}
                 if opened.folder:
-                    report(config, parts, model, objective, result, constant, opened, tracker,
+                    report(config, parts, model, objective, result, constant, opened, trackers,
                            confusions, extremes)  # fmt: skip
         group.meet()
     return result.best[f"val/{options.monitor}"] if result.best else None
@@ -173,7 +175,8 @@ def _placed(where: str) -> Iterator[None]:
 
 def report(
     config: Config, parts: TrainingParts, model: nn.Module, objective: Objective, result: Result,
-    constant: Record, opened: Opened, tracker: Tracker, confusions: Confusions, extremes: Extremes,
+    constant: Record, opened: Opened, trackers: Trackers, confusions: Confusions,
+    extremes: Extremes,
 ) -> None:  # fmt: skip
     """Print the results and draw pictures, with the best weights; complete the manifest."""
     assert opened.folder is not None
@@ -196,7 +199,7 @@ def report(
         if path is not None:
             put(f"{name:<12} {path}")
             if path.suffix == ".png":
-                tracker.picture(name, path, int(last["step"]))
+                trackers.picture(name, path, int(last["step"]))
     if config.trainer.report:
         write_facts(
             folder.path, parts.data, objective, model,
@@ -265,8 +268,8 @@ def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
 @contextmanager
 def watched(
     config: Config, parts: TrainingParts, group: Group, opened: Opened, train: Loader
-) -> Iterator[tuple[Tracker, list[Observer]]]:
-    """The tracker and the observers of a fit, and the end of its manifest; on the first rank only.
+) -> Iterator[tuple[Trackers, list[Observer]]]:
+    """The trackers and the observers of a fit, and the end of its manifest; on the first rank only.
 
     Raises:
         PenstockError: instead of NonFiniteLossError, with the command that shows the batch.
@@ -274,15 +277,15 @@ def watched(
     """
     folder = opened.folder
     if folder is None:
-        yield Nothing(), []
+        yield Trackers({}), []
         return
-    tracker: Tracker = parts.tracker(folder.path / "tracker")
+    trackers = parts.trackers(folder.path / "tracker", _tracked(config, opened))
     trainer = config.trainer
     display = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
     data = parts.data
     datasets = {split.name: split.fingerprint["dataset"] for split in (data.train, data.val)}
     left_out = Quarantine(folder.path / QUARANTINE, datasets, data.train.budget)
-    observers: list[Observer] = [Metrics(folder, tracker), display, left_out]
+    observers: list[Observer] = [Metrics(folder, trackers), display, left_out]
     if trainer.ledger:
         observers.append(Ledger(folder.path / "ledger.jsonl"))
     if trainer.digest:
@@ -292,8 +295,8 @@ def watched(
     try:
         trial = pruning.of_trial(config, folder.path, folder.manifest)
         observers += [trial] if trial is not None else []
-        with closing(tracker), closing(display):
-            yield tracker, observers
+        with closing(display):
+            yield trackers, observers
         status = "done"
     except NonFiniteLossError as error:
         reason = str(error)
@@ -323,9 +326,32 @@ def watched(
             opened.put_back()
         if trainer.report and status != "done":
             write_data_facts(folder.path, data)
-        folder.finish(status, unchanged)
-        if trainer.report:
-            report_page.leave(folder.path, status == "done", train.plan)
+        folder.finish(status, unchanged, release=False)
+        try:
+            if trainer.report:
+                report_page.leave(folder.path, status == "done", train.plan)
+            names = ("config.yaml", "manifest.json", "report.html")
+            trackers.close(status, [folder.path / name for name in names])
+        finally:
+            folder.release()
+
+
+def _tracked(config: Config, opened: Opened) -> TrackedRun:
+    """What trackers are told of the run; a damaged metrics.jsonl costs a warning."""
+    assert opened.folder is not None
+    sweep, before, path, state = None, [], opened.folder.path, opened.state
+    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+        sweep = Path(HydraConfig.get().sweep.dir)
+    if state is not None and config.tracker:
+        try:
+            before = measured(path)
+        except PenstockError as error:
+            say(f"WARNING: trackers do not get what was measured before: {error}")
+    resumed = None if state is None else int(state["updates"])
+    return TrackedRun(
+        path, config.written(), dict(opened.folder.manifest), sweep, resumed, before,
+        bool(config.resume_despite),
+    )  # fmt: skip
 
 
 def command_line(*given: str) -> str:

@@ -20,7 +20,8 @@ from pipeline.loading.budget import Budget
 from pipeline.reports.facts import QUANTILES, LossFacts
 from pipeline.runs.quarantine import QuarantineFile, entries, notes
 from pipeline.runs.run_folder import RunFolder
-from pipeline.runs.tracker import Tracker
+from pipeline.runs.trackers.guarded import Trackers
+from pipeline.runs.trackers.tracker import points
 from pipeline.training.epoch_metrics import Step
 from pipeline.training.objective import Objective
 from pipeline.training.observer import Observer, Record
@@ -29,11 +30,11 @@ _log = logging.getLogger(__name__)
 
 
 class Metrics(Observer):
-    """Sends every record to the run's metrics.jsonl and to the tracker."""
+    """Sends every record to the run's metrics.jsonl and to the trackers."""
 
-    def __init__(self, folder: RunFolder, tracker: Tracker) -> None:
+    def __init__(self, folder: RunFolder, trackers: Trackers) -> None:
         self.folder = folder
-        self.tracker = tracker
+        self.trackers = trackers
 
     def on_log(self, record: Record) -> None:
         self._write("log", record)
@@ -43,10 +44,7 @@ class Metrics(Observer):
 
     def _write(self, event: str, record: Record) -> None:
         self.folder.log({"event": event, **record})
-        metrics = {name: value for name, value in record.items() if name != "step"}
-        if event == "epoch":  # its mean is another curve than that of the logs
-            metrics["epoch/train/loss"] = metrics.pop("train/loss")
-        self.tracker.log(metrics, int(record["step"]))
+        self.trackers.log(points(event, record), int(record["step"]))
 
 
 class Confusions(Observer):

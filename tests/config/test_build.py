@@ -13,6 +13,7 @@ from pipeline.config.instantiate import Lazy, make
 from pipeline.errors import ConfigError
 from pipeline.order.samplers import Bucket, Random, Sequential, Weighted
 from pipeline.order.torch_samplers import TorchBatches, TorchOrder
+from pipeline.runs.trackers.tracker import TrackedRun
 from pipeline.training.schedules import warmup_steps, with_warmup
 from pipeline.transforms.image import Normalize
 from tests import own_parts
@@ -316,8 +317,13 @@ def test_a_step_that_is_null_is_left_out():
 
 
 def test_trackers_get_their_folder(tmp_path):
-    assert parts().tracker(tmp_path).folder == tmp_path
-    parts("tracker=none").tracker(tmp_path).close()
+    told = TrackedRun(tmp_path, {}, {})
+    parts("tracker=[csv,none]").trackers(tmp_path, told).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["csv"]
+    own = "{_target_: pipeline.runs.trackers.csv_file.Csv}"
+    parts(f"tracker={own}").trackers(tmp_path, told).close()
+    assert (tmp_path / "metrics.csv").exists()
+    parts("tracker=[]").trackers(tmp_path, told).close()
 
 
 # -- schedules -------------------------------------------------------------------------------------

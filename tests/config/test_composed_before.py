@@ -14,7 +14,7 @@ CHOICES = [
     [],
     ["dataset=image_folder", "transform=images_fast"],
     ["experiment=sequences"],
-    ["sampler=bucket", "~tracker", "+sampler.tokens=64"],
+    ["sampler=bucket", "~scheduler", "+sampler.tokens=64"],
     ["hydra/launcher=basic", "loader=threads"],
 ]
 

@@ -103,14 +103,15 @@ def test_a_sweep_leaves_none_either(capsys, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "text",
-    ["${oc.env:CANARY}", "x${oc.env:CANARY}y", "'${oc.env:CANARY,other}'", "${tracker.folder}",
-     "'${oc.decode:${oc.env:CANARY}}'", "${oc.select:tracker.folder}",
-     "'${oc.create:{a: \"${oc.env:CANARY}\"}}'", "'${oc.dict.values:tracker}'",
+    ["${oc.env:CANARY}", "x${oc.env:CANARY}y", "'${oc.env:CANARY,other}'",
+     "${tracker.tensorboard.folder}",
+     "'${oc.decode:${oc.env:CANARY}}'", "${oc.select:tracker.tensorboard.folder}",
+     "'${oc.create:{a: \"${oc.env:CANARY}\"}}'", "'${oc.dict.values:tracker.tensorboard}'",
      "${hydra:sweep.subdir}"],
 )  # fmt: skip
 def test_whatever_way_leads_to_the_environment_is_written_as_it_was(configs, capsys, text):
     words = ["--trust", "tests", "+transform.train.note={_target_: tests.own_parts.noted, "
-             f"_partial_: true, note: {text}}}", "+tracker.folder=${oc.env:CANARY}/x",
+             f"_partial_: true, note: {text}}}", "+tracker.tensorboard.folder=${oc.env:CANARY}/x",
              "'hydra.sweep.subdir=${oc.env:CANARY}'".strip("'")]  # fmt: skip
     outcome = run(capsys, *words)
     assert outcome.code == 0, outcome.err

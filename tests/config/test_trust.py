@@ -38,7 +38,7 @@ ALLOWED = [
     "pipeline.training.models.torchvision_model",
     "pipeline.training.objective.LandmarkRegression",
     "pipeline.training.metrics.NormalizedMeanError",
-    "pipeline.runs.tracker.TensorBoard",
+    "pipeline.runs.trackers.tensorboard.TensorBoard",
 ]
 
 REFUSED = [

@@ -27,7 +27,7 @@ NODES = {
     "scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 3},
     "sampler": {"_target_": "pipeline.order.samplers.Sequential"},
     "collate": {"_target_": "pipeline.loading.collate.Pad", "fields": ["image"]},
-    "tracker": {"_target_": "pipeline.runs.tracker.Nothing"},
+    "tracker": {"_target_": "pipeline.runs.trackers.tracker.Nothing"},
     "dataset": {"_target_": "pipeline.datasets.face_landmarks.FaceLandmarks", "root": "faces"},
     "transform.train.flip": {"_target_": "torchvision.transforms.v2.RandomVerticalFlip"},
     "transform.train.crop": {"_target_": "torchvision.transforms.v2.CenterCrop", "size": 48},

@@ -36,6 +36,6 @@ def test_metrics_go_to_the_file_and_the_tracker(tmp_path):
     assert [json.loads(line)["event"] for line in lines] == ["log", "epoch"]
     assert json.loads(lines[1])["train/loss"] == 0.4
     assert tracker.logged == [
-        (5, {"epoch": 0, "train/loss": 0.5}),
-        (8, {"epoch": 0, "epoch/train/loss": 0.4, "val/nme": 0.1}),
+        (5, {"train/epoch": 0, "train/loss": 0.5}),
+        (8, {"epoch/train/loss": 0.4, "val/nme": 0.1}),
     ]

@@ -1,0 +1,85 @@
+"""What trackers kept, read back by their own readers: lists of (name, step, value)."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+
+from pipeline.runs.trackers.tracker import measured
+
+TIMED = ("ms/", "seconds", "samples_per_second", "wait_share")
+
+
+def expected(run):
+    """Value by name and step, of metrics.jsonl."""
+    found = {}
+    for points, step in measured(run):
+        for name, value in points.items():
+            assert (name, step) not in found
+            found[name, step] = value
+    assert found
+    return found
+
+
+def tensorboard(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tracker" / "tensorboard"))
+    events.Reload()
+    return [(name, one.step, one.value) for name in events.Tags()["scalars"]
+            for one in events.Scalars(name)]  # fmt: skip
+
+
+def csv(run):
+    table = pd.read_csv(run / "tracker" / "csv" / "metrics.csv")
+    assert not table.duplicated().any()
+    found = table.melt(id_vars="step").dropna()
+    return list(zip(found["variable"], found["step"], found["value"], strict=True))
+
+
+def mlflow(run, uri):
+    from mlflow.tracking import MlflowClient
+
+    client, id = MlflowClient(uri), json.loads((run / "tracker/mlflow/run.json").read_text())["id"]
+    names = client.get_run(id).data.metrics
+    return [(name, one.step, one.value) for name in names
+            for one in client.get_metric_history(id, name)]  # fmt: skip
+
+
+def wandb_records(run):
+    """Records of all offline sessions, in their order."""
+    from pipeline.runs.trackers.wandb_file import records
+
+    for path in sorted((run / "tracker" / "wandb" / "wandb").glob("offline-run-*/*.wandb")):
+        yield from records(path)
+
+
+def wandb(run):
+    found = []
+    for record in wandb_records(run):
+        if record.WhichOneof("record_type") != "history":
+            continue
+        row = {one.key or "/".join(one.nested_key): json.loads(one.value_json)
+               for one in record.history.item}  # fmt: skip
+        step = row.pop("_step")
+        found += [(name, step, value) for name, value in row.items()
+                  if not name.startswith(("_", "curves/", "predictions/"))]  # fmt: skip
+    return found
+
+
+def check(found, wanted, single=False, again=range(0)):
+    """Each point once, with the value of metrics.jsonl.
+
+    Args:
+        single: whether values were kept as float32.
+        again: steps that were taken twice, of which other times may have been kept.
+    """
+    kept = {(name, int(step)): value for name, step, value in found}
+    assert len(kept) == len(found), "a point was kept twice"
+    assert kept.keys() == wanted.keys()
+    for (name, step), value in wanted.items():
+        if step in again and name.removeprefix("epoch/").startswith(TIMED):
+            continue
+        value = float(np.float32(value)) if single else value
+        assert kept[name, step] == value or math.isnan(value), (name, step)
