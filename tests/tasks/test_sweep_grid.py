@@ -209,11 +209,11 @@ def test_jobs_share_the_cores_of_the_machine(monkeypatch):
     monkeypatch.setenv(world.THREADS, "2")
     assert (world.usable_cpus(), world.jobs_at_once(), world.threads_of_job()) == (5, 3, 2)
     monkeypatch.setattr(sweep_grid, "available", lambda: 9 << 30)
-    assert sweep_grid._at_once("auto", 64, "cpu") == 4
-    assert sweep_grid._at_once("auto", 3, "cpu") == 3
-    assert sweep_grid._at_once(8, 64, "cpu") == 8
+    assert sweep_grid.at_once_of("auto", 64, "cpu") == 4
+    assert sweep_grid.at_once_of("auto", 3, "cpu") == 3
+    assert sweep_grid.at_once_of(8, 64, "cpu") == 8
     monkeypatch.setattr(sweep_grid, "available", lambda: 0)  # not known
-    assert sweep_grid._at_once("auto", 64, "cpu") == 16
+    assert sweep_grid.at_once_of("auto", 64, "cpu") == 16
 
 
 @pytest.mark.stress
