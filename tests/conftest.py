@@ -10,6 +10,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import HealthCheck, settings
 
+from pipeline.config import environment
 from pipeline.tasks import fit, report
 
 LEAVE_REPORT = report.leave
@@ -108,9 +109,10 @@ def pytest_unconfigure():
 
 @pytest.fixture(autouse=True)
 def no_job():
-    """Forget hydra's job when a test is over; later ones would see its folders and overrides."""
+    """Forget hydra's job and the variables it read; later tests would see them in their texts."""
     yield
     HydraConfig.instance().cfg = None
+    environment._read.clear()
 
 
 @pytest.fixture(autouse=True)

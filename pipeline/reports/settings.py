@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -79,7 +80,8 @@ def _is_choice(composer: Composer, word: str) -> bool:
     group, _, option = word.lstrip("+").partition("=")
     if not group.replace("_", "").isalpha() or group == "hydra":
         return False
-    return option in composer.options(group)
+    known = composer.options(group)
+    return all(one.strip() in known for one in option.strip("[]").split(","))
 
 
 @cache
@@ -88,7 +90,10 @@ def _defaults(choices: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]
     composer = Composer()
     composed = composer.compose(composer.parse(choices)[0])
     config, problems = parsing.check(composed.config)
-    options = composed.hydra.get("runtime", {}).get("choices", {})
+    options = dict(composed.hydra.get("runtime", {}).get("choices", {}))
+    for key, value in composed.config.items():  # hydra does not name several options of one group
+        if key not in options and isinstance(value, Mapping) and composer.options(key):
+            options[key] = ", ".join(value)
     return dict(leaves(composed.config if problems else config.written())), options
 
 

@@ -202,4 +202,4 @@ def _first_line(error: BaseException | None) -> str | None:
     if error is None:
         return None
     first = (str(error) or type(error).__name__).splitlines()[0]
-    return disclosure.urls(environment.unresolved(first))
+    return environment.unresolved(disclosure.urls(first))

@@ -45,7 +45,7 @@ GOOD = {
             "background": True,
         },
         "baseline": True,
-        "digest": False, "ledger": False,
+        "digest": False, "ledger": False, "report": True,
         "progress": "auto", "pictures": True, "ema": None,
         "limit_batches": {"train": None, "val": None}, "overfit_batches": None,
         "fast_dev_run": False,

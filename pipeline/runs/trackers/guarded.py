@@ -74,7 +74,7 @@ class Guarded:
     def warn(self, reason: str) -> None:
         """Print a warning, if it is the first."""
         if self._warned.acquire(blocking=False):
-            reason = disclosure.urls(environment.unresolved(reason))
+            reason = environment.unresolved(disclosure.urls(reason))
             say(f"WARNING: {self.key}: {one_line(reason)[:500]}. The run continues without it; "
                 "its numbers are in metrics.jsonl")  # fmt: skip
 
