@@ -54,7 +54,7 @@ GOOD = {
     "resume": None,
     "resume_despite": [],
     "sweep": {"on_preempted": "stop", "on_failure": "continue", "retries": 0, "jobs": 1,
-              "seeds": None},
+              "seeds": None, "optuna": None},
     "task": "fit",
 }  # fmt: skip
 
