@@ -120,7 +120,7 @@ def _main(
     loads = hydra_loader.checked(single, kept, sweeps=args.multirun and not only_looks)
     try:
         with hydra_internals.replaced(sys, argv=words), looks, loads:
-            if single:
+            if only_looks or not args.multirun:
                 entry()
             else:
                 from pipeline.tasks.optuna_sweeper import OptunaSweeper

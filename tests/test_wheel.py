@@ -97,7 +97,7 @@ def test_a_wheel_writes_nothing_but_pipeline(wheel):
 
 def shipped():
     """The names that a wheel's files have to have: code, configuration, templates, type hints."""
-    kinds = (".py", ".pyi", ".yaml", ".txt", ".csv", ".typed")
+    kinds = (".py", ".pyi", ".yaml", ".txt", ".csv", ".typed", ".html", ".css", ".js")
     wanted = {name for name in tracked("pipeline", "datasets", "conf") if name.endswith(kinds)}
     return {name if name.startswith("pipeline/") else f"pipeline/{name}" for name in wanted}
 

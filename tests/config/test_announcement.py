@@ -53,6 +53,7 @@ def test_every_task_has_a_line():
         "verify": ["runs=[a,b]"],
         "diff": ["runs=[a,b]"],
         "report": ["runs=[a]"],
+        "show": ["run=a"],
         "validate": ["checkpoint=x"],
     }
     for task in tasks.TASKS:
