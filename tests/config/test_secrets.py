@@ -246,6 +246,7 @@ def test_credentials_go_to_no_other_server(word, configs, capsys):
     assert configs == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "word",
     ["endpoint_url=http://127.0.0.1:9000", "endpoint_url='http://[::1]:9000'",

@@ -424,6 +424,7 @@ STRANGERS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dataset", STRANGERS)
 def test_a_strangers_folder(capsys, dataset):
     make, whole = STRANGERS[dataset]

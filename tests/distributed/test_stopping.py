@@ -52,6 +52,7 @@ def check(runs, pids, undisturbed, place, number=signal.SIGTERM, to=None):
     assert runs.outcome() == undisturbed(runs.ranks)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("backend", "steps", "number"),
     [("main", 37, signal.SIGTERM), ("process", 20, signal.SIGINT), ("thread", 0, signal.SIGUSR1)],
@@ -67,6 +68,7 @@ def test_a_wait_for_data_is_broken_off(backend, steps, number, tmp_path, undistu
     check(runs, pids, undisturbed, "epoch ", number)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "backend", ["main", "process", pytest.param("thread", marks=pytest.mark.stress)]
 )
@@ -76,6 +78,7 @@ def test_so_is_one_in_validation(backend, tmp_path, undisturbed):
     check(runs, runs.begin(), undisturbed, "epoch 0, step 16")
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize(
     ("backend", "to"),
     [
@@ -95,6 +98,7 @@ def test_ranks_that_wait_agree_although_one_alone_was_asked(backend, to, tmp_pat
     ("process", 0, "before the first step"),
     ("main", EPOCHS, "after the last step"),  # the last row is read once a validation
 ])  # fmt: skip
+@pytest.mark.one_in(2)
 def test_the_best_constant_is_not_waited_for(backend, after, place, tmp_path):
     runs = Runs(tmp_path / "runs", backend)
     runs.stall("val", ROWS - 1 if after else 0, after)

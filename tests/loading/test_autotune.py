@@ -119,6 +119,7 @@ class Slow(toy.Pictures):
         return super().__getitem__(index)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_not_one_bit_changes_while_workers_come_and_go(backend):

@@ -131,7 +131,7 @@ def test_the_same_is_left_out_for_any_ranks_and_nothing_else_changes(folders, na
         assert all(len(share.indices) >= 1 for step in shared for share in step)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("options", ["2 processes", "3 threads"])
 @pytest.mark.parametrize("name", ["random", "weighted", "identity", "torch"])
 @pytest.mark.parametrize("on_error", ["substitute", "skip"])
@@ -467,6 +467,7 @@ def stream_of(root, on_error, options=None, world=None, buffer=0, size=SIZE, tai
     return Loader(StreamPlan(order, size, tail), fetch, options, world)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("buffer", [0, 8])
 @pytest.mark.parametrize("on_error", ["substitute", "skip"])
 def test_streams_leave_out_the_same_and_nothing_else_changes(folders, on_error, buffer):

@@ -150,7 +150,7 @@ def test_persistent_workers_go_on_from_their_state(epochs):
     assert [plain(list(other)), plain(list(other))] == [rest, following]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("every", [0, 1, 3])
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 def test_a_state_has_the_dataset_s_from_the_beginning(every, workers, persistent):

@@ -56,7 +56,7 @@ TORCH_SAMPLERS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_has_the_same_batches_in_workers_and_threads(faces, capsys, name):
     base = [*faces, f"sampler={name}", *SAMPLERS[name]]
@@ -84,6 +84,7 @@ def test_strategies_over_sequences(capsys, tmp_path, monkeypatch, sampler):
     assert run(capsys, *base, *IN_MAIN, "seed=1").hashes != expected.hashes
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", TORCH_SAMPLERS)
 def test_samplers_of_torch_too(faces, capsys, name):
     base = ["task=digest", *faces, "~sampler", f"+{TORCH_SAMPLERS[name]}"]

@@ -126,7 +126,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "kind", ["plain", "sharded", "drawing", "dividing itself", "its own iterator"]
 )

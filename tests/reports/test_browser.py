@@ -10,6 +10,7 @@ pytestmark = browsers.needed
 CHARTS = 6  # loss, metric, learning rate; waiting, work by stage, speed
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
 def test_a_report_is_whole_on_desks_and_phones_in_light_and_dark(browser, runs, width, scheme):
     path = run_report.write(runs / "done")

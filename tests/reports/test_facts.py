@@ -331,6 +331,7 @@ def test_a_resumed_run_shows_the_same_batches(faces, told, tmp_path, capsys):
     assert len(after.predictions) == 12
 
 
+@pytest.mark.one_in(2)
 @browsers.needed
 @pytest.mark.parametrize("kind", ["faces", "sequences"])
 def test_a_browser_shows_every_picture(browser, faces, told, tmp_path, capsys, kind):

@@ -259,6 +259,7 @@ def test_a_report_in_a_browser(browser, swept, width, scheme):
     browsers.check(browser, swept[0] / "report.html", 4, width=width, scheme=scheme)
 
 
+@pytest.mark.stress
 @browsers.needed
 def test_a_report_of_64_jobs_in_a_browser(browser, swept, tmp_path):
     folder = multiply(swept[0] / "0", tmp_path / "many", epochs=20)

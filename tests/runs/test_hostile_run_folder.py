@@ -371,6 +371,7 @@ def test_pipes_are_not_waited_for(tmp_path):
 HEAD = ",".join(quarantine.COLUMNS) + "\n"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -214,6 +214,7 @@ def hashes(folder):
     return (folder / "digests.jsonl").read_text()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("on_error", ["skip", "substitute"])
 def test_a_run_writes_it_and_the_next_one_meets_none_of_it_again(
     images, on_error, capsys, tmp_path

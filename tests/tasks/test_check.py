@@ -247,6 +247,7 @@ def test_flac_is_held_against_its_own_checksum(tmp_path, subtype):
     assert hashlib.md5(b"", usedforsecurity=False).digest_size == 16
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(not SHARED.exists(), reason="the real data is not here")
 @pytest.mark.parametrize(
     ("dataset", "folder", "count"),

@@ -219,6 +219,7 @@ def test_what_is_damaged_is_told_and_the_rest_compared(pair, capsys):
     assert "weights       not compared: " in done.out
 
 
+@pytest.mark.stress
 @browsers.needed
 def test_the_page_in_a_browser(first, fit, tmp_path, capsys):
     other = fit("optimizer.lr=0.02", "seed=1", "loader.generator=5")

@@ -142,6 +142,7 @@ def test_a_sweep_that_is_killed_does_every_job_once(grid, kills, seed, faces, tm
     assert fresh
 
 
+@pytest.mark.stress
 def test_two_processes_share_the_jobs_of_a_sweep(faces, tmp_path):
     sweep = Sweep(tmp_path / "shared", faces, "seed=1,2,3")
     codes, _ = ended([sweep.start(), sweep.start()])
