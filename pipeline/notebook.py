@@ -122,7 +122,8 @@ class Run:
         from pipeline.config import preflight
         from pipeline.distributed.world import World
 
-        return DataParts(preflight.stored(self.config), World())
+        # A batch needs no tracker, whose package or server may not be there.
+        return DataParts(preflight.stored({**self.config, "tracker": {}}), World())
 
     @cached_property
     def _digests(self) -> dict[tuple[int, int], str]:

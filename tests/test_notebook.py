@@ -77,6 +77,14 @@ def test_another_batch_than_the_run_had_is_told(folder):
         Run(folder).batch(0, 6)
 
 
+def test_a_batch_needs_no_tracker(folder):
+    path = folder / "config.yaml"
+    target = "pipeline.runs.trackers.tracker.Nothing"
+    assert target in path.read_text()
+    path.write_text(path.read_text().replace(target, "of_a_package.that_is_gone"))
+    assert Run(folder).batch(0, 2)["image"].shape[0] == 8
+
+
 def test_a_folder_from_a_stranger_runs_nothing(folder, tmp_path):
     path = folder / "config.yaml"
     text = path.read_text()
