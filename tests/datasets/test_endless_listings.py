@@ -109,6 +109,7 @@ WEB = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("answer", "reason", "most"), WEB.values(), ids=WEB)
 def test_a_web_index_ends(files, answer, reason, most):
     with serving(answer) as (address, requests):
@@ -172,6 +173,7 @@ S3 = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("answer", "reason", "most"), S3.values(), ids=S3)
 def test_a_bucket_ends(files, answer, reason, most):
     with serving(answer) as (endpoint, requests):

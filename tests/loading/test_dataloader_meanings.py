@@ -76,6 +76,7 @@ def test_what_cannot_be_pickled_is_named_when_it_is_to_be_sent():
 # Time, deaths and lengths.
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_timeout_is_torchs(backend):
     with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.5 seconds") as raised:
@@ -117,6 +118,7 @@ def test_the_error_of_lost_workers_has_torchs_words(how, words, tmp_path):
     assert len((tmp_path / "pids").read_text().split()) == 3
 
 
+@pytest.mark.stress
 def test_a_crash_that_repeats_is_tried_twice_where_processes_are_slow_to_start(tmp_path):
     dataset = Crashing(signal.SIGSEGV, tmp_path / "pids")
     with pytest.raises(RuntimeError, match="at the same place as the one before"):

@@ -106,6 +106,7 @@ def test_a_worker_that_hangs_is_replaced_after_the_limit(how, said, tmp_path, ca
     assert "_bootstrap" not in text  # the stack is that of the work, not of how it was started
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("how", "said"),
     [

@@ -253,6 +253,7 @@ def test_a_report_that_fails_costs_a_warning(tmp_path, monkeypatch, capsys, repo
     assert not (tmp_path / "other" / "report.html").exists()
 
 
+@pytest.mark.one_in(3)
 @browsers.needed
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
 def test_a_report_in_a_browser(browser, swept, width, scheme):

@@ -47,6 +47,7 @@ def case(monkeypatch, tmp_path, capsys):
     return profile
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "overrides", "bound"),
     [
