@@ -18,7 +18,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.resolvers import oc
 
-from pipeline.config import endpoints
+from pipeline.config import disclosure, endpoints
 from pipeline.config.disclosure import Origin, Plain
 from pipeline.errors import Problem
 
@@ -97,7 +97,11 @@ def _env(*arguments: Any) -> Any:
 
 
 def unresolved(text: str) -> str:
-    """`text` with values that this process read from the environment replaced by their names."""
+    """`text` with values that this process read from the environment replaced by their names.
+
+    Passwords in URLs are masked first: a name in the middle of a URL would hide it as one.
+    """
+    text = disclosure.urls(text)
     for value in sorted(_read, key=len, reverse=True):
         text = text.replace(value, f"${{oc.env:{_read[value]}}}")
     return text

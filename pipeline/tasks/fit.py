@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from pipeline import program
 from pipeline.build.training import TrainingParts
-from pipeline.config import disclosure, hydra_output, project
+from pipeline.config import disclosure, environment, hydra_output, project
 from pipeline.config.allowances import OPTIONS
 from pipeline.config.data_rules import mode_of
 from pipeline.config.schema import TASK_KEYS, Config
@@ -320,7 +320,7 @@ def watched(
         raise
     finally:
         if reason:
-            folder.manifest["sessions"][-1]["reason"] = disclosure.urls(reason)[:1000]
+            folder.manifest["sessions"][-1]["reason"] = environment.unresolved(reason)[:1000]
         unchanged = status != "done" and folder.was_done and not opened.came_further()
         if unchanged:
             opened.put_back()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config import disclosure, environment
+from pipeline.config import environment
 from pipeline.config.nodes import direction
 from pipeline.config.schema import Config
 from pipeline.distributed import preemption
@@ -202,4 +202,4 @@ def _first_line(error: BaseException | None) -> str | None:
     if error is None:
         return None
     first = (str(error) or type(error).__name__).splitlines()[0]
-    return environment.unresolved(disclosure.urls(first))
+    return environment.unresolved(first)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pipeline import command, tasks
-from pipeline.config import disclosure, endpoints
+from pipeline.config import disclosure, endpoints, environment
 from pipeline.runs.resumption import fingerprint
 from tests.program import run
 from tests.web_server import WebServer
@@ -347,3 +347,8 @@ def test_logging_is_left_as_it_was(configs, capsys):
     last = logging.lastResort
     assert run(capsys, "seed=1").code == 0
     assert logging.lastResort is last
+
+
+def test_a_variable_in_a_url_does_not_hide_its_password(monkeypatch):
+    monkeypatch.setitem(environment._read, "https:", "SCHEME")
+    assert environment.unresolved("https://user:hidden@server") == "${oc.env:SCHEME}//***@server"

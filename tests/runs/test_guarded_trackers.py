@@ -109,7 +109,7 @@ def test_one_that_hangs_costs_a_bounded_time(tmp_path, capsys, monkeypatch):
         while len(kept.calls) <= step:  # it has no more room either
             time.sleep(0.001)
     trackers.close()
-    assert 0.3 <= time.monotonic() - began < 10
+    assert 0.3 <= time.monotonic() - began < 60
     assert len(kept.calls) == 51
     hanging.released.set()
     said = capsys.readouterr().err

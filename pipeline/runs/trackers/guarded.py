@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import disclosure, environment
+from pipeline.config import environment
 from pipeline.errors import ConfigError
 from pipeline.runs.trackers.tracker import Points, Tracker
 from pipeline.terminal import one_line, say
@@ -74,7 +74,7 @@ class Guarded:
     def warn(self, reason: str) -> None:
         """Print a warning, if it is the first."""
         if self._warned.acquire(blocking=False):
-            reason = environment.unresolved(disclosure.urls(reason))
+            reason = environment.unresolved(reason)
             say(f"WARNING: {self.key}: {one_line(reason)[:500]}. The run continues without it; "
                 "its numbers are in metrics.jsonl")  # fmt: skip
 
