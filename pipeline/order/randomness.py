@@ -146,10 +146,22 @@ class Permutation:
             raise IndexError(f"a position lies outside [0, {self.length})")
         if self.length < self.SORTED_BELOW:
             return _sorted_permutation(self.length, self.key)[wanted]
-        values = self._network(wanted.astype(np.uint64))
+        return self._walk(wanted, self._network)
+
+    def inverse(self, elements: npt.ArrayLike) -> IntArray:
+        """Positions of `elements` (int64[n], each in [0, length)): int64[n]; costs as a call."""
+        given = np.asarray(elements, dtype=np.int64)
+        if given.size and (int(given.min()) < 0 or int(given.max()) >= self.length):
+            raise IndexError(f"an element lies outside [0, {self.length})")
+        if self.length < self.SORTED_BELOW:
+            return np.argsort(_sorted_permutation(self.length, self.key))[given].astype(np.int64)
+        return self._walk(given, self._network_back)
+
+    def _walk(self, start: IntArray, network: Callable[[KeyArray], KeyArray]) -> IntArray:
+        values = network(start.astype(np.uint64))
         outside = values >= np.uint64(self.length)
         while outside.any():
-            values[outside] = self._network(values[outside])
+            values[outside] = network(values[outside])
             outside = values >= np.uint64(self.length)
         return values.astype(np.int64)
 
@@ -159,6 +171,15 @@ class Permutation:
         for key in self._round_keys:
             mask = np.uint64((1 << high_bits) - 1)
             high, low = low, (high ^ _mix_array(low + np.uint64(key))) & mask
+            high_bits, low_bits = low_bits, high_bits
+        return (high << np.uint64(low_bits)) | low
+
+    def _network_back(self, values: KeyArray) -> KeyArray:
+        low_bits, high_bits = self._low_bits, self._high_bits
+        high, low = values >> np.uint64(low_bits), values & np.uint64((1 << low_bits) - 1)
+        for key in reversed(self._round_keys):
+            mask = np.uint64((1 << low_bits) - 1)  # `low` was the round's `high`
+            high, low = (low ^ _mix_array(high + np.uint64(key))) & mask, high
             high_bits, low_bits = low_bits, high_bits
         return (high << np.uint64(low_bits)) | low
 
