@@ -249,6 +249,22 @@ def tail(config: Config, found: Found) -> Messages:
         )
 
 
+def packing(config: Config, found: Found) -> Messages:
+    """Blocks need a sampler that forms them and a collate function that knows what they are."""
+    sampler, collate = (getattr(found.get(key), "packs", False) for key in ("sampler", "collate"))
+    if sampler and not collate:
+        yield (
+            f"collate: {config.collate['_target_']} knows no blocks, which the sampler packs rows "
+            "into; set collate=packed"
+        )
+    mixing = [name for name, node in config.transform.train_batch.items() if node is not None]
+    if sampler and mixing:
+        yield (
+            f"transform.train_batch.{mixing[0]}: transforms of batches take a row for each sample, "
+            "and rows of packed batches are blocks; transform samples instead (transform.train)"
+        )
+
+
 def distributed_sampler(config: Config, found: Found) -> Messages:
     from torch.utils.data import DistributedSampler
 
@@ -349,6 +365,7 @@ def bad_samples(config: Config, found: Found) -> Messages:
 
 RULES: tuple[Callable[[Config, Found], Messages], ...] = (
     no_workers, threads, start_method, worker_function, unordered, pinned_device, ranks, columns,
-    streams, same_data_twice, tail, both_splits, bad_samples, distributed_sampler, device, monitor,
-    schedule, tracker_packages, data_rules.batch_steps, data_rules.packed, data_rules.dataset_keys,
+    streams, same_data_twice, tail, packing, both_splits, bad_samples, distributed_sampler, device,
+    monitor, schedule, tracker_packages, data_rules.batch_steps, data_rules.packed,
+    data_rules.dataset_keys,
 )  # fmt: skip

@@ -27,6 +27,9 @@ class Request(Addressed):
         indices: rows of the dataset, int64[n].
         valid: rows from this one on are padding: copies of earlier rows that are not counted.
         total: rows of the whole global batch, padding included; None: this is all of it.
+        parts: where rows stand in blocks (`SequencePacking`), int64[n, 4]: the first token, one
+            past the last, the tokens of the whole row (-1: unknown, as of one that stands in for
+            another), and the block, ascending. None: rows are no parts of blocks.
     """
 
     epoch: int
@@ -35,6 +38,7 @@ class Request(Addressed):
     indices: IntArray
     valid: int
     total: int | None = None
+    parts: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -46,14 +50,26 @@ def deal(batch: Request, size: int, rank: int, world: int, together: int = 1) ->
     Args:
         batch: the whole batch.
         size: rows to pad it to first, with copies of its own rows; at least its length.
-        together: rows are shared out in groups of this many; the last group may be smaller.
+        together: rows are shared out in groups of this many; the last group may be smaller. Blocks
+            stay whole.
     """
+    if batch.parts is not None:
+        return _deal_blocks(batch, batch.parts, rank, world)
     rows = np.arange(size) % len(batch)
     groups = -(-size // together)
     start, stop = (min(groups * one // world * together, size) for one in (rank, rank + 1))
     valid = min(max(batch.valid - start, 0), stop - start)
     mine = rows[start:stop] if start < stop else rows[:1]
     return Request(batch.epoch, batch.step, batch.positions[mine], batch.indices[mine], valid, size)
+
+
+def _deal_blocks(batch: Request, parts: IntArray, rank: int, world: int) -> Request:
+    blocks = parts[:, 3]
+    count = int(blocks[-1]) + 1
+    start, stop = np.searchsorted(blocks, [count * one // world for one in (rank, rank + 1)])
+    mine = slice(start, stop) if start < stop else slice(0, 1)
+    return Request(batch.epoch, batch.step, batch.positions[mine], batch.indices[mine],
+                   int(stop - start), len(batch), parts[mine])  # fmt: skip
 
 
 def not_empty(plan: Plan) -> Plan:
@@ -125,14 +141,16 @@ class Plan:
         if not 0 <= step < self.steps(epoch):
             raise IndexError(f"epoch {epoch} has steps 0 to {self.steps(epoch) - 1}, not {step}")
         of = 0 if self.again else epoch
+        parts = None
         if isinstance(self.sampler, BatchStrategy):
             positions, indices = self.sampler.batch(of, step)
+            parts = self.sampler.parts(of, step)
         else:
             start = step * self.batch_size
             stop = min(start + self.batch_size, self.sampler.size(of))
             positions = np.arange(start, stop, dtype=np.int64)
             indices = self.sampler.indices(of, start, stop)
-        batch = Request(epoch, step, positions, indices, len(indices))
+        batch = Request(epoch, step, positions, indices, len(indices), parts=parts)
         padded = self.tail == "pad" and len(batch) < self.batch_size
         size = self.batch_size if padded else len(batch)
         return deal(batch, size, rank, world, self.together)

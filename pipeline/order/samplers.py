@@ -21,7 +21,14 @@ Tail = Literal["keep", "drop", "pad"]
 
 
 class _Sampler(ABC):
+    """
+    Attributes:
+        column_arguments: arguments that name columns of the dataset's table.
+        packs: whether rows stand in blocks, so that validation packs them, too.
+    """
+
     column_arguments: ClassVar[tuple[str, ...]] = ()
+    packs: ClassVar[bool] = False
 
     @abstractmethod
     def size(self, epoch: int) -> int:
@@ -51,7 +58,12 @@ class BatchStrategy(_Sampler):
 
     @abstractmethod
     def batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
-        """Positions and rows of one global batch: int64[n] each. No position comes twice."""
+        """Positions and rows of one global batch: int64[n] each. No position comes twice, but where
+        rows are cut into parts."""
+
+    def parts(self, epoch: int, step: int) -> IntArray | None:
+        """Which parts of its rows a batch has, in which blocks: int64[n, 4] as `Request.parts`."""
+        return None
 
 
 class Sequential(Order):

@@ -70,7 +70,7 @@ class Selection:
     def fingerprint(self) -> str:
         """A hash (32 hex digits) of which rows are kept."""
         digest = hashlib.blake2b(f"{self.length}:".encode(), digest_size=16)
-        digest.update(memoryview(self._bits))
+        digest.update(self._bits.data)
         return digest.hexdigest()
 
     def select(self, places: npt.ArrayLike) -> IntArray:

@@ -3,13 +3,13 @@
 import time
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.order.packed import Packed, best_fit, cut_in_turn
-from pipeline.order.samplers import Random, Sequential
+from pipeline.order.sequence_packing import SequencePacking, best_fit, cut_in_turn
 
 KINDS = {
     "zipf": lambda rng, n: np.minimum(rng.zipf(1.5, n), 500),
@@ -19,6 +19,11 @@ KINDS = {
     "empty": lambda rng, n: np.zeros(n, np.int64),
     "one giant": lambda rng, n: np.where(np.arange(n) == n // 2, 5000, 3),
 }
+
+
+def packed_of(lengths, size, tokens, order=None, **options):
+    table = pd.DataFrame({"length": lengths}, copy=False)
+    return SequencePacking(len(lengths), 3, table, size, tokens, order=order, **options)
 
 
 def lengths_of(kind, count, seed=0):
@@ -38,10 +43,10 @@ def test_every_token_stands_in_one_block_and_no_block_is_too_full(
     kind, count, window, split, size, epoch
 ):
     lengths = lengths_of(kind, count)
-    packed = Packed(Random(count, 3), lengths, 3, size, tokens=64, window=window, split=split)
+    packed = packed_of(lengths, size, 64, window=window, split=split)
     seen = [np.zeros(max(length, 1), np.int64) for length in lengths]
     for step, pieces in enumerate(epoch_of(packed, epoch)):
-        assert np.all(np.bincount(pieces.blocks, pieces.lengths) <= 64)
+        assert np.all(np.bincount(pieces.blocks, pieces.stops - pieces.starts) <= 64)
         assert np.array_equal(np.unique(pieces.blocks), np.arange(pieces.blocks[-1] + 1))
         assert np.array_equal(packed.order.indices(epoch, 0, count)[pieces.positions], pieces.rows)
         for row, start, stop in zip(pieces.rows, pieces.starts, pieces.stops, strict=True):
@@ -53,23 +58,26 @@ def test_every_token_stands_in_one_block_and_no_block_is_too_full(
             assert step in packed.steps_of(epoch, int(position))
         if split == "never":
             whole = lengths[pieces.rows] <= 64
-            assert np.array_equal(pieces.lengths[whole], lengths[pieces.rows][whole])
+            assert np.array_equal(
+                (pieces.stops - pieces.starts)[whole], lengths[pieces.rows][whole]
+            )
+        assert np.array_equal(pieces.lengths, lengths[pieces.rows])
     assert all(np.all(one == 1) for one in seen)
 
 
 def test_any_step_is_the_same_by_itself_and_epochs_differ():
     lengths = lengths_of("zipf", 3000)
-    given_in_turn = epoch_of(Packed(Random(3000, 0), lengths, 0, 4, 64, window=100))
+    given_in_turn = epoch_of(packed_of(lengths, 4, 64, window=100))
     for step in (len(given_in_turn) - 1, 0, 17):
-        alone = Packed(Random(3000, 0), lengths, 0, 4, 64, window=100).pieces(0, step)
+        alone = packed_of(lengths, 4, 64, window=100).pieces(0, step)
         assert all(np.array_equal(*both) for both in zip(alone, given_in_turn[step], strict=True))
-    other = Packed(Random(3000, 0), lengths, 0, 4, 64, window=100).pieces(1, 0)
+    other = packed_of(lengths, 4, 64, window=100).pieces(1, 0)
     assert not np.array_equal(other.rows, given_in_turn[0].rows)
 
 
 def test_batches_have_about_as_many_blocks_as_asked_for():
     lengths = np.random.default_rng(1).lognormal(5, 1, 200_000).astype(np.int32)
-    packed = Packed(Random(len(lengths), 0), lengths, 0, 8, 2048)
+    packed = packed_of(lengths, 8, 2048)
     counts = [int(pieces.blocks[-1]) + 1 for pieces in epoch_of(packed)]
     assert set(counts[:-1]) <= {6, 7, 8, 9, 10}
     assert abs(np.mean(counts) - 8) < 0.5
@@ -78,7 +86,7 @@ def test_batches_have_about_as_many_blocks_as_asked_for():
 @pytest.mark.parametrize(("split", "filled"), [("never", 0.98), ("tail", 0.9998)])
 def test_blocks_are_full(split, filled):
     lengths = np.random.default_rng(1).lognormal(5, 1, 70_000).astype(np.int32)
-    packed = Packed(Random(len(lengths), 0), lengths, 0, 8, 2048, split=split)
+    packed = packed_of(lengths, 8, 2048, split=split)
     blocks = sum(int(pieces.blocks[-1]) + 1 for pieces in epoch_of(packed))
     assert lengths.sum() / (blocks * 2048) >= filled
 
@@ -104,13 +112,16 @@ def test_rows_are_cut_in_turn():
 
 
 def test_what_cannot_be_packed_is_refused():
-    order = Sequential(3)
     with pytest.raises(DataError, match=r"row 1 has 90 tokens, and a block 64"):
-        Packed(order, np.array([1, 90, 2]), 0, 1, 64, long="refuse").size(0)
+        packed_of(np.array([1, 90, 2]), 1, 64, long="refuse").size(0)
     with pytest.raises(DataError, match="row 2 has a length of -4"):
-        Packed(order, np.array([1, 90, -4]), 0, 1, 64).size(0)
+        packed_of(np.array([1, 90, -4]), 1, 64).size(0)
     with pytest.raises(ConfigError, match=r"sampler\.tokens: 0"):
-        Packed(order, np.array([1, 90, 2]), 0, 1, 0)
+        packed_of(np.array([1, 90, 2]), 1, 0)
+    with pytest.raises(ConfigError, match=r"batch\.tail"):
+        packed_of(np.array([1, 90, 2]), 1, 64, tail="pad")
+    with pytest.raises(DataError, match="whole numbers"):
+        packed_of(np.array([1.0, 90, 2]), 1, 64)
 
 
 @pytest.mark.stress
@@ -122,7 +133,7 @@ def test_a_billion_documents_are_packed_as_fast_in_the_middle_as_at_the_start(tm
         lengths[start : start + len(part)] = part
     times = {}
     for step in (0, 10**6, 0, 10**6):
-        packed = Packed(Random(10**9, 0), lengths, 0, 8, 2048)
+        packed = packed_of(lengths, 8, 2048)
         began = time.process_time()
         packed.pieces(0, step)
         times.setdefault(step, []).append(time.process_time() - began)

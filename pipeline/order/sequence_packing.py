@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from heapq import heapify, heappop, heappush
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.order.randomness import IntArray, Permutation, hash64
-from pipeline.order.samplers import BatchStrategy, Order
+from pipeline.order.samplers import BatchStrategy, Order, Random, Tail, column_of
 
 Split = Literal["never", "tail"]
 
@@ -41,6 +41,7 @@ class Pieces(NamedTuple):
         positions: in the epoch's order; pieces of one row have the same.
         rows: of the dataset.
         starts, stops: the tokens of the row, `starts <= token < stops`.
+        lengths: tokens of the whole row.
         blocks: numbers of the blocks, from 0.
     """
 
@@ -48,59 +49,71 @@ class Pieces(NamedTuple):
     rows: IntArray
     starts: IntArray
     stops: IntArray
+    lengths: IntArray
     blocks: IntArray
-
-    @property
-    def lengths(self) -> IntArray:
-        """Tokens of each piece."""
-        return self.stops - self.starts
 
     def take(self, places: npt.NDArray[np.int64] | slice) -> Pieces:
         return Pieces(*(values[places] for values in self))
 
 
-class Packed(BatchStrategy):
+class SequencePacking(BatchStrategy):
     """Batches of blocks.
 
     Args:
-        order: which rows an epoch has, and in which order.
-        lengths: tokens of each row of the dataset, int[length]; may be mapped from a file.
-        seed: of the run; blocks stand in another order each epoch.
         batch_size: blocks in a batch, about.
         tokens: of a block, at most.
+        tail: "keep" the epoch's last, smaller batch, or "drop" it.
+        column: metadata column of lengths in tokens.
         window: positions that are packed together.
         split: "never": a row stands in one block as a whole. "tail": rows follow one another and
             are cut where a block is full, so that all but a window's last block are full.
         long: what becomes of rows of more than `tokens` tokens where rows are not split: "cut" into
-            blocks of their own, of which the rest is packed as a row is, or "refuse".
+            blocks of their own, the last part packed as a row is, or "refuse".
+        order: which rows an epoch has, and in which order; None: each once, at random.
 
     Raises:
         ConfigError: a value is out of range.
         DataError: a length is negative, or a row is too long.
     """
 
+    column_arguments = ("column",)
+    packs = True
+
     def __init__(
         self,
-        order: Order,
-        lengths: npt.NDArray[np.integer],
+        length: int,
         seed: int,
+        metadata: Any,
         batch_size: int,
         tokens: int,
+        tail: Tail = "keep",
+        column: str = "length",
         window: int = 4096,
         split: Split = "never",
         long: Literal["cut", "refuse"] = "cut",
+        order: Order | None = None,
     ) -> None:
         for name, value in (("tokens", tokens), ("window", window)):
             if value < 1:
                 raise ConfigError(Problem(f"sampler.{name}", f"{value}; allowed: 1 or more"))
-        self.order, self.seed, self.tokens, self.split = order, seed, tokens, split
-        self.batch_size = batch_size
+        if tail == "pad":
+            raise ConfigError(
+                Problem("batch.tail", "pads with rows, and a batch of blocks has no fixed number "
+                        "of them; set keep or drop")
+            )  # fmt: skip
+        lengths = column_of(metadata, column, "column")
+        if not np.issubdtype(lengths.dtype, np.integer):
+            raise DataError(f"column {column!r} does not hold whole numbers, so rows cannot be "
+                            "packed by it")  # fmt: skip
+        self.order = order or Random(length, seed)
+        self.seed, self.tokens, self.split = seed, tokens, split
+        self.batch_size, self._drops = batch_size, tail == "drop"
         self._lengths, self._long = lengths, long
         self._window = window if split == "never" else max(window, _TAIL_WINDOW)
         self._stretches: dict[tuple[int, int], Pieces] = {}
         self._positions = self._window  # of a stretch
         self._batches = 1  # of every stretch but the last
-        if order.size(0) > self._window:
+        if self.order.size(0) > self._window:
             first = self._window_at(0, 0, self._window).blocks
             blocks = int(first[-1]) + 1 if len(first) else 1
             windows = -(-_BATCHES * batch_size // blocks)
@@ -115,6 +128,10 @@ class Packed(BatchStrategy):
     def batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
         pieces = self.pieces(epoch, step)
         return pieces.positions, pieces.rows
+
+    def parts(self, epoch: int, step: int) -> IntArray:
+        pieces = self.pieces(epoch, step)
+        return np.stack([pieces.starts, pieces.stops, pieces.lengths, pieces.blocks], axis=1)
 
     def pieces(self, epoch: int, step: int) -> Pieces:
         """The pieces of one global batch, whose blocks are numbered from 0."""
@@ -151,7 +168,8 @@ class Packed(BatchStrategy):
 
     def _batches_of_rest(self, epoch: int) -> int:
         whole, _ = self._cut(epoch)
-        return -(-_blocks_of(self._stretch(epoch, whole)) // self.batch_size)
+        rest = 0 if self._drops else self.batch_size - 1
+        return (_blocks_of(self._stretch(epoch, whole)) + rest) // self.batch_size
 
     def _stretch(self, epoch: int, number: int) -> Pieces:
         """All pieces of a stretch, its blocks in their keyed order."""
@@ -182,7 +200,7 @@ class Packed(BatchStrategy):
             place, starts, stops = self._whole(rows, places, lengths)
             blocks = best_fit(stops - starts, self.tokens)
         order = np.lexsort((starts, place, blocks))
-        return Pieces(place + start, rows[place], starts, stops, blocks).take(order)
+        return Pieces(place + start, rows[place], starts, stops, lengths[place], blocks).take(order)
 
     def _whole(
         self, rows: IntArray, places: IntArray, lengths: IntArray
