@@ -80,7 +80,7 @@ def matching(table: Any, expression: str, key: str = "dataset.filter") -> Mask:
     if isinstance(found, (bool, np.bool_)):
         found = np.full(len(table), bool(found))
     values = np.asarray(found)
-    if values.dtype != np.bool_ and pd.api.types.is_bool_dtype(getattr(found, "dtype", None)):
+    if values.dtype != np.bool_ and pd.api.types.is_bool_dtype(found):
         values = found.fillna(False).to_numpy(np.bool_)
     if values.dtype != np.bool_ or values.shape != (len(table),):
         raise refused("it gives no true or false for each row; compare a column with a value")
