@@ -23,6 +23,7 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.budget import Budget
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.memory import tree_pss
+from pipeline.loading.read_ahead import read_ahead
 from pipeline.loading.transfer import Transfer
 from pipeline.loading.workers.backends import Backend, Failure, LoaderOptions, MainBackend
 from pipeline.loading.workers.process_backend import ProcessBackend, require_picklable
@@ -113,6 +114,9 @@ class Loader:
         self._moved_ahead = moves or self.world.device == "cpu"
         require_picklable(fetch, self.options)
         self._backend = open_backend(fetch, self.options, self._pin)
+        self._ahead = read_ahead(
+            plan, fetch.dataset, self.world.rank, self.world.size, self.options
+        )
         auto, first = self.options.auto, self.options.num_workers
         self._tuner = Autotune(first, auto, tree_pss) if auto else None
         self._deaths = 0  # in backends that were left
@@ -193,9 +197,13 @@ class Loader:
             changes = False
             steps = count(step) if limit is None else range(step, limit)
             requests = (self.plan.request(epoch, one, world.rank, world.size) for one in steps)
+            if self._ahead is not None:
+                requests = self._ahead.requests(epoch, step, requests)
             with self._backend.run(requests) as results:
                 for result in self._transfer(results) if self._transfer else results:
                     yield result
+                    if self._ahead is not None:
+                        self._ahead.delivered(step)
                     step += 1
                     stats = self.stats
                     if tuner is not None and tuner.delivered(
@@ -208,6 +216,8 @@ class Loader:
                 self._deaths += self._backend.deaths
                 self.options = replace(self.options, num_workers=tuner.workers)
                 self._backend = open_backend(self.fetch, self.options, self._pin)
+        if self._ahead is not None:
+            self._ahead.rest()
 
     def _move(self, batch: Batch) -> Batch:
         """The batch on the world's device, where no transfer has brought it there."""
@@ -250,6 +260,8 @@ class Loader:
     def close(self) -> None:
         """Stop the workers."""
         self._backend.close()
+        if self._ahead is not None:
+            self._ahead.close()
 
     def __enter__(self) -> Loader:
         return self
