@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import numpy as np
 
@@ -80,6 +81,7 @@ class Prefetcher:
         self._rows: deque[tuple[int, str]] = deque()
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._far: deque[tuple[int, int]] = deque()  # row and bytes of what is in no hands yet
+        self._of_epoch: WeakSet[Future[bool]] = WeakSet()
         self._full = False
 
     def go_to(self, epoch: int, delivered: int, handed: int, reads: bool) -> None:
@@ -106,7 +108,7 @@ class Prefetcher:
             self.bell.recv(1 << 12)
         for future in [one for one in self._open if one.done()]:
             row, address = self._open.pop(future)
-            if not future.result():
+            if not future.result() and future in self._of_epoch:
                 self._full = True
                 self._recent.pop(address, None)
                 self._rows.appendleft((row, address))
@@ -145,6 +147,7 @@ class Prefetcher:
                 self._recent.popitem(last=False)
             future = self._pool.submit(self._fetch_one, address, row - self._delivered)
             self._open[future] = row, address
+            self._of_epoch.add(future)
             future.add_done_callback(self._ring)
 
     def _fetch_one(self, address: str, beyond: int) -> bool:

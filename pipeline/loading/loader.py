@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -152,7 +152,7 @@ class Loader:
             self.budget.begin(epoch)
         deaths = self.deaths
         asked = began = time.perf_counter()
-        with closing(self._results(epoch, start)) as results:
+        with self._ahead or nullcontext(), closing(self._results(epoch, start)) as results:
             for result in results:
                 self.stats.deaths = self._deaths + self._backend.deaths - deaths
                 if isinstance(result, End):
@@ -216,8 +216,6 @@ class Loader:
                 self._deaths += self._backend.deaths
                 self.options = replace(self.options, num_workers=tuner.workers)
                 self._backend = open_backend(self.fetch, self.options, self._pin)
-        if self._ahead is not None:
-            self._ahead.rest()
 
     def _move(self, batch: Batch) -> Batch:
         """The batch on the world's device, where no transfer has brought it there."""

@@ -22,6 +22,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from multiprocessing.util import Finalize
 from typing import Any
 
 from pipeline.loading.workers.backends import LoaderOptions
@@ -69,7 +70,10 @@ class ReadAhead:
         self._news = epoch, step + 1, max(handed, step + 1)
         self._tell()
 
-    def rest(self) -> None:
+    def __enter__(self) -> ReadAhead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """No more batches are asked for now."""
         self._tell(goes_on=False)
 
@@ -80,7 +84,9 @@ class ReadAhead:
             self._end()
 
     def _tell(self, goes_on: bool = True) -> None:
-        if self._socket is None and (self._starts >= _MOST_STARTS or not self._start()):
+        if self._owner != os.getpid():
+            return
+        if self._socket is None and not (goes_on and self._starts < _MOST_STARTS and self._start()):
             return
         assert self._socket is not None
         try:
@@ -113,31 +119,28 @@ class ReadAhead:
                 return False
         ours.setblocking(False)
         self._socket = ours
+        # Before multiprocessing waits for it at exit, and where nobody calls `close`.
+        self._at_exit = Finalize(self, self._process.kill, exitpriority=100)
         return True
 
     def _end(self) -> int | None:
         assert self._socket is not None
         self._socket.close()
-        self._process.kill()
+        self._at_exit()
         self._process.join()
         code: int | None = self._process.exitcode
         self._process.close()
         self._socket = None
         return code
 
-    def __del__(self) -> None:
-        with suppress(Exception):
-            self.close()
-
 
 def read_ahead(
     plan: Any, dataset: Any, rank: int, world: int, options: LoaderOptions
 ) -> ReadAhead | None:
     """What reads ahead for a loader; None where nothing can be."""
-    files = getattr(dataset, "remote_files", None)
-    if files is None or not isinstance(plan, Plan) or not hasattr(dataset, "files_of"):
-        return None
-    if not files.ahead or not hasattr(os, "fork"):
+    ahead = getattr(getattr(dataset, "remote_files", None), "ahead", 0)
+    known = isinstance(plan, Plan) and hasattr(dataset, "files_of")
+    if not ahead or not known or not hasattr(os, "fork"):
         return None
     return ReadAhead(plan, dataset, rank, world, start_method(options))
 
