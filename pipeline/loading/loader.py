@@ -25,7 +25,13 @@ from pipeline.loading.fetch import Fetch
 from pipeline.loading.memory import tree_pss
 from pipeline.loading.read_ahead import read_ahead
 from pipeline.loading.transfer import Transfer
-from pipeline.loading.workers.backends import Backend, Failure, LoaderOptions, MainBackend
+from pipeline.loading.workers.backends import (
+    Asked,
+    Backend,
+    Failure,
+    LoaderOptions,
+    MainBackend,
+)
 from pipeline.loading.workers.process_backend import ProcessBackend, require_picklable
 from pipeline.loading.workers.thread_backend import ThreadBackend
 from pipeline.order.plan import Plan
@@ -196,6 +202,7 @@ class Loader:
         while changes:
             changes = False
             steps = count(step) if limit is None else range(step, limit)
+            requests: Iterator[Asked]
             requests = (self.plan.request(epoch, one, world.rank, world.size) for one in steps)
             if self._ahead is not None:
                 requests = self._ahead.requests(epoch, step, requests)

@@ -25,9 +25,9 @@ from functools import lru_cache
 from multiprocessing.util import Finalize
 from typing import Any
 
-from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.loading.workers.backends import Asked, LoaderOptions
 from pipeline.loading.workers.process_backend import start_method
-from pipeline.order.plan import Plan, Request
+from pipeline.order.plan import Plan
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class ReadAhead:
         self._owner = os.getpid()
         self._news = (0, 0, 0)
 
-    def requests(self, epoch: int, step: int, requests: Iterator[Request]) -> Iterator[Request]:
+    def requests(self, epoch: int, step: int, requests: Iterator[Asked]) -> Iterator[Asked]:
         """`requests` from `step` on, noted as they are handed out."""
         self._news = epoch, step, step
         self._tell()
