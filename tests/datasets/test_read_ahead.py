@@ -414,3 +414,26 @@ def lru(order, room):
         misses += key not in held
         held = [*(one for one in held if one != key), key][-room:]
     return misses
+
+
+def read_and_wait(web, cache, pids):
+    loader = loader_of(dataset_at(web, cache), backend="process", num_workers=1)
+    next(loader.epoch(0))
+    pids.send(loader._ahead._process.pid)
+    time.sleep(60)
+
+
+def test_it_ends_with_the_process_that_it_works_for(web, tmp_path):
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    running = context.Process(target=read_and_wait, args=(web, tmp_path, theirs))
+    running.start()
+    pid = ours.recv()
+    running.kill()
+    running.join()
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}") or is_zombie(pid), 20)
+
+
+def is_zombie(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "Z"
