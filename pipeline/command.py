@@ -261,6 +261,8 @@ def report(error: BaseException) -> int:
         return _report_bug(error, rank)
     if any(os.environ.get(name) == "1" for name in ("PENSTOCK_TRACEBACK", "HYDRA_FULL_ERROR")):
         say("".join(traceback.format_exception(error)).rstrip())
+    if error.told:
+        return error.exit_code
     if error.exit_code == PREEMPTED and str(error):
         _say(f"{rank}{error}")
     elif isinstance(error, ConfigError) and len(error.problems) != 1:
