@@ -305,6 +305,8 @@ def _for_jobs() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "PYTHONSAFEPATH": "1",
         program.VARIABLE: shlex.join(program.words()),
+        # What submitit has Slurm send before a job's time is over: a request to stop, as elsewhere.
+        "SUBMITIT_PREEMPT_SIGNAL": "USR1",
     }
 
 

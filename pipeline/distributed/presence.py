@@ -44,7 +44,8 @@ _LATE_GRACE = 1.0  # the same for a rank that was late
 _LISTED = 4  # late ranks whose places are shown
 _THREADS = ("checkpoint",)  # that a main thread may be waiting for
 # What gloo, NCCL and the store say when a rank does not come, and when its process is gone.
-_TIMED_OUT = ("imed out waiting", "ait timeout", "ocket timeout", "imed out after")
+_TIMED_OUT = ("imed out waiting", "ait timeout", "ocket timeout", "imed out after",
+              "Application timeout")  # fmt: skip
 _LOST = ("onnection closed", "onnection reset", "roken pipe", "onnection refused", "pair closure")
 
 

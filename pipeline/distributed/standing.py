@@ -79,6 +79,8 @@ def own(threads: Iterable[str] = ()) -> Standing:
             found.stack.append(f"in its thread '{thread.name}':")
             inner = _frames_of(frames.get(thread.ident or 0))
             found.stack += [_text(*frame) for frame in inner[:_FRAMES]]
+            if main and main[0][0] == threading.__file__:  # waits for that thread, or a lock
+                found.waits |= waits(frame[0] for frame in inner)
     return found
 
 

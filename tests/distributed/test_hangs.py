@@ -99,9 +99,14 @@ def run_ranks(size, tmp_path, work, notes):
     return codes, pids, (tmp_path / "log").read_text(), time.monotonic() - begun
 
 
-@pytest.mark.parametrize("late", [0, 1])
-@pytest.mark.parametrize("notes", [True, False], ids=["our launcher", "a store of rank 0"])
-@pytest.mark.parametrize("kind", HANGS)
+QUICK = {("stopped", True, 1), ("holding the GIL", False, 0)}
+CASES = [
+    pytest.param(*case, marks=[] if case in QUICK else pytest.mark.stress)
+    for case in itertools.product(HANGS, (True, False), (0, 1))
+]
+
+
+@pytest.mark.parametrize(("kind", "notes", "late"), CASES)
 def test_a_rank_that_hangs_is_named_and_ended(kind, notes, late, tmp_path):
     hang, how, frame = HANGS[kind]
 
@@ -115,8 +120,43 @@ def test_a_rank_that_hangs_is_named_and_ended(kind, notes, late, tmp_path):
     assert set(codes.values()) <= {75, -signal.SIGKILL}, said
     assert [codes.get(rank) for rank in range(3) if rank != late] == [75, 75]
     first, *rest = said.splitlines()
-    assert re.match(rf"error: rank {late} \(process {pids[late]} on {re.escape(os.uname()[1])}\) "
-                    rf"{how}.*\. The others have waited for 2 s \(distributed.timeout\)$", first)  # fmt: skip
+    who = rf"error: rank {late} \(process {pids[late]} on {re.escape(os.uname()[1])}\) {how}"
+    assert re.match(rf"{who}.*\. The others have waited for 2 s \(distributed.timeout\)$", first)
     assert said.count("error") == 1
     assert "Traceback" not in said
     assert any(line.endswith(frame) for line in rest), said
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("notes", [True, False])
+def test_ranks_in_two_places_are_both_shown(notes, tmp_path):
+    def work(group):
+        if group.world.rank == 1:
+            wait_elsewhere(group)
+        group.sum(torch.ones(1))
+
+    codes, _, said, _ = run_ranks(2, tmp_path, work, notes)
+    assert set(codes.values()) == {75}, said
+    assert said.startswith("error: the ranks wait for each other, and not at the same place, for 2")
+    assert "in wait_elsewhere" in said
+    assert "in work" in said
+    assert said.count("error") == 1
+    assert "Traceback" not in said
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("notes", [True, False])
+def test_a_rank_that_never_comes_is_named(notes, tmp_path, monkeypatch):
+    kept = sys.modules["pipeline.distributed.meeting"].store
+
+    def late(world, limit):
+        if world.rank == 1:
+            time.sleep(60)
+        return kept(world, limit)
+
+    monkeypatch.setattr("pipeline.distributed.meeting.store", late)
+    codes, _, said, seconds = run_ranks(2, tmp_path, lambda group: None, notes)
+    print(codes, said, seconds)
+    assert codes[0] == 75, said
+    assert said.startswith("error: rank 1 has not come. The others have waited for 2 s")
+    assert "Traceback" not in said
