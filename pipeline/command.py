@@ -75,6 +75,8 @@ def main(
         The exit code. Nothing has been written when it is 2 and preflight gave it.
     """
     program.started_from(sys.argv[0] if entry and script is None else script)
+    if world.is_launched():  # presence.py says what torch's C++ warns of, as one message
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         if list(argv[:1]) == ["init"]:
             from pipeline.starter import init

@@ -73,6 +73,7 @@ class Presence:
         self._asked: dict[int, Standing] = {}  # of other ranks, by this one
         self._descriptions: dict[int, dict[str, Any]] = {}
         self._text, self._answered, self._seen_by = "", False, 0
+        self._place: list[str] = []  # where this rank gave up waiting
         self._served = meeting_folder() is None and store_address() is not None  # by rank 0
         self._waited, self._said, self._done = (threading.Event() for _ in range(3))
         self._thread = threading.Thread(target=self._live, name="penstock-presence", daemon=True)
@@ -132,6 +133,7 @@ class Presence:
             return None
         if not timed_out and not self._said.wait(4 * _LOOK) and not self._answered:
             return None
+        self._place = standing.of_error(error)
         return self._verdict()
 
     def _verdict(self) -> LateError:
@@ -244,7 +246,7 @@ class Presence:
         self._answered = True
         here = standing.own(_THREADS)
         self._set(f"at-{self._world.rank}", {
-            "stack": here.stack, "waits": here.waits or self._waited.is_set(),
+            "stack": self._place or here.stack, "waits": here.waits or self._waited.is_set(),
             "asked": {rank: vars(found) for rank, found in self._asked.items()},
         })  # fmt: skip
 

@@ -84,6 +84,12 @@ def own(threads: Iterable[str] = ()) -> Standing:
     return found
 
 
+def of_error(error: BaseException) -> list[str]:
+    """Where an error was raised, as frames, the innermost first."""
+    found = reversed(traceback.extract_tb(error.__traceback__))
+    return [_text(one.filename, one.lineno, one.name) for one in found][:_FRAMES]
+
+
 def _frames_of(frame: Any) -> list[tuple[str, int | None, str]]:
     found = [] if frame is None else traceback.extract_stack(frame)
     return [(one.filename, one.lineno, one.name) for one in reversed(found)]
