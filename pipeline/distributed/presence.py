@@ -13,7 +13,7 @@ group was made with). Cost: a look every 0.25 s for each rank.
 
 So a rank that hangs in data code, in a library that holds the GIL, or by SIGSTOP ends within
 seconds of the others. Where rank 0 serves the store (srun), is stopped, and no other rank runs on
-its machine, nobody can end it but the scheduler (srun --kill-on-bad-exit=1).
+its machine, nobody can end it but the scheduler (srun --wait).
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class Presence:
         _until(read, _ANSWERS)
         silent = [rank for rank in everyone if rank not in places]
         if silent:
-            by = {one["host"]: rank for rank in reversed(sorted(places))
+            by = {one["host"]: rank for rank in sorted(places, reverse=True)
                   if (one := self._described(rank)) is not None}  # fmt: skip
             self._set("ask", {"ranks": silent, "by": sorted(by.values())})
             if self._world.rank in by.values():

@@ -43,16 +43,17 @@ def test_a_preempted_job_is_requeued_and_resumes(tmp_path):
     running = sweep(tmp_path, "slurm_jobs", *SLURM, environment=environment)
     try:
         ledger = tmp_path / "slurm_jobs" / "0" / "ledger.jsonl"
-        until = time.monotonic() + 120
+        until = time.monotonic() + 240
         while not ledger.exists() or len(ledger.read_text().splitlines()) < 40:
             assert running.poll() is None, running.communicate()
             assert time.monotonic() < until
             time.sleep(0.01)
         # What Slurm sends some time before a job's limit, or before it is preempted.
         subprocess.run(["scancel", "--signal=USR1", "1_0"], env=environment, check=True)
-        said, _ = running.communicate(timeout=200)
+        said, _ = running.communicate(timeout=300)
     finally:
         running.kill()
+        running.communicate()
     print(said)
     logs = "".join(path.read_text() for path in (tmp_path / "slurm_jobs").rglob("*_log.*"))
     print(logs)
@@ -62,7 +63,7 @@ def test_a_preempted_job_is_requeued_and_resumes(tmp_path):
     assert "resuming" in logs
     assert [one.status for _, one in read_results(tmp_path / "slurm_jobs")] == ["done", "done"]
     plain = sweep(tmp_path, "plain", environment=environment)
-    assert plain.wait(200) == 0
+    assert plain.wait(300) == 0
     plain.stdout.close()
     assert digests(tmp_path / "slurm_jobs") == digests(tmp_path / "plain")
 
