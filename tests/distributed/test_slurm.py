@@ -205,9 +205,6 @@ def test_the_job_script_trains_is_stopped_requeued_and_done(tmp_path):
     assert [one["world"] for one in manifest["sessions"]] == [2, 2]
     subprocess.run([*program.split(), "run_dir=alone"], cwd=tmp_path, env=environment, check=True,
                    capture_output=True, timeout=240)  # fmt: skip
-    found, expected = (
-        [(row["epoch"], row["step"], row["digest"]) for row in
-         map(json.loads, (tmp_path / name / "digests.jsonl").read_text().splitlines())]
-        for name in ("run", "alone")
-    )  # fmt: skip
-    assert found == expected
+    digests = [(tmp_path / name / "digests.jsonl").read_text() for name in ("run", "alone")]
+    assert digests[0] == digests[1]
+    assert len(digests[0].splitlines()) == 120
