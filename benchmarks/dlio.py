@@ -167,7 +167,8 @@ class Run:
             before = tree_seconds()
             self.benchmark.run()
             taken.append(tree_seconds() - before)
-        return (taken[1] - taken[0]) / self.benchmark.num_files_train
+        one, two = taken
+        return (two - one) / self.benchmark.num_files_train
 
     def delivered(self) -> list[dict[int, int]]:
         """For each epoch, how often each sample was handed to the training."""
@@ -226,6 +227,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=1, help="of each measurement")
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
+    parser.add_argument("--only", action="append", choices=CONTENDERS, help="these loaders")
     parser.add_argument("--delete", action="store_true", help="the files, in the end")
     parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
@@ -239,7 +241,8 @@ def main() -> None:
         return
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     for workload in given.workload or WORKLOADS:
-        names, scale = contenders(workload), WORKLOADS[workload].scale
+        scale = WORKLOADS[workload].scale
+        names = [name for name in contenders(workload) if name in (given.only or CONTENDERS)]
         print(f"\n### {workload}: {WORKLOADS[workload].limit:.0%}\n\n{scale}\n")
         counts = {name: covered(workload, name, given.data) for name in names if name != SHIPPED}
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
@@ -257,15 +260,15 @@ def table(runs: dict[str, list[dict[str, float]]], counts: dict[str, str]) -> No
     print("| | shortest step, ms | range | of torch's | CPU ms a sample | of torch's | delivered |")
     print("|---|---|---|---|---|---|---|")
     for name, found in runs.items():
-        base = runs["torch, real crops" if "crops" in name else "torch"]
+        base = runs.get("torch, real crops" if "crops" in name else "torch", [])
         cells = []
         for key in ("shortest", "cpu"):
             times = [1e3 * run[key] for run in found]
             cells.append(f"{statistics.median(times):.2f}")
             if key == "shortest":
                 cells.append(f"{min(times):.2f} to {max(times):.2f}")
-            ratios = [run[key] / other[key] for run, other in zip(found, base, strict=True)]
-            cells.append(f"{statistics.median(ratios):.2f}")
+            ratios = [run[key] / other[key] for run, other in zip(found, base, strict=False)]
+            cells.append(f"{statistics.median(ratios):.2f}" if ratios else "")
         print(f"| {name} | {' | '.join(cells)} | {counts.get(name, '')} |", flush=True)
 
 
