@@ -142,10 +142,12 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
                     model, objective, optimizer, train, val, options, scheduler=scheduler,
                     checkpoints=opened.checkpoints, observers=observers, seed=config.seed,
                     group=group, parallel=parallel, preemption=preemption, resume=state,
-                    fingerprint=opened.fingerprint,
+                    fingerprint=opened.fingerprint, memory=opened.memory,
                 )  # fmt: skip
             if opened.checkpoints:
                 opened.checkpoints.flush()
+            if opened.memory:
+                opened.memory.remove()
             with _placed("after the last step"):
                 shown = [one for one in observers if isinstance(one, progress.Display)]
                 constant = baseline(data, objective, val, group, shown) if compared else {}
