@@ -31,7 +31,12 @@ class Group:
         world: this process among them.
         control: group for objects and agreements; None alone.
         presence: signs of life of the ranks; None alone.
+
+    Attributes:
+        store: where the ranks met; None alone.
     """
+
+    store: Any = None
 
     def __init__(
         self, world: World | None = None, control: dist.ProcessGroup | None = None,
@@ -149,7 +154,9 @@ def join(
     try:
         with presence:
             control: Any = dist.new_group(backend="gloo", timeout=limit)
-            yield Group(world, control, presence)
+            group = Group(world, control, presence)
+            group.store = meeting.notes() or store
+            yield group
     except RuntimeError as error:
         late = presence.explained(error)
         if late is None:

@@ -31,10 +31,11 @@ from pipeline.config import disclosure, environment, hydra_output, project
 from pipeline.config.allowances import OPTIONS
 from pipeline.config.data_rules import mode_of
 from pipeline.config.schema import TASK_KEYS, Config
+from pipeline.distributed import lost
 from pipeline.distributed.group import Group, join
 from pipeline.distributed.parallel import Parallel, prepare
 from pipeline.distributed.preemption import Preempted, Preemption, Stop
-from pipeline.distributed.world import World, threads_of_job, usable_cpus
+from pipeline.distributed.world import World, starts_again, threads_of_job, usable_cpus
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.loading.loader import Loader
 from pipeline.order.plan import Plan
@@ -137,7 +138,10 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
                 if compared:
                     try_one_batch(data.val, objective, val)
             echo = 0.0 if group.alone else _REPEATS_AFTER
-            with Preemption(echo, say if group.is_first else None, tell=group.tell) as preemption:
+            with (
+                Preemption(echo, say if group.is_first else None, tell=group.tell) as preemption,
+                lost.ends_with_others(group.store),
+            ):
                 result = fit(
                     model, objective, optimizer, train, val, options, scheduler=scheduler,
                     checkpoints=opened.checkpoints, observers=observers, seed=config.seed,
@@ -311,7 +315,9 @@ def watched(
         if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
             raise Preempted(str(error)) from error  # the sweep says how to resume
         again = disclosure.command([*started_words(), f"resume={folder.path}"])
-        raise Preempted(f"{error}. To resume:\n  {again}") from error
+        then = ("Ranks that remain are started again from there. To resume later:"
+                if starts_again() else "To resume:")  # fmt: skip
+        raise Preempted(f"{error}. {then}\n  {again}") from error
     except KeyboardInterrupt:
         status, reason = "interrupted", "Ctrl-C"
         say(f"stopped; the run is in {folder.path}")
