@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -31,7 +30,7 @@ RUN = (
     "dataset=slow_rows", f"batch.size={BATCH}", f"trainer.max_epochs={EPOCHS}", "tracker=none",
     "trainer.digest=true", "trainer.baseline=false", "trainer.pictures=false",
     "trainer.report=false", "trainer.progress=none", "trainer.log_every=1", "loader=debug",
-    "trainer.device=cpu", "distributed.timeout=60", "resume=auto",
+    "trainer.device=cpu", "resume=auto",
 )  # fmt: skip
 NAMESPACES = ("unshare", "--net", "--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child",
               "--mount-proc")  # fmt: skip
@@ -41,6 +40,14 @@ from torch.distributed import TCPStore
 store = TCPStore("0.0.0.0", {PORT}, is_master=True, wait_for_workers=False)
 print("ready", flush=True)
 time.sleep(3600)
+"""
+# With an address of its own, as otherwise it has that of one of the nodes, and changes with them.
+BRIDGE = """
+ip link set lo up
+ip link add bridge address 02:00:00:00:00:01 type bridge
+ip link set bridge up
+ip address add 10.77.0.1/24 dev bridge
+exec "$@"
 """
 NODE = """
 hostname {name}
@@ -105,7 +112,7 @@ class Cluster:
         self.folder, self.run = Path(folder), Path(folder) / run
         self.sizes, self.ranks, self.seconds, self.more = sizes, ranks, seconds, tuple(more)
         self.limits, self.restarts = limits, restarts
-        self.nodes, self.logs, self.added = {}, {}, 0
+        self.nodes, self.plugs, self.added = {}, {}, 0
         (self.folder / "conf" / "dataset").mkdir(parents=True, exist_ok=True)
         (self.folder / "conf" / "dataset" / "slow_rows.yaml").write_text(DATASET)
         (self.folder / "hosts").write_text("127.0.0.1 localhost\n10.77.0.1 hub\n" + "".join(
@@ -113,9 +120,7 @@ class Cluster:
 
     def __enter__(self):
         self.hub = subprocess.Popen(
-            ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh",
-             "-c", "ip link set lo up; ip link add bridge address 02:00:00:00:00:01 type bridge; ip link set bridge up; "
-             "ip address add 10.77.0.1/24 dev bridge; exec \"$@\"", "sh", sys.executable, "-c", HUB],
+            [*NAMESPACES, "sh", "-c", BRIDGE, "sh", sys.executable, "-c", HUB],
             stdout=subprocess.PIPE, text=True, cwd=ROOT,
         )  # fmt: skip
         assert self.hub.stdout.readline() == "ready\n"
@@ -156,16 +161,22 @@ class Cluster:
                                     stderr=file, env=environment, cwd=ROOT)  # fmt: skip
         plug = f"{name}{self.added}"
         # The node's namespaces are made by the process itself, a moment after its start.
-        own = os.readlink("/proc/self/ns/net")
-        while os.readlink(f"/proc/{node.pid}/ns/net") == own:
+        net = Path(f"/proc/{node.pid}/ns/net")
+        while net.readlink() == Path("/proc/self/ns/net").readlink():
             time.sleep(0.01)
         self._in_hub("ip", "link", "add", plug, "type", "veth", "peer", "name", "eth0", "netns",
-                     f"/proc/{node.pid}/ns/net")  # fmt: skip
+                     str(net))  # fmt: skip
         self._in_hub("ip", "link", "set", plug, "master", "bridge", "up")
-        self.nodes[name], self.logs[name] = node, log
+        self.nodes[name], self.plugs[name] = node, plug
 
-    def lose(self, name):
-        """End a node at once: all its processes, and what was in its memory."""
+    def lose(self, name, silently=False):
+        """End a node at once: all its processes, and what was in its memory.
+
+        Args:
+            silently: cut its network first, so that nobody is told.
+        """
+        if silently:
+            self._in_hub("ip", "link", "set", self.plugs[name], "down")
         node = self.nodes.pop(name)
         node.kill()
         node.wait()
@@ -189,11 +200,13 @@ class Cluster:
             time.sleep(0.01)
         return time.monotonic() - began
 
-    def wait_for_steps(self, more):
-        """Wait until the ledger has so many more steps; seconds."""
-        # A resumed run may cut its ledger first.
-        wanted = self.steps() + more
-        return self.wait(lambda: self.steps() >= wanted)
+    def goes_on(self, starts, steps):
+        """Wait for another start than those, and for a step more; seconds until each."""
+        began = time.monotonic()
+        self.wait(lambda: len(self.sessions()) > starts)
+        started = time.monotonic() - began
+        self.wait(lambda: self.steps() > steps)
+        return started, time.monotonic() - began
 
     def finish(self, seconds=180):
         for name, node in self.nodes.items():
@@ -204,7 +217,9 @@ class Cluster:
                          for log in sorted(self.folder.glob("*.log")))  # fmt: skip
 
     def sessions(self):
-        return json.loads((self.run / "manifest.json").read_text())["sessions"]
+        path = self.run / "manifest.json"
+        text = path.read_text() if path.exists() else ""
+        return json.loads(text)["sessions"] if text else []
 
 
 def data_of(run):
@@ -214,17 +229,6 @@ def data_of(run):
             (run / "digests.jsonl").read_text())  # fmt: skip
 
 
-def losses_of(run):
-    return [float.fromhex(json.loads(line)["loss"])
-            for line in (run / "ledger.jsonl").read_text().splitlines()]  # fmt: skip
-
-
 def weights_of(run):
     state = checkpoint.find_newest(run).state["model"]
     return torch.cat([value.flatten() for value in state.values()])
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]

@@ -42,12 +42,19 @@ def ends_with_others(store: Any) -> Iterator[None]:
     try:
         yield
     except Exception:  # a loss, or an error of this rank, which is lost to the others
-        with suppress(RuntimeError):
-            own.set(_NOTE, "1")
+        # The store of a machine that has gone silently answers nothing, for minutes.
+        note = threading.Thread(target=_leave_note, args=(own,), daemon=True)
+        note.start()
+        note.join(_GRACE)
         raise
     finally:
         done.set()
         thread.join(_LOOK)
+
+
+def _leave_note(store: Any) -> None:
+    with suppress(RuntimeError):
+        store.set(_NOTE, "1")
 
 
 def _look(store: Any, done: threading.Event) -> None:
