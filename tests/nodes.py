@@ -200,13 +200,24 @@ class Cluster:
             time.sleep(0.01)
         return time.monotonic() - began
 
-    def goes_on(self, starts, steps):
-        """Wait for another start than those, and for a step more; seconds until each."""
+    def starts(self):
+        """How often it was resumed."""
+        return self.text().count(f"resuming {self.run} at ")
+
+    def goes_on(self, starts):
+        """Wait for another start than those, and for a step; seconds from now until each."""
         began = time.monotonic()
-        self.wait(lambda: len(self.sessions()) > starts)
+        self.wait(lambda: self.starts() > starts)
         started = time.monotonic() - began
-        self.wait(lambda: self.steps() > steps)
+        at = self.sessions()[-1]["at"]
+        self.wait(lambda: self.last() >= at)
         return started, time.monotonic() - began
+
+    def last(self):
+        """The address of the last step in the ledger."""
+        lines = (self.run / "ledger.jsonl").read_text().splitlines()
+        last = json.loads(lines[-1]) if lines else {"epoch": -1, "step": -1}
+        return [last["epoch"], last["step"]]
 
     def finish(self, seconds=180):
         for name, node in self.nodes.items():

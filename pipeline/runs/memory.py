@@ -3,7 +3,7 @@
 torch's launcher stops all ranks when some are lost or a machine joins, and starts those that there
 are. It outlives them, and so does a file in memory, one a machine:
 
-    /dev/shm/penstock-<user>/<launcher>/<start of the run>/step-00000123.safetensors
+    /dev/shm/penstock-states-<user>/<launcher>/<start of the run>/step-00000123.safetensors
 
 Every copy is what a checkpoint at that moment would be, bit for bit. A small process that waits for
 the launcher's end removes them then, however it ends.
@@ -198,7 +198,7 @@ def _own_folder(make: bool = False) -> Path | None:
     name = launcher()
     if name is None or not _SHARED.is_dir():
         return None
-    root = _SHARED / f"penstock-{os.geteuid()}"
+    root = _SHARED / f"penstock-states-{os.geteuid()}"
     if not make and not (root / name).exists():
         return None
     try:

@@ -102,10 +102,10 @@ def test_no_room_is_said_once_and_the_run_goes_on(launcher, capsys, monkeypatch)
 
 
 def test_a_folder_that_others_can_open_is_not_used(launcher, tmp_path, capsys):
-    (tmp_path / f"penstock-{os.geteuid()}").mkdir(mode=0o755)
+    (tmp_path / f"penstock-states-{os.geteuid()}").mkdir(mode=0o755)
     assert Memory("one", 1, Group(), resumed=False)._files is None
     assert "is not a folder that only you can open" in capsys.readouterr().err
-    shutil.rmtree(tmp_path / f"penstock-{os.geteuid()}")
+    shutil.rmtree(tmp_path / f"penstock-states-{os.geteuid()}")
 
 
 def test_nothing_is_kept_without_a_launcher(tmp_path, monkeypatch):

@@ -37,10 +37,10 @@ def test_a_lost_node_that_comes_back_leaves_the_same_bits(tmp_path):
         for lost, other in ("ab", "ba"):
             at = cluster.steps()
             cluster.wait(lambda at=at: cluster.steps() >= at + 7)
-            at, starts = cluster.steps(), len(cluster.sessions())
+            starts = cluster.starts()
             cluster.lose(lost)
             cluster.add(lost)
-            started, passed = cluster.goes_on(starts, at)
+            started, passed = cluster.goes_on(starts)
             print(
                 f"\nlost {lost}, came back: {started:.1f} s to the start, {passed:.1f} s to a step"
             )
@@ -58,10 +58,8 @@ def test_a_lost_node_that_comes_back_leaves_the_same_bits(tmp_path):
 
 def test_random_losses_of_three_nodes(tmp_path):
     longer = "trainer.max_epochs=12"
-    whole, draw = (
-        undisturbed(tmp_path, longer),
-        random.Random(os.environ.get("PENSTOCK_TEST_SEED", "1")),
-    )
+    whole = undisturbed(tmp_path, longer)
+    draw = random.Random(os.environ.get("PENSTOCK_TEST_SEED", "1"))
     kinds, times = ["hard", "soft", "hard", "hard", "soft"], {"hard": [], "soft": [], "joined": []}
     with Cluster(tmp_path, sizes=(1, 3), seconds=0.12, more=[longer]) as cluster:
         for name in "abc":
@@ -70,13 +68,13 @@ def test_random_losses_of_three_nodes(tmp_path):
         for number in range(LOSSES):
             at, gone = cluster.steps(), draw.choice("abc")
             cluster.wait(lambda at=at: cluster.steps() >= at + 2)
-            kind, starts, at = kinds[number % 5], len(cluster.sessions()), cluster.steps()
+            kind, starts = kinds[number % 5], cluster.starts()
             cluster.lose(gone) if kind == "hard" else cluster.leave(gone)
-            times[kind].append(cluster.goes_on(starts, at)[1])
+            times[kind].append(cluster.goes_on(starts)[1])
             assert f"{gone} left; 2 of 3 ranks remain; resuming" in cluster.text()
-            starts, at = len(cluster.sessions()), cluster.steps()
+            starts = cluster.starts()
             cluster.add(gone)
-            times["joined"].append(cluster.goes_on(starts, at)[1])
+            times["joined"].append(cluster.goes_on(starts)[1])
             assert f"{gone} joined; 3 ranks after 2; resuming" in cluster.text()
         cluster.finish()
         assert data_of(cluster.run) == data_of(whole)
@@ -92,8 +90,8 @@ def test_a_node_whose_network_is_cut(tmp_path):
         for name in "abc":
             cluster.add(name)
         cluster.wait(lambda: cluster.steps() >= 4)
-        at, starts = cluster.steps(), len(cluster.sessions())
+        starts = cluster.starts()
         cluster.lose("a", silently=True)  # it had rank 0
-        print(f"\ncut: {cluster.goes_on(starts, at)} s, of which 15 are distributed.timeout")
+        print(f"\ncut: {cluster.goes_on(starts)} s, of which 15 are distributed.timeout")
         cluster.finish()
         assert data_of(cluster.run) == data_of(whole)
