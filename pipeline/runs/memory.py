@@ -148,6 +148,11 @@ def launcher() -> str | None:
         return None
 
 
+def is_copy(path: Path) -> bool:
+    """Whether a path is that of a copy in memory, of any machine."""
+    return path.is_relative_to(_SHARED)
+
+
 def found() -> dict[str, int]:
     """The steps of the newest copy of each start that this machine's launcher has seen."""
     folder = _own_folder()

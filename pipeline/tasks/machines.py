@@ -38,14 +38,16 @@ class Member:
 
 
 class Machines:
-    """All members of a start, by rank, beside the start before it."""
+    """All members of a start, by rank, beside the starts before it."""
 
     def __init__(self, members: Sequence[Member], folder: Path | None) -> None:
         self.members = members
-        self._before: Mapping[str, Any] = {}  # the last start's entry in the manifest
+        self._starts: list[Mapping[str, Any]] = []  # their entries in the manifest, the last first
         if folder is not None and has_manifest(folder):
-            with suppress(PenstockError, ValueError, LookupError):  # reported when it is opened
-                self._before = mapping(read_manifest(folder).get("sessions", [{}])[-1])
+            with suppress(PenstockError, ValueError):  # reported when it is opened
+                starts = reversed(read_manifest(folder).get("sessions", []))
+                self._starts = [mapping(one) for one in starts]
+        self._before = self._starts[0] if self._starts else {}
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -66,16 +68,20 @@ class Machines:
         return self.same_launch or any(one.restarted for one in self.members)
 
     def newest_copy(self) -> tuple[int, int, str] | None:
-        """Steps, rank and start of the newest state of the last start that a machine has."""
-        start = self._before.get("id")
-        if not self.same_launch or not isinstance(start, str):
-            return None
-        found = [(one.copies[start], -rank) for rank, one in enumerate(self.members)
-                 if start in one.copies]  # fmt: skip
-        if not found:
-            return None
-        steps, rank = max(found)
-        return steps, -rank, start
+        """Steps, rank and start of the newest state of the last start that a machine has.
+
+        If that start ended before it had a copy, what it was resumed from is still in memory.
+        """
+        for entry in self._starts if self.same_launch else []:
+            start, resumed = str(entry.get("id")), str(entry.get("resumed"))
+            found = [(one.copies[start], -rank) for rank, one in enumerate(self.members)
+                     if start in one.copies]  # fmt: skip
+            if found:
+                steps, rank = max(found)
+                return steps, -rank, start
+            if not memory.is_copy(Path(resumed)):
+                break
+        return None
 
     def changes(self) -> str:
         """Which machines have left or joined since the last start; "" if none."""

@@ -132,6 +132,7 @@ def members(*names, copies=()):
 def folder_of(path, *names):
     folder = RunFolder.claim(path, {})
     folder.note(**Machines(members(*names), None).facts)
+    folder.release()
     return folder.path, folder.manifest["sessions"][-1]["id"]
 
 
@@ -156,9 +157,18 @@ def test_the_newest_copy_is_that_of_the_last_start(tmp_path):
     assert Machines(members("a", "b", copies=copies), path).newest_copy() == (8, 1, start)
     assert Machines(members("c", "d", copies={"c": {start: 9}}), path).newest_copy() is None
     assert Machines(members("a", "b", copies={"a": {"older": 90}}), path).newest_copy() is None
-    (path / "manifest.json").write_text('{"sessions": [{"id": 3, "launchers": [[]], "ranks": 1}]}')
+    (path / "manifest.json").write_text('{"sessions": [3, {"id": 3, "launchers": [[]], "ranks": 1}]}')
     assert Machines(members("a", "b"), path).newest_copy() is None
     assert Machines(members("a", "b"), path).changes() == ""
+
+
+def test_a_start_that_ends_before_its_first_copy_loses_none(tmp_path):
+    path, start = folder_of(tmp_path / "run", *"ab")
+    found = Machines(members(*"ab", copies={"b": {start: 8}}), path)
+    for resumed, copy in (("/dev/shm/x/y/step-8", (8, 1, start)), ("run/checkpoints/step-4", None)):
+        folder = RunFolder.reopen(path, resumed=resumed, **found.facts)
+        folder.finish("preempted")
+        assert Machines(found.members, path).newest_copy() == copy
 
 
 def hold(path, ready, end):
