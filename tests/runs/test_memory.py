@@ -157,7 +157,9 @@ def test_the_newest_copy_is_that_of_the_last_start(tmp_path):
     assert Machines(members("a", "b", copies=copies), path).newest_copy() == (8, 1, start)
     assert Machines(members("c", "d", copies={"c": {start: 9}}), path).newest_copy() is None
     assert Machines(members("a", "b", copies={"a": {"older": 90}}), path).newest_copy() is None
-    (path / "manifest.json").write_text('{"sessions": [3, {"id": 3, "launchers": [[]], "ranks": 1}]}')
+    (path / "manifest.json").write_text(
+        '{"sessions": [3, {"id": 3, "launchers": [[]], "ranks": 1}]}'
+    )
     assert Machines(members("a", "b"), path).newest_copy() is None
     assert Machines(members("a", "b"), path).changes() == ""
 
