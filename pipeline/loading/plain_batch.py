@@ -188,7 +188,7 @@ class _Writer:
                                 f"{tensor.dtype}, {tensor.device}")  # fmt: skip
         shape, dims = list(tensor.shape), list(range(tensor.ndim))
         # Channels that lie last stay there: a convolution rounds by how its input lies.
-        order = sorted(dims, key=lambda dim: -tensor.stride(dim))
+        order = sorted(dims, key=tensor.stride().__getitem__, reverse=True)
         moved = not tensor.is_contiguous() and tensor.permute(order).is_contiguous()
         whole = tensor.resolve_neg().permute(order if moved else dims).contiguous()
         if not whole.numel():
