@@ -107,6 +107,19 @@ class ShareFolder:
             hold.release()
 
 
+class JobsToCome:
+    """Stands among the attached runs for jobs that a sweep has not begun, so that batches stay."""
+
+    def __init__(self, name: str) -> None:
+        self._folder = ShareFolder(name)
+        self._attached: Attached | None = self._folder.attach(Position(""))
+
+    def end(self) -> None:
+        attached, self._attached = self._attached, None
+        if attached is not None:
+            self._folder.leave(attached)
+
+
 def _room() -> Path:
     if os.access(_MEMORY, os.W_OK | os.X_OK) and _bytes_of(_MEMORY) >= _LEAST:
         return _MEMORY
