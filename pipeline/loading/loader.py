@@ -112,6 +112,8 @@ class Loader:
             raise ConfigError(
                 Problem("loader.in_order", "must be true for a stream, whose end is found in order")
             )
+        if share is not None and not self.options.keyed:
+            raise ConfigError(Problem("loader.share", "needs draws that are keyed by sample"))
         self.batch_transform = batch_transform
         self.share = fetch.share = share
         self._pin = self.options.pin_memory and has_accelerator()
