@@ -297,7 +297,7 @@ def test_a_batch_whose_maker_dies_stops_or_is_slow_is_made_here(number, monkeypa
             took = time.monotonic() - began
             if number != signal.SIGKILL:
                 assert took > share._LOOK[1], "it waited"
-            # Of the patience where nothing is known, which is 5 s, none was needed.
+            # Of the patience where nothing is known, which is 20 s, none was needed.
             assert took < share._FIRST or number is None
             assert len([path for path in files() if path.suffix == ".batch"]) == 6
         with pictures(given=new()) as third:

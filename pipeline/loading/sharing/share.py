@@ -48,9 +48,11 @@ if TYPE_CHECKING:
 
 STAGE = "shared"  # in the timing of a batch that another run made, and nowhere else
 _PARTS = 3  # tries to make a batch at the same time, before one is made without publishing it
-_FIRST, _MOST = 5.0, 60.0  # seconds of patience where no batch was seen yet; and at most
-_PATIENCE = 2.0  # times the slowest of the last batches
-_LOOK = 0.002, 0.02  # seconds between two looks, and at most
+# A process that is stopped is not waited for. One that has no core may take several times as long.
+_FIRST, _MOST = 20.0, 60.0  # seconds of patience where no batch was seen yet; and at most
+_PATIENCE = 4.0  # times the slowest of the last batches
+_LOOK = 0.002, 0.02  # seconds between two looks, 0.1 ms each, at first and soon after
+_MOST_LOOK = 0.25
 _SIGN = 0.1  # seconds between two signs of life
 
 
@@ -148,13 +150,15 @@ class Share:
                 _Part(tried, hold).release()
                 continue
             waited = time.monotonic() - began
-            if waited > patience + _LOOK[1] or (waited > _LOOK[1] and _is_stopped(tried)):
+            if waited > patience:
                 return None, None
-            if waited > signs * _SIGN:  # so that nobody takes this process to hang
+            if waited >= signs * _SIGN:  # so that nobody takes this process to hang
+                if signs and _is_stopped(tried):
+                    return None, None
                 signs += 1
                 worker_status.report(worker_status.WHOLE - signs % 2, worker_status.SHARED)
             time.sleep(look)
-            look = min(1.5 * look, _LOOK[1])
+            look = min(1.5 * look, _LOOK[1] + waited / 20, _MOST_LOOK)
 
     def _made(
         self, make: Callable[[], Batch | End], path: Path, part: _Part | None,
