@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -23,10 +23,17 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.budget import Budget
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.memory import tree_pss
+from pipeline.loading.read_ahead import read_ahead
 from pipeline.loading.sharing.share import STAGE as SHARED
 from pipeline.loading.sharing.share import Share
 from pipeline.loading.transfer import Transfer
-from pipeline.loading.workers.backends import Backend, Failure, LoaderOptions, MainBackend
+from pipeline.loading.workers.backends import (
+    Asked,
+    Backend,
+    Failure,
+    LoaderOptions,
+    MainBackend,
+)
 from pipeline.loading.workers.process_backend import ProcessBackend, require_picklable
 from pipeline.loading.workers.thread_backend import ThreadBackend
 from pipeline.order.plan import Plan
@@ -122,6 +129,9 @@ class Loader:
         self._moved_ahead = moves or self.world.device == "cpu"
         require_picklable(fetch, self.options)
         self._backend = open_backend(fetch, self.options, self._pin)
+        self._ahead = read_ahead(
+            plan, fetch.dataset, self.world.rank, self.world.size, self.options
+        )
         auto, first = self.options.auto, self.options.num_workers
         self._tuner = Autotune(first, auto, tree_pss) if auto else None
         self._deaths = 0  # in backends that were left
@@ -159,7 +169,7 @@ class Loader:
             self.budget.begin(epoch)
         deaths = self.deaths
         asked = began = time.perf_counter()
-        with closing(self._results(epoch, start)) as results:
+        with self._ahead or nullcontext(), closing(self._results(epoch, start)) as results:
             for result in results:
                 self.stats.deaths = self._deaths + self._backend.deaths - deaths
                 if isinstance(result, End):
@@ -206,10 +216,15 @@ class Loader:
         while changes:
             changes = False
             steps = count(step) if limit is None else range(step, limit)
+            requests: Iterator[Asked]
             requests = (self.plan.request(epoch, one, world.rank, world.size) for one in steps)
+            if self._ahead is not None:
+                requests = self._ahead.requests(epoch, step, requests)
             with self._backend.run(requests) as results:
                 for result in self._transfer(results) if self._transfer else results:
                     yield result
+                    if self._ahead is not None:
+                        self._ahead.delivered(step)
                     step += 1
                     stats = self.stats
                     if tuner is not None and tuner.delivered(
@@ -266,6 +281,8 @@ class Loader:
         self._backend.close()
         if self.share is not None:
             self.share.end()
+        if self._ahead is not None:
+            self._ahead.close()
 
     def __enter__(self) -> Loader:
         return self
