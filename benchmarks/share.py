@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=640)
     parser.add_argument("--size", type=int, nargs=2, default=(500, 375))
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--pause", type=float, default=0.15, help="seconds a step")
+    parser.add_argument("--pause", type=float, default=0.5, help="seconds a step")
     parser.add_argument("--cases", nargs="+", default=CASES, choices=CASES)
     parser.add_argument("words", nargs="*", help="overrides of all runs")
     given, others = parser.parse_known_args()

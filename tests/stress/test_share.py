@@ -16,7 +16,7 @@ def bench(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         draw(Path("pictures"), 300, 500, 375)
-        made = Bench(folder, ["trainer.max_epochs=2", "batch.size=32"], 0.1)
+        made = Bench(folder, ["trainer.max_epochs=2", "batch.size=32"], 0.5)
         made.ended("warm", made.start("warm", "0.1", False))
         made.cost = {}
         for case in ("four", "one"):
