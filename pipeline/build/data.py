@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pipeline.build.samples import collate_of, dataset_of, fields_of, lengths_told, sampler_of
+from pipeline.build.sharing import contents_of, share_of
 from pipeline.config import allow_list, loader_options, tuned
 from pipeline.config.data_rules import mode_of
 from pipeline.config.instantiate import make
@@ -276,11 +277,12 @@ class Split:
 
     def loader(self, hashed: bool = False) -> Loader:
         """Batches of the split; to be closed."""
+        share = share_of(self, hashed)
         return Loader(
             self.plan, self.fetch(hashed, whole=False), self.loader_options(), self.data.world,
             self.fingerprint,
             batch_transform=(self.batch_transform or None) if self.data.on_device else None,
-            budget=self.budget,
+            budget=self.budget, share=share,
         )  # fmt: skip
 
     def loader_options(self, backend: BackendName | None = None) -> LoaderOptions:
@@ -308,6 +310,11 @@ class Split:
             found = fingerprint_of(self.dataset, mode, self.config.cache_dir)
             self._fingerprints[mode] = found
         return self._fingerprints[mode]
+
+    @cached_property
+    def contents(self) -> str:
+        """What tells the data apart from that of other runs; see `sharing.contents_of`."""
+        return contents_of(self.dataset, self.data_fingerprint(mode_of(self.config)))
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,22 @@ def worker_function(config: Config, found: Found) -> Messages:
             allow_list.resolve(name, "loader.worker_init_fn")
     except ConfigError as error:
         yield from map(str, error.problems)
+
+
+def share(config: Config, found: Found) -> Messages:
+    loader = config.loader
+    if loader.share is None:
+        if loader.share_size is not None:
+            yield "loader.share_size: nothing is shared; set loader.share=auto, or this to null"
+        return
+    if not hasattr(os, "geteuid"):
+        yield "loader.share: needs locks that only Linux and macOS have; set it to null"
+    if loader.worker_init_fn is not None:
+        yield (
+            f"loader.share: {loader.share} hands batches to other runs, but what "
+            f"loader.worker_init_fn={loader.worker_init_fn} does to them is not known; set one of "
+            "the two to null"
+        )
 
 
 def unordered(config: Config, found: Found) -> Messages:
@@ -348,7 +365,8 @@ def bad_samples(config: Config, found: Found) -> Messages:
 
 
 RULES: tuple[Callable[[Config, Found], Messages], ...] = (
-    no_workers, threads, start_method, worker_function, unordered, pinned_device, ranks, columns,
-    streams, same_data_twice, tail, both_splits, bad_samples, distributed_sampler, device, monitor,
-    schedule, tracker_packages, data_rules.batch_steps, data_rules.packed, data_rules.dataset_keys,
+    no_workers, threads, start_method, worker_function, share, unordered, pinned_device, ranks,
+    columns, streams, same_data_twice, tail, both_splits, bad_samples, distributed_sampler, device,
+    monitor, schedule, tracker_packages, data_rules.batch_steps, data_rules.packed,
+    data_rules.dataset_keys,
 )  # fmt: skip

@@ -67,6 +67,8 @@ class LoaderSection(Section):
     in_order: bool
     generator: int | None
     max_memory: Annotated[float, Field(gt=0)] | None = None
+    share: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    share_size: Annotated[float, Field(gt=0)] | None = None
 
 
 class BadSamplesSection(Section):

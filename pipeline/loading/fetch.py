@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -56,6 +56,9 @@ from pipeline.order.randomness import (
 from pipeline.order.seeding import UNSEEDED, Seeding
 from pipeline.protocols import Collate, Transform
 
+if TYPE_CHECKING:
+    from pipeline.loading.sharing.share import Share
+
 
 @dataclass(eq=False, repr=False)
 class Fetch:
@@ -74,6 +77,7 @@ class Fetch:
         traced: batches have a `trace` of when and where they were worked on.
         repeat_checked: samples of a first batch were made twice and compared, or need not be.
         reads_many: rows are read by `__getitems__`.
+        share: where batches are taken from other runs, and published for them.
     """
 
     dataset: Any  # MapDataset | StreamDataset
@@ -85,6 +89,7 @@ class Fetch:
     bad: BadSamples = RAISE
     fields: Fields = NAMELESS
     traced: bool = field(default=False, init=False)
+    share: Share | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         keyed = getattr(self.transform, "keyed", self.transform is None)
@@ -100,8 +105,8 @@ class Fetch:
         self._restores = isinstance(self.collate, OwnCollate)
         self._whole = WholeBatches(self)
 
-    def __call__(self, request: Request, draws: Draws = GLOBAL) -> Batch:
-        """The batch of `request`.
+    def __call__(self, request: Any, draws: Draws = GLOBAL) -> Any:
+        """The batch of `request`, or the end of a stream.
 
         Args:
             draws: the generators to put a sample's key into.
@@ -111,6 +116,12 @@ class Fetch:
                 place, or rows do not fit together.
             SampleError: the dataset's, a transform's or the collate function's code failed.
         """
+        if self.share is None:
+            return self.make(request, draws)
+        return self.share.batch(partial(self.make, request, draws), request)
+
+    def make(self, request: Request, draws: Draws = GLOBAL) -> Batch:
+        """The same, made here whoever else has it."""
         draws = draws if self._keyed else self._own.beside(draws, request.epoch)
         return self.work(request, self.dataset, draws, StageTimer(self.traced))
 

@@ -24,6 +24,8 @@ from pipeline.loading.budget import Budget
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.memory import tree_pss
 from pipeline.loading.read_ahead import read_ahead
+from pipeline.loading.sharing.share import STAGE as SHARED
+from pipeline.loading.sharing.share import Share
 from pipeline.loading.transfer import Transfer
 from pipeline.loading.workers.backends import (
     Asked,
@@ -52,6 +54,7 @@ class LoaderStats:
         batches: batches delivered.
         stages: seconds by stage of fetch, summed over all executors.
         deaths: workers that died or stopped answering and were replaced.
+        shared: batches that other runs had made.
     """
 
     wait_seconds: float = 0.0
@@ -60,6 +63,7 @@ class LoaderStats:
     batches: int = 0
     stages: dict[str, float] = field(default_factory=dict)
     deaths: int = 0
+    shared: int = 0
 
     @property
     def wait_share(self) -> float:
@@ -90,6 +94,7 @@ class Loader:
         fingerprint: what the addresses depend on, by name; a state with another one is refused.
         budget: how many samples may be left out of this rank's part of an epoch; None: any.
         batch_transform: transforms a batch on the device; None if fetch has done all of it.
+        share: where batches are taken from other runs, and published for them.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class Loader:
         fingerprint: Mapping[str, str] | None = None,
         budget: Budget | None = None,
         batch_transform: Callable[[Batch], Batch] | None = None,
+        share: Share | None = None,
     ) -> None:
         self.plan = plan
         self.fetch = fetch
@@ -113,7 +119,10 @@ class Loader:
             raise ConfigError(
                 Problem("loader.in_order", "must be true for a stream, whose end is found in order")
             )
+        if share is not None and not self.options.keyed:
+            raise ConfigError(Problem("loader.share", "needs draws that are keyed by sample"))
         self.batch_transform = batch_transform
+        self.share = fetch.share = share
         self._pin = self.options.pin_memory and has_accelerator()
         moves = self._pin and self.world.device.startswith("cuda")
         self._transfer = Transfer(self.world.device) if moves else None
@@ -154,6 +163,8 @@ class Loader:
         """
         self.stats = LoaderStats()
         self._next, self._broken_off = (epoch, start), True
+        if self.share is not None:
+            self.share.begin(epoch, start, self.plan.steps(epoch), self.options.num_workers)
         if self.budget is not None:
             self.budget.begin(epoch)
         deaths = self.deaths
@@ -179,6 +190,9 @@ class Loader:
                 stats.total_seconds = now - began
                 stats.batches += 1
                 stats.samples += len(batch.indices)
+                if self.share is not None:
+                    self.share.move(*self._next)
+                    stats.shared += SHARED in batch.timing
                 for stage, seconds in batch.timing.items():
                     stats.stages[stage] = stats.stages.get(stage, 0.0) + seconds
                 yield batch
@@ -263,8 +277,10 @@ class Loader:
         self._broken_off = False
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers, and leave the runs that share."""
         self._backend.close()
+        if self.share is not None:
+            self.share.end()
         if self._ahead is not None:
             self._ahead.close()
 

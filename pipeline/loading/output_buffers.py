@@ -6,8 +6,8 @@
         output_buffers.contiguous_view(rows)     collate: [64, 3, 224, 224] if they lie in order
 
 Everything is per thread, and a row that does not fit is a tensor of its own. In a worker process
-the batch lies in shared memory, as torch's own collate has it; elsewhere its memory is reused when
-the last tensor that shares it is gone.
+the batch lies in shared memory, as torch's own collate has it, unless it is written to a file
+(`own_memory`); elsewhere its memory is reused when the last tensor that shares it is gone.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class _Block(threading.local):
     taken: int = 0
     tensor: torch.Tensor | None = None
     outputs: list[OutputRow]
+    is_own: bool = False
 
 
 class _Idle:
@@ -95,6 +96,16 @@ def batch(rows: int) -> Iterator[None]:
         _current.rows, _current.tensor, _current.outputs = 0, None, []
 
 
+@contextmanager
+def own_memory() -> Iterator[None]:
+    """Let batches of this thread lie in its process's own memory, also in a worker."""
+    _current.is_own = True
+    try:
+        yield
+    finally:
+        _current.is_own = False
+
+
 def allocate_row(shape: Shape, dtype: type[np.generic]) -> OutputRow:
     """The next row of the batch at hand, where there is one and it has this shape and type."""
     if _current.rows > 1 and _current.tensor is None:
@@ -133,7 +144,7 @@ def allocate(shape: Shape, dtype: np.dtype[Any]) -> OutputRow:
     decoding it takes 1: outside of workers, that of a batch which is gone is reused.
     """
     size = math.prod(shape) * dtype.itemsize
-    if get_worker_info() is None:
+    if _current.is_own or get_worker_info() is None:
         idle = _idle.get(size)
         if idle is None:
             if len(_idle) >= _MOST_SIZES:

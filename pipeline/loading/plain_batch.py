@@ -186,11 +186,15 @@ class _Writer:
         if not plain or dtype not in _DTYPES or tensor.requires_grad or tensor.is_conj():
             raise NotPlainError(f"{where} is a tensor that is not plain: {tensor.layout}, "
                                 f"{tensor.dtype}, {tensor.device}")  # fmt: skip
-        whole = tensor.resolve_neg().contiguous()
-        shape = list(tensor.shape)
+        shape, dims = list(tensor.shape), list(range(tensor.ndim))
+        # Channels that lie last stay there: a convolution rounds by how its input lies.
+        order = sorted(dims, key=tensor.stride().__getitem__, reverse=True)
+        moved = not tensor.is_contiguous() and tensor.permute(order).is_contiguous()
+        whole = tensor.resolve_neg().permute(order if moved else dims).contiguous()
         if not whole.numel():
             return [self.add(_EMPTY), dtype, shape]
-        return [self.add(whole.reshape(-1).view(torch.uint8).numpy()), dtype, shape]
+        place = self.add(whole.reshape(-1).view(torch.uint8).numpy())
+        return [place, dtype, shape, order] if moved else [place, dtype, shape]
 
 
 class _Reader:
@@ -268,14 +272,19 @@ class _Reader:
         return array
 
     def _tensor(self, said: Sequence[Any]) -> torch.Tensor:
-        place, name, shape = said
+        place, name, shape, *order = said
         dtype, sizes = _DTYPES[name], [_int(size) for size in shape]
+        dims = list(range(len(sizes)))
+        (order,) = order or [dims]
+        if sorted(map(_int, order)) != dims:
+            raise ValueError(f"dimensions in the order {plain_json.shown(order)}")
         array = self._bytes(place)
         if min(sizes, default=1) < 0 or math.prod(sizes) * dtype.itemsize != array.nbytes:
             raise ValueError(f"a tensor of {name}{sizes} has {array.nbytes} bytes")
         if not array.nbytes:
             return torch.empty(sizes, dtype=dtype)
-        return torch.frombuffer(_writable(array), dtype=dtype).reshape(sizes)
+        whole = torch.frombuffer(_writable(array), dtype=dtype).reshape([sizes[n] for n in order])
+        return whole.permute([order.index(dim) for dim in dims])
 
     def _array(self, said: Sequence[Any]) -> npt.NDArray[Any]:
         place, name, shape = said

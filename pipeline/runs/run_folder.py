@@ -255,7 +255,7 @@ def provenance() -> dict[str, Any]:
         "penstock": pipeline.__version__,
         "git": git_state(CODE),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version_of(name) for name in PACKAGES},
         "platform": platform.platform(),
         "cpus": usable_cpus(),
         "threads": torch.get_num_threads(),
@@ -341,7 +341,8 @@ def _take(folder: Path) -> Hold | None:
     return hold
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None if it is not there."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

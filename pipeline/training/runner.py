@@ -339,12 +339,13 @@ def _tell(observers: Sequence[Observer], steps: Sequence[Step]) -> None:
 
 def _speed(train_step: TrainStep, loader: Loader, epoch_metrics: EpochMetrics) -> Record:
     """Samples a second and dead workers of all ranks; waiting and milliseconds of this one."""
-    stats = loader.stats
+    stats, gather = loader.stats, train_step.group.gather
+    shared = {} if loader.share is None else {"shared_batches": sum(gather(stats.shared))}
     return {
         **epoch_metrics.speed(stats.wait_seconds),
         **{f"ms/{stage}": 1000 * seconds / max(stats.samples, 1)
            for stage, seconds in stats.stages.items()},
-        "worker_deaths": sum(train_step.group.gather(stats.deaths)),
+        "worker_deaths": sum(gather(stats.deaths)), **shared,
     }  # fmt: skip
 
 

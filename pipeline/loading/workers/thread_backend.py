@@ -77,7 +77,7 @@ class ThreadBackend:
 
         def run(mode: ThreadRandomness) -> None:
             with mode:
-                attempt(partial(self._fetch, draws=mode), request)
+                attempt(partial(self._fetch.make, draws=mode), request)
 
         # Nobody gets this batch: the next one is the first to be made twice and compared.
         checked, self._fetch.repeat_checked = self._fetch.repeat_checked, True
