@@ -24,6 +24,7 @@ from pipeline.loading import worker_status
 from pipeline.loading.autotune import Auto
 from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import Fetch
+from pipeline.loading.workers.window import Window
 from pipeline.order.plan import Request
 from pipeline.order.randomness import scope
 from pipeline.order.streams import End, StreamRequest
@@ -31,6 +32,7 @@ from pipeline.torch_internals import ExceptionWrapper
 
 DEFAULT_TIMEOUT = 300.0
 BackendName = Literal["main", "process", "thread"]
+SLOW_MEMORY = 256 << 20
 POLL = 0.5  # seconds between two looks at workers that report nothing
 
 
@@ -56,6 +58,7 @@ class LoaderOptions:
             from the generators as they are, in worker processes from `generator` plus the worker's
             number on.
         auto: tune the number of workers during the run, starting from `num_workers`.
+        slow_memory: bytes of batches that may wait, beyond the window, behind a slow one.
     """
 
     backend: BackendName = "main"
@@ -73,6 +76,7 @@ class LoaderOptions:
     keyed: bool = True
     max_deaths: int = 3
     auto: Auto | None = None
+    slow_memory: int = SLOW_MEMORY
 
     @property
     def limit(self) -> float:
@@ -181,25 +185,34 @@ class Pool(Protocol):
 
 def windowed(pool: Pool, requests: Iterator[Asked], options: LoaderOptions) -> Results:
     """Results of `requests`, a window of which is handed to the pool at once."""
-    window = options.num_workers * options.ahead
-    return _taken(pool, deque(map(pool.submit, islice(requests, window))), requests, options)
+    window = Window(options.num_workers, options.ahead, options.slow_memory)
+    return _taken(pool, _handed(pool, requests, window.size), requests, options, window)
+
+
+def _handed(pool: Pool, requests: Iterator[Asked], count: int) -> deque[Task]:
+    return deque(map(pool.submit, islice(requests, max(count, 0))))
 
 
 def _taken(
-    pool: Pool, pending: deque[Task], requests: Iterator[Asked], options: LoaderOptions
-) -> Results:
+    pool: Pool, pending: deque[Task], requests: Iterator[Asked], options: LoaderOptions,
+    window: Window,
+) -> Results:  # fmt: skip
     limit = options.batch_timeout
     while pending:
         heard = time.monotonic()
         candidates = [pending[0]] if options.in_order else pending
         while (task := next((one for one in candidates if one.result is not None), None)) is None:
+            if options.in_order:
+                window.grow(pending)
+                pending += _handed(pool, requests, window.size - len(pending))
             if pool.wait(min(limit or POLL, POLL)):
                 heard = time.monotonic()
             elif limit and time.monotonic() - heard >= limit:
                 # torch's words, which programs look for
                 raise RuntimeError(f"DataLoader timed out after {limit} seconds{pool.late(limit)}")
         pending.remove(task)
-        pending.extend(map(pool.submit, islice(requests, 1)))
+        window.deliver(task.result)
+        pending += _handed(pool, requests, window.size - len(pending))
         yield task.take()
 
 
