@@ -67,6 +67,7 @@ class LoaderSection(Section):
     in_order: bool
     generator: int | None
     max_memory: Annotated[float, Field(gt=0)] | None = None
+    slow_memory: Annotated[float, Field(ge=0)] = 0.25
 
 
 class BadSamplesSection(Section):

@@ -6,7 +6,6 @@ or, where the pool deals, those that it was handed; then a new process is handed
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
