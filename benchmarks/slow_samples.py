@@ -3,13 +3,14 @@
     PYTHONPATH=. python benchmarks/slow_samples.py [--rounds 5] [--kind stall|compute]
 
 A sample takes `--sample` milliseconds, a slow one 50 times as long: asleep, as a stalled read is
-("stall"), or on a core ("compute"). The consumer sleeps for a step that is `--load` of the mean time
-of a batch divided by the workers, so that it would not wait at all if all batches were equal.
+("stall"), or on a core ("compute"). The consumer sleeps for a step: the mean time of a batch over
+the workers, over `--load`, so that it would not wait at all if all batches were equal.
 Loaders take turns, round by round, over the same samples in the same order:
 
     torch        torch's DataLoader, in order
-    process      Penstock's loader, backend=process; `slow_memory=0` leaves the window as it is
-    thread       the same, backend=thread
+    process      Penstock's loader, backend=process; thread likewise
+      0, 4       `slow_memory` for so many batches
+      costs      knows the time of each sample beforehand
 
 Another checkout takes part by `--other name=FOLDER`. Each loader runs in a process of its own.
 """
@@ -22,8 +23,10 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +35,12 @@ from torch.utils import data
 SLOWER = 50
 SHARE = 100  # one in so many
 WORKERS = 4
+WIDTH = 256
+_LATE = 0.02  # seconds
+KINDS = ("", " 0", " 4", " 4 costs", " costs")
+
+
+local = threading.local()  # when the last sample of this worker was due
 
 
 class Slow(data.Dataset[Any]):
@@ -54,8 +63,12 @@ class Slow(data.Dataset[Any]):
             while time.thread_time() < ends:
                 pass
         else:
-            time.sleep(seconds)
-        return {"x": torch.full((256,), index)}
+            # Where the machine is busy it wakes late, which the next sample makes up for.
+            now = time.perf_counter()
+            due = max(getattr(local, "due", 0.0), now - _LATE) + seconds
+            local.due = due
+            time.sleep(max(due - now, 0.0))
+        return {"x": torch.full((WIDTH,), index)}
 
 
 def main() -> None:
@@ -73,8 +86,8 @@ def main() -> None:
     if args.one:
         print(json.dumps(waited(args, args.one)))
         return
-    here = [(name, os.getcwd()) for name in ("torch", "process", "process-0", "thread", "thread-0")]
-    loaders = {name: (name, folder) for name, folder in here}
+    here = ("torch", *(f"{one}{more}" for one in ("process", "thread") for more in KINDS))
+    loaders = {name: (name, str(Path.cwd())) for name in here}
     for other in args.other:
         name, _, folder = other.partition("=")
         loaders |= {f"{name} {kind}": (kind, folder) for kind in ("process", "thread")}
@@ -98,7 +111,7 @@ def main() -> None:
 
 
 def waited(args: argparse.Namespace, kind: str) -> dict[str, Any]:
-    """Share of the time waited, seconds of CPU, and a number that depends on all batches in order."""
+    """Share of the time waited, seconds of CPU, a number that depends on all batches in order."""
     torch.set_num_threads(1)
     dataset = Slow(args.batch * args.steps, args.sample / 1000, args.kind == "compute")
     step = sum(dataset.seconds) / args.steps / args.workers / args.load
@@ -128,11 +141,14 @@ def opened(dataset: Slow, args: argparse.Namespace, kind: str) -> Iterable[Any]:
     from pipeline.order.plan import Plan
     from pipeline.order.samplers import Sequential
 
-    backend, _, plain = kind.partition("-")
-    more: Any = {"slow_memory": 0} if plain else {}
+    backend, *words = kind.split()
+    room = next((int(word) for word in words if word.isdigit()), None)
+    more: Any = {} if room is None else {"slow_memory": room * args.batch * WIDTH * 8}
     options = LoaderOptions(backend, args.workers, **more)  # type: ignore[arg-type]
-    plan = Plan(Sequential(len(dataset)), args.batch)
-    return Loader(plan, Fetch(dataset, None, Stack(), 0), options).epoch(0)
+    known: Any = {"costs": dataset.seconds} if "costs" in words else {}
+    loader = Loader(Plan(Sequential(len(dataset)), args.batch),
+                    Fetch(dataset, None, Stack(), 0), options, **known)  # fmt: skip
+    return loader.epoch(0)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -23,8 +23,15 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.budget import Budget
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.memory import tree_pss
+from pipeline.loading.slow_rows import SlowRows
 from pipeline.loading.transfer import Transfer
-from pipeline.loading.workers.backends import Backend, Failure, LoaderOptions, MainBackend
+from pipeline.loading.workers.backends import (
+    Backend,
+    Failure,
+    LoaderOptions,
+    MainBackend,
+    Requests,
+)
 from pipeline.loading.workers.process_backend import ProcessBackend, require_picklable
 from pipeline.loading.workers.thread_backend import ThreadBackend
 from pipeline.order.plan import Plan
@@ -83,6 +90,8 @@ class Loader:
         fingerprint: what the addresses depend on, by name; a state with another one is refused.
         budget: how many samples may be left out of this rank's part of an epoch; None: any.
         batch_transform: transforms a batch on the device; None if fetch has done all of it.
+        costs: of each row, in any unit, by which those that take long are known and begun early;
+            None: those that took long in the epoch before are.
     """
 
     def __init__(
@@ -94,6 +103,7 @@ class Loader:
         fingerprint: Mapping[str, str] | None = None,
         budget: Budget | None = None,
         batch_transform: Callable[[Batch], Batch] | None = None,
+        costs: Sequence[float] | None = None,
     ) -> None:
         self.plan = plan
         self.fetch = fetch
@@ -107,6 +117,7 @@ class Loader:
                 Problem("loader.in_order", "must be true for a stream, whose end is found in order")
             )
         self.batch_transform = batch_transform
+        self._slow = SlowRows(costs)
         self._pin = self.options.pin_memory and has_accelerator()
         moves = self._pin and self.world.device.startswith("cuda")
         self._transfer = Transfer(self.world.device) if moves else None
@@ -159,6 +170,7 @@ class Loader:
                     if kind not in self._warned:  # by another worker
                         self._warned.add(kind)
                         log.warning("%s", warning)
+                self._slow.note(result)
                 self.fetch.repeat_checked = True  # workers that begin later need not
                 batch = result if self._moved_ahead else self._move(result)
                 if self.batch_transform is not None:
@@ -193,7 +205,8 @@ class Loader:
             changes = False
             steps = count(step) if limit is None else range(step, limit)
             requests = (self.plan.request(epoch, one, world.rank, world.size) for one in steps)
-            with self._backend.run(requests) as results:
+            expects = self._slow.expects if self._slow else None
+            with self._backend.run(Requests(requests, expects)) as results:
                 for result in self._transfer(results) if self._transfer else results:
                     yield result
                     step += 1

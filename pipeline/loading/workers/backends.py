@@ -183,28 +183,79 @@ class Pool(Protocol):
         """A report on workers that have made no batch in `limit` seconds; may be empty."""
 
 
+class Requests(Iterator[Asked]):
+    """Requests in order.
+
+    Attributes:
+        expects: whether one will take long, as far as is known; None: nothing is known of any.
+    """
+
+    def __init__(
+        self, requests: Iterator[Asked], expects: Callable[[Asked], bool] | None = None
+    ) -> None:
+        self._requests, self.expects = requests, expects
+
+    def __next__(self) -> Asked:
+        return next(self._requests)
+
+
+class _Feed:
+    """Hands requests to a pool in order, but those that will take long before their turn.
+
+    Args:
+        reach: how many requests before their turn.
+    """
+
+    def __init__(self, pool: Pool, requests: Iterator[Asked], window: Window, reach: int) -> None:
+        self._pool, self._requests, self._window, self._reach = pool, requests, window, reach
+        self._expects = getattr(requests, "expects", None) if reach else None
+        self._coming: deque[Asked | Task] = deque()
+        window.measures = self._expects is not None
+
+    def next(self, count: int) -> list[Task]:
+        """The next tasks, in order; fewer at the end."""
+        tasks = []
+        for one in islice(self._in_order(), count) if count > 0 else ():
+            if isinstance(one, Task):
+                self._window.early -= 1
+                tasks.append(one)
+            else:
+                tasks.append(self._pool.submit(one))
+        if self._expects is not None:
+            self._look_ahead(2 * max(count, 1))
+        return tasks
+
+    def _in_order(self) -> Iterator[Asked | Task]:
+        while self._coming:
+            yield self._coming.popleft()
+        yield from self._requests
+
+    def _look_ahead(self, count: int) -> None:
+        """Look at some more requests, a few at a time, so that the first batch does not wait."""
+        assert self._expects is not None
+        for request in islice(self._requests, min(count, self._reach - len(self._coming))):
+            is_early = self._window.has_room and self._expects(request)
+            self._coming.append(self._pool.submit(request) if is_early else request)
+            self._window.early += is_early
+
+
 def windowed(pool: Pool, requests: Iterator[Asked], options: LoaderOptions) -> Results:
     """Results of `requests`, a window of which is handed to the pool at once."""
     window = Window(options.num_workers, options.ahead, options.slow_memory)
-    return _taken(pool, _handed(pool, requests, window.size), requests, options, window)
-
-
-def _handed(pool: Pool, requests: Iterator[Asked], count: int) -> deque[Task]:
-    return deque(map(pool.submit, islice(requests, max(count, 0))))
+    feed = _Feed(pool, requests, window, window.most if options.in_order else 0)
+    return _taken(pool, deque(feed.next(window.size)), feed, window, options)
 
 
 def _taken(
-    pool: Pool, pending: deque[Task], requests: Iterator[Asked], options: LoaderOptions,
-    window: Window,
-) -> Results:  # fmt: skip
+    pool: Pool, pending: deque[Task], feed: _Feed, window: Window, options: LoaderOptions
+) -> Results:
     limit = options.batch_timeout
     while pending:
         heard = time.monotonic()
         candidates = [pending[0]] if options.in_order else pending
         while (task := next((one for one in candidates if one.result is not None), None)) is None:
-            if options.in_order:
-                window.grow(pending)
-                pending += _handed(pool, requests, window.size - len(pending))
+            if options.in_order and window.grow(pending):
+                pending += feed.next(window.size - len(pending))
             if pool.wait(min(limit or POLL, POLL)):
                 heard = time.monotonic()
             elif limit and time.monotonic() - heard >= limit:
@@ -212,7 +263,7 @@ def _taken(
                 raise RuntimeError(f"DataLoader timed out after {limit} seconds{pool.late(limit)}")
         pending.remove(task)
         window.deliver(task.result)
-        pending += _handed(pool, requests, window.size - len(pending))
+        pending += feed.next(window.size - len(pending))
         yield task.take()
 
 

@@ -33,36 +33,53 @@ class Window:
         budget: bytes that the batches beyond these may take.
 
     Attributes:
+        most: batches beyond the normal window, whatever the budget.
         extra: batches that it has grown by.
+        early: batches that were begun before they came into the window.
         largest: bytes of the largest batch that was measured.
+        measures: whether to measure all batches, which costs 5 us each.
     """
 
     def __init__(self, workers: int, ahead: int, budget: int) -> None:
-        self.extra = self.largest = 0
-        self._normal, self._most, self._budget = workers * ahead, _MOST * workers, budget
+        self.extra = self.early = self.largest = 0
+        self.measures = False
+        self.most = _MOST * workers
+        self._normal, self._workers, self._budget = workers * ahead, workers, budget
         self._spare = min(workers + 1, self._normal)
         self._delivered = 0
 
     @property
     def size(self) -> int:
-        """Requests that may be under way or waiting."""
+        """Requests that may be under way or waiting, without the early ones."""
         if not self.extra:
             return self._normal
-        return self._normal + min(self.extra, self._budget // max(self.largest, 1))
+        return self._normal + max(min(self.extra, self._room - self.early), 0)
 
-    def grow(self, pending: Collection[Waiting]) -> None:
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may be begun early: not more than there are workers."""
+        return self.largest > 0 and self.early < min(self._workers, self._room - self.extra)
+
+    @property
+    def _room(self) -> int:
+        return self._budget // max(self.largest, 1)
+
+    def grow(self, pending: Collection[Waiting]) -> bool:
         """Grow by one if workers get idle while the first of `pending` is waited for; 1 us."""
-        if len(pending) < self.size or self.extra >= self._most or not self._budget:
-            return
+        if len(pending) < self.size or self.extra >= self.most or not self._budget:
+            return False
         there = [one.result for one in pending if one.result is not None]
-        if len(pending) - len(there) < self._spare:
-            self.largest = max([self.largest, *map(nbytes, there[-1:])])
-            self.extra = self.size - self._normal + 1
+        if len(pending) - len(there) >= self._spare:
+            return False
+        self.largest = max([self.largest, *map(nbytes, there[-1:])])
+        self.extra = self.size - self._normal + 1
+        return len(pending) < self.size
 
     def deliver(self, result: Any) -> None:
-        """Take note of a batch; 5 us while the window is larger than normal."""
-        if self.extra:
+        """Take note of a batch that is its consumer's from now on."""
+        if self.extra or self.measures:
             self.largest = max(self.largest, nbytes(result))
+        if self.extra:
             self._delivered += 1
             if self._delivered % _SHRINK == 0:
                 self.extra -= 1
