@@ -122,13 +122,13 @@ class Worker:
         with theirs:
             given = replace(self._given, number=self.number, steady=steady, sock=theirs,
                             stack=self._stack)  # fmt: skip
-            self.process = self._context.Process(target=run, args=(given,), daemon=True)
+            process = self._context.Process(target=run, args=(given,), daemon=True)
             try:
-                self.process.start()
+                process.start()
             except BaseException:
-                self.process = None
                 self.end()
                 raise
+            self.process = process  # only now, since other threads look for its pid
         for task in self.tasks if self._queue is None else ():
             self._send(task)
 
