@@ -37,7 +37,7 @@ SHARE = 100  # one in so many
 WORKERS = 4
 WIDTH = 256
 _LATE = 0.02  # seconds
-KINDS = ("", " 0", " 4", " 4 costs", " costs")
+KINDS = ("", " 0", " 4", " 4 costs")
 
 
 local = threading.local()  # when the last sample of this worker was due

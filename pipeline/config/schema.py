@@ -68,6 +68,7 @@ class LoaderSection(Section):
     generator: int | None
     max_memory: Annotated[float, Field(gt=0)] | None = None
     slow_memory: Annotated[float, Field(ge=0)] = 0.25
+    cost: str | None = None
 
 
 class BadSamplesSection(Section):
