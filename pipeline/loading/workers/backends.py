@@ -215,7 +215,10 @@ class _Feed:
     def next(self, count: int) -> list[Task]:
         """The next tasks, in order; fewer at the end."""
         tasks = []
-        for one in islice(self._in_order(), count) if count > 0 else ():
+        for _ in range(count):
+            one = self._coming.popleft() if self._coming else next(self._requests, None)
+            if one is None:
+                break
             if isinstance(one, Task):
                 self._window.early -= 1
                 tasks.append(one)
@@ -224,11 +227,6 @@ class _Feed:
         if self._expects is not None:
             self._look_ahead(2 * max(count, 1))
         return tasks
-
-    def _in_order(self) -> Iterator[Asked | Task]:
-        while self._coming:
-            yield self._coming.popleft()
-        yield from self._requests
 
     def _look_ahead(self, count: int) -> None:
         """Look at some more requests, a few at a time, so that the first batch does not wait."""

@@ -75,10 +75,9 @@ class WorkerPool:
         self._shared = SharedState(context, size)
         deals = not options.keyed or getattr(fetch, "in_turn", False)
         self._queue = None if deals else RequestQueue(context, size)
-        given = WorkerContext(
-            fetch, options.worker_init_fn, size, seed, self._shared, self._owner,
-            None if self._queue is None else self._queue.reader,
-        )  # fmt: skip
+        reader = None if self._queue is None else self._queue.reader
+        given = WorkerContext(fetch, options.worker_init_fn, size, seed, self._shared, self._owner,
+                              reader)  # fmt: skip
         self.workers = [Worker(number, context, given, self._queue) for number in range(size)]
         self._turns = count()
         self._lock = threading.RLock()
@@ -366,9 +365,7 @@ class WorkerPool:
             return
         for worker in self.workers:
             worker.note_claims()
-        others = self._queue.take_back()
-        for task in [*dead.tasks, *self._queue.lost(), *others]:
-            self._queue.put(task)
+        self._queue.put_first(dead.tasks)
         dead.tasks.clear()
 
     def _blame_for_start(self, worker: Worker) -> None:
@@ -379,10 +376,7 @@ class WorkerPool:
         worker.note_claims()
         starts = worker.status.stage == worker_status.STARTING
         if self._queue is not None and starts and not worker.tasks:
-            waiting = self._queue.take_back()
-            worker.tasks.extend(waiting[:1])
-            for task in waiting[1:]:
-                self._queue.put(task)
+            worker.tasks.extend(self._queue.take_back(1))
 
 
 def _end_all(workers: list[Worker], shared: SharedState, lock: Any, closed: list[Any]) -> None:

@@ -20,6 +20,7 @@ import pickle
 import struct
 import tempfile
 from collections import deque
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -128,17 +129,26 @@ class RequestQueue:
         self._free[size].append(offset)
         return task
 
-    def take_back(self) -> list[Task]:
-        """The requests that nobody has taken, in order, which are in the queue no longer."""
+    def put_first(self, tasks: Iterable[Task]) -> None:
+        """Hand over requests before all others, and those that were lost with a dead process.
+
+        To be called once the claims of all processes have been looked at.
+        """
+        others = self.take_back()
+        for task in [*tasks, *self.lost(), *others]:
+            self.put(task)
+
+    def take_back(self, most: int | None = None) -> list[Task]:
+        """Requests that nobody has taken, in order, which are in the queue no longer."""
         found: list[Task] = []
-        while True:
+        while most is None or len(found) < most:
             try:
                 token = os.read(self.reader.fileno(), _TOKEN.size)
             except BlockingIOError:
+                found += self._backlog
+                self._backlog.clear()
                 break
             found.append(self._closed(_TOKEN.unpack(token)[0]))
-        found += self._backlog
-        self._backlog.clear()
         return found
 
     def lost(self) -> list[Task]:
