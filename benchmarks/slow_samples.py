@@ -99,6 +99,7 @@ def main() -> None:
             done = subprocess.run(command, env=os.environ | {"PYTHONPATH": folder}, check=True,
                                   capture_output=True, text=True, cwd=folder)  # fmt: skip
             found[name].append(json.loads(done.stdout.splitlines()[-1]))
+            print(number, name, done.stdout.strip(), file=sys.stderr, flush=True)
     base = statistics.median(one["share"] for one in found["torch"])
     print(f"{args.kind}, {args.workers} workers, batches of {args.batch}, load {args.load}")
     for name, runs in found.items():
