@@ -21,14 +21,14 @@ from pipeline.distributed.world import World, from_environment
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.bad_samples import BadSamples
 from pipeline.loading.budget import Budget, epoch_length
-from pipeline.loading.dataset_facts import classes_of, facts_of
+from pipeline.loading.dataset_facts import classes_of, facts_of, table_of
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.loader import Loader
 from pipeline.loading.named_fields import Fields
 from pipeline.loading.stream_fetch import StreamFetch
 from pipeline.loading.workers.backends import BackendName, LoaderOptions
 from pipeline.order.plan import Plan, not_empty
-from pipeline.order.samplers import Sequential
+from pipeline.order.samplers import Sequential, column_of
 from pipeline.order.streams import StreamOrder, StreamPlan, is_stream, length_of
 from pipeline.packing.packing import backend_for, pack
 from pipeline.packing.recipe import Recipe, fits
@@ -282,8 +282,20 @@ class Split:
             self.plan, self.fetch(hashed, whole=False), self.loader_options(), self.data.world,
             self.fingerprint,
             batch_transform=(self.batch_transform or None) if self.data.on_device else None,
-            budget=self.budget, share=share,
+            budget=self.budget, share=share, costs=self._costs(),
         )  # fmt: skip
+
+    def _costs(self) -> Any:
+        """The column `loader.cost`; None without one, and of a stream, which has no table."""
+        name = self.config.loader.cost
+        if name is None or is_stream(self.dataset):
+            return None
+        table = table_of(self.dataset, self.data.fields)
+        costs = column_of(table, name, "cost", "loader")
+        if costs.dtype.kind not in "iuf":
+            reason = f"column {name!r} holds {costs.dtype}, and costs are numbers"
+            raise ConfigError(Problem("loader.cost", reason))
+        return costs
 
     def loader_options(self, backend: BackendName | None = None) -> LoaderOptions:
         """The section `loader`, resolved for this split.

@@ -45,6 +45,7 @@ def resolve(
         "num_workers": count,
         "auto": auto,
         "persistent_workers": persists,
+        "slow_memory": int(given.slow_memory * _GIB),
         "pin_memory": world.has_accelerator() if given.pin_memory is None else given.pin_memory,
         "worker_init_fn": allow_list.resolve(name, "loader.worker_init_fn") if name else None,
     }

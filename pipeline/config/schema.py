@@ -69,6 +69,8 @@ class LoaderSection(Section):
     max_memory: Annotated[float, Field(gt=0)] | None = None
     share: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
     share_size: Annotated[float, Field(gt=0)] | None = None
+    slow_memory: Annotated[float, Field(ge=0)] = 0.25
+    cost: str | None = None
 
 
 class BadSamplesSection(Section):

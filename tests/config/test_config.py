@@ -25,7 +25,7 @@ GOOD = {
         "backend": "process", "num_workers": 2, "prefetch_factor": None,
         "persistent_workers": None, "pin_memory": None, "pin_memory_device": "", "timeout": 0,
         "worker_init_fn": None, "multiprocessing_context": None, "in_order": True,
-        "generator": None, "max_memory": None, "max_deaths": 3,
+        "generator": None, "max_memory": None, "max_deaths": 3, "slow_memory": 0.25, "cost": None,
     },
     "bad_samples": {"on_error": "raise", "budget": 0.01, "quarantine": None},
     "distributed": {
