@@ -197,6 +197,8 @@ def actor_options(options: RayOptions) -> dict[str, Any]:
     told = {
         "num_cpus": options.cpus_per_actor, "resources": dict(options.resources),
         "max_restarts": 0, "max_task_retries": 0,
+        # Each is a thread beside the one that makes batches.
+        "concurrency_groups": {"life": 1, "watch": 1},
     }  # fmt: skip
     return told if _state.ours else {**told, "runtime_env": environment(options)}
 
