@@ -121,6 +121,8 @@ def _init(ray: Any, options: RayOptions) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     # Also before Ray sets it: it says who may connect to what it starts.
     logging.getLogger("ray").setLevel(logging.ERROR)
+    # It writes of each dead actor to stdout, whatever it is told.
+    ray._private.worker.print_to_stdstream = lambda *args, **named: None
     runtime_env = environment(options)
     if options.address is not None:
         try:

@@ -14,6 +14,7 @@ import heapq
 import logging
 import os
 import pickle
+import re
 import time
 from itertools import count
 from tempfile import TemporaryDirectory
@@ -273,9 +274,8 @@ class RayPool:
             wanted = {"CPU": self._given.cpus_per_actor, **self._given.resources}
             there = {name: ray.available_resources().get(name, 0.0) for name in wanted}
             if any(there[name] < number for name, number in wanted.items()):
-                log.warning("loader.ray: no actor has found a place in %g s. Each wants %s, and Ray "
-                            "has %s free", _PATIENCE, _listed(wanted),
-                            _listed(there))  # fmt: skip
+                log.warning("loader.ray: no actor has begun in %g s; each wants %s, and Ray has %s",
+                            _PATIENCE, _listed(wanted), _listed(there))  # fmt: skip
 
     def _reap(self, worker: RayWorker, how: str = "") -> bool:
         """Report a death, and go on with another actor or with an error; whether that is there."""
@@ -283,7 +283,7 @@ class RayPool:
         worker.deaths += 1
         held = self._held_by(worker)
         requests = [task.request for task in held]
-        how = how or f"died: {_why(worker.error)}"
+        how = how or _why(worker.error)
         found = FailureReport(worker.who, how, worker.status, requests, stack)
         text = found.report(self._dataset)
         begun = worker.begun
@@ -332,10 +332,13 @@ class RayPool:
 
 
 def _why(error: RayError | None) -> str:
-    """Ray's reason, as far as it tells one."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line and ": " not in line[:20]] or lines
-    return one_line(told[-1])
+    """How an actor died, as far as Ray knows."""
+    text = str(error)
+    if "node has died" in text or "node was" in text:
+        return "died with its node"
+    found = re.search(r"exit detail: ([^.\n]*)", text)
+    told = found[1] if found else text.strip().splitlines()[-1]
+    return f"died: {one_line(told)}"
 
 
 def _listed(resources: dict[str, float]) -> str:
