@@ -39,7 +39,8 @@ from pipeline.loading.workers.backends import (
     WorkerError,
 )
 from pipeline.loading.workers.failures import FailureReport
-from pipeline.loading.workers.ray_actor import ActorContext, Made
+from pipeline.loading.workers.ray_actor import ActorContext
+from pipeline.loading.workers.ray_message import Made, unpack
 from pipeline.loading.workers.ray_worker import RayWorker
 from pipeline.loading.workers.store_memory import StoreMemory
 from pipeline.terminal import one_line
@@ -47,6 +48,8 @@ from pipeline.terminal import one_line
 log = logging.getLogger(__name__)
 
 _POLL = 0.2  # seconds between two looks at actors that report nothing
+_QUICK = 0.02  # seconds in which only results are waited for
+_OFTEN = 0.005  # seconds between two looks at all that has come
 _PATIENCE = 30.0  # seconds without a place for an actor, after which a message says so
 _LAST = 1.0  # seconds for what a dead actor has made to arrive
 
@@ -99,8 +102,8 @@ class RayPool:
         self._backlog: list[RayTask] = []  # a heap
         self._flying: dict[Any, RayTask] = {}  # by reference, in order
         self._ready = self.largest = 0  # bytes of what waits for the consumer
-        self._said: set[str] = set()
-        self._began = self._looked = time.monotonic()
+        self._said_so = False
+        self._began = self._looked = self._drained = time.monotonic()
         self._is_over = False
         self.workers: list[RayWorker] = []
         payload = cloudpickle.dumps(fetch)
@@ -143,15 +146,13 @@ class RayPool:
 
     def wait(self, seconds: float) -> bool:
         """Look after the actors, then wait at most so long for results; whether there are any."""
-        self._supervise()
-        sources = [*self._flying, *(ref for worker in self.workers for ref in worker.refs)]
-        try:
-            found, _ = ray.wait(sources, num_returns=len(sources), timeout=0)
+        if time.monotonic() - self._looked >= _POLL:
+            self._supervise()
+        with waiting():
+            found = self._come(_QUICK if self._flying else 0, list(self._flying))
             if not found:
-                with waiting():
-                    found, _ = ray.wait(sources, timeout=min(seconds, _POLL))
-        except RayError as error:
-            raise WorkerError(f"the connection to Ray was lost: {one_line(error)}") from error
+                others = [ref for worker in self.workers for ref in worker.refs]
+                found = self._come(min(seconds, _POLL), [*self._flying, *others])
         heard = False
         for ref in found:
             if ref in self._flying:
@@ -161,6 +162,20 @@ class RayPool:
                 heard |= self._reap(worker)
         self._dispatch()
         return heard
+
+    def _come(self, seconds: float, refs: list[Any]) -> list[Any]:
+        """Those of `refs` that are there, after so many seconds at most."""
+        if not refs:
+            return []
+        try:
+            found, _ = ray.wait(refs, timeout=seconds)
+            now = time.monotonic()
+            if found and now - self._drained >= _OFTEN:
+                self._drained = now  # to know who is free; it costs as much as to wait
+                found, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        except RayError as error:
+            raise WorkerError(f"the connection to Ray was lost: {one_line(error)}") from error
+        return found
 
     def late(self, limit: float) -> str:
         return ""
@@ -206,7 +221,7 @@ class RayPool:
         """Take what has come for a task; whether it now has a result."""
         worker = task.worker
         try:
-            made = ray.get(task.ref, timeout=_LAST)
+            made = unpack(ray.get(task.ref, timeout=_LAST))
         except (GetTimeoutError, ObjectLostError):  # made, and lost with a node
             self._forget(task)
             self._ask_again(task)
@@ -242,14 +257,15 @@ class RayPool:
         """Make a result of what an actor has sent."""
         if task.is_dropped:
             return
-        task.size = len(made.header) + sum(array.nbytes for array in made.arrays)
+        task.size = made.size
         self.largest = max(self.largest, task.size)
         self._ready += task.size
         if made.kind != "plain":
-            if made.note and made.note not in self._said:
-                self._said.add(made.note)
-                log.warning("loader.backend=ray: batches are pickled, which copies them, since %s",
-                            one_line(made.note))  # fmt: skip
+            for why in made.arrays:
+                if not self._said_so:
+                    log.warning("loader.backend=ray: batches are pickled, which copies them, since "
+                                "%s", one_line(why.tobytes().decode()))  # fmt: skip
+                self._said_so = True
             task.result = pickle.loads(made.header)
             return
         try:
@@ -320,7 +336,7 @@ class RayPool:
         held = []
         for task in list(worker.tasks):
             try:
-                made = ray.get(task.ref, timeout=_LAST) if worker.error else None
+                made = unpack(ray.get(task.ref, timeout=_LAST)) if worker.error else None
             except RayError:
                 made = None
             self._forget(task)
