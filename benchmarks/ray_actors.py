@@ -164,9 +164,6 @@ def window(workers: int) -> None:
     data = Rows(size * 60, width)
     most = workers * 6 * size * width * 4
     with loader_of(data, size, "ray", workers, window=most / 3 / GIB) as loader:
-        loader.options = loader.options
-        store = ray_cluster
-        del store
         held = 0
         for batch in loader.epoch(0):
             time.sleep(0.05)

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 _POLL = 0.2  # seconds between two looks at actors that report nothing
 _QUICK = 0.02  # seconds in which only results are waited for
-_OFTEN = 0.005  # seconds between two looks at all that has come
+_OFTEN = 0.02  # seconds between two looks at all that has come
 _PATIENCE = 30.0  # seconds without a place for an actor, after which a message says so
 _LAST = 1.0  # seconds for what a dead actor has made to arrive
 
