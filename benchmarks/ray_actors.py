@@ -70,7 +70,7 @@ class Pictures(Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         with PIL.Image.open(self.paths[index]) as picture:
-            pixels = np.asarray(picture.convert("RGB"))
+            pixels = np.array(picture.convert("RGB"))
         return {"image": torch.from_numpy(pixels).permute(2, 0, 1).float().div_(255)}
 
 

@@ -25,7 +25,7 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 
-from pipeline.distributed.preemption import waiting
+from pipeline.distributed.preemption import held, waiting
 from pipeline.errors import DataError
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.plain_batch import decode
@@ -102,7 +102,7 @@ class RayPool:
         self._backlog: list[RayTask] = []  # a heap
         self._flying: dict[Any, RayTask] = {}  # by reference, in order
         self._ready = self.largest = 0  # bytes of what waits for the consumer
-        self._said_so = False
+        self._said_so, self._waits = False, True
         self._began = self._looked = self._drained = time.monotonic()
         self._is_over = False
         self.workers: list[RayWorker] = []
@@ -148,12 +148,12 @@ class RayPool:
         """Look after the actors, then wait at most so long for results; whether there are any."""
         if time.monotonic() - self._looked >= _POLL:
             self._supervise()
-        with waiting():
-            found = self._come(_QUICK if self._flying else 0, list(self._flying))
-            if not found:
-                others = [ref for worker in self.workers for ref in worker.refs]
-                found = self._come(min(seconds, _POLL), [*self._flying, *others])
-        heard = False
+        found = self._come(_QUICK, list(self._flying))
+        if not found:
+            others = [ref for worker in self.workers for ref in worker.refs]
+            found = self._come(min(seconds, _POLL), [*self._flying, *others])
+        with waiting():  # a request to stop is raised here, since inside of Ray it gets lost
+            heard = False
         for ref in found:
             if ref in self._flying:
                 heard |= self._receive(self._flying[ref])
@@ -168,13 +168,16 @@ class RayPool:
         if not refs:
             return []
         try:
-            found, _ = ray.wait(refs, timeout=seconds)
+            with held():
+                found, _ = ray.wait(refs, timeout=seconds)
             now = time.monotonic()
             if found and now - self._drained >= _OFTEN:
                 self._drained = now  # to know who is free; it costs as much as to wait
                 found, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
         except RayError as error:
             raise WorkerError(f"the connection to Ray was lost: {one_line(error)}") from error
+        except SystemError as error:  # which Ray makes of a Ctrl-C
+            raise error.__cause__ or error from None
         return found
 
     def late(self, limit: float) -> str:
@@ -284,9 +287,10 @@ class RayPool:
             if limit and worker.silent >= limit:
                 how = f"gave no sign of life for {limit:g} s (loader.timeout) and was killed"
                 self._reap(worker, how)
-        idle = not any(worker.begun for worker in self.workers)
-        if idle and now - self._began > _PATIENCE:
-            self._began = now
+        waits = self._waits and not any(worker.begun for worker in self.workers)
+        self._waits = waits
+        if waits and now - self._began > _PATIENCE:
+            self._waits = False
             wanted = {"CPU": self._given.cpus_per_actor, **self._given.resources}
             there = {name: ray.available_resources().get(name, 0.0) for name in wanted}
             if any(there[name] < number for name, number in wanted.items()):
