@@ -30,7 +30,7 @@ from pipeline.errors import ConfigError, Problem
 
 GIB = 2**30
 # Sockets lie in the folder of Ray's session, and a socket's path has at most 107 characters.
-_LONGEST_FOLDER = 24
+_LONGEST_FOLDER = 19
 # Logical CPUs of a Ray that is started here. How many actors there are is the loader's business.
 _MANY = 10_000
 _LAST = 3.0  # seconds
