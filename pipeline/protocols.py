@@ -33,6 +33,20 @@ class MapDataset(Protocol):
         """
 
 
+class FilesAhead(Protocol):
+    """A map-style dataset whose files are fetched before they are needed; both members or none.
+
+    Without them a worker fetches a file when it reads a sample in it.
+    """
+
+    @property
+    def remote_files(self) -> Any:
+        """The `pipeline.datasets.files.Files` that fetch them; None where none is at an address."""
+
+    def files_of(self, indices: Sequence[int], /) -> Sequence[Sequence[str]]:
+        """The addresses of the files that each row is read from, without reading anything."""
+
+
 class StreamDataset(Protocol):
     """Records that can only be read forwards, the same in every process and every pass.
 

@@ -96,6 +96,13 @@ class TuneSection(Section):
     workers: Count | None = None
 
 
+class ProfileSection(Section):
+    """How often machines fail, for the interval of checkpoints that `task=profile` recommends."""
+
+    node_hours_between_failures: Annotated[float, Field(gt=0)] = 6300.0
+    nodes: Count = 1
+
+
 class PackSection(Section):
     """Options of `task=pack` and `dataset.packed=auto`; see docs/packing.md."""
 
@@ -241,6 +248,7 @@ class Config(Section):
     limits: Limits = Limits()
     pack: PackSection = PackSection()
     tune: TuneSection = TuneSection()
+    profile: ProfileSection = ProfileSection()
     lr_find: LrFindSection = LrFindSection()
     diff: DiffSection = DiffSection()
     distributed: DistributedSection
@@ -285,4 +293,4 @@ class Config(Section):
 # Tasks that only read files of runs, and need no torch.
 READING = ("report", "diff", "runs", "show")
 TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "run", "find", "tune",
-             "lr_find", "diff")  # fmt: skip
+             "profile", "lr_find", "diff")  # fmt: skip

@@ -111,8 +111,10 @@ def store(world: World, limit: timedelta) -> Store:
     found: Store | None = _served(world, limit)
     if found is None:
         place = store_address()
-        url = "env://" if place is None else f"tcp://{place[0]}:{place[1]}"
-        found, _, _ = next(rendezvous(url, world.rank, world.size, timeout=limit))
+        if place is None:
+            found, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
+        else:  # who does not come is found out later, with the help of this store
+            found = TCPStore(*place, world.size, world.rank == 0, limit, wait_for_workers=False)
     return PrefixStore(f"start-{restarts()}", found)
 
 
@@ -182,5 +184,6 @@ def _served(world: World, limit: timedelta) -> TCPStore | None:
     except (ValueError, OSError):  # a name, or an address that is translated on its way here
         return None
     return TCPStore(
-        address, port, world.size, True, limit, master_listen_fd=listening.detach()
+        address, port, world.size, True, limit, wait_for_workers=False,
+        master_listen_fd=listening.detach(),
     )  # fmt: skip

@@ -77,6 +77,11 @@ def restarts(environment: Mapping[str, str] = os.environ) -> int:
     return _number(environment, "TORCHELASTIC_RESTART_COUNT", 0)
 
 
+def restarts_left(environment: Mapping[str, str] = os.environ) -> int:
+    """How often it will yet do so."""
+    return _number(environment, "TORCHELASTIC_MAX_RESTARTS", 0) - restarts(environment)
+
+
 def meeting_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
     """The folder in which the ranks of one machine meet; None if the launcher is not ours."""
     return Path(environment[MEETING]) if environment.get(MEETING) else None

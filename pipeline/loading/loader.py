@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -23,8 +23,15 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.budget import Budget
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.memory import tree_pss
+from pipeline.loading.read_ahead import read_ahead
 from pipeline.loading.transfer import Transfer
-from pipeline.loading.workers.backends import Backend, Failure, LoaderOptions, MainBackend
+from pipeline.loading.workers.backends import (
+    Asked,
+    Backend,
+    Failure,
+    LoaderOptions,
+    MainBackend,
+)
 from pipeline.loading.workers.process_backend import ProcessBackend, require_picklable
 from pipeline.loading.workers.ray_cluster import require_installed
 from pipeline.loading.workers.thread_backend import ThreadBackend
@@ -119,6 +126,9 @@ class Loader:
         self._moved_ahead = moves or self.world.device == "cpu"
         require_picklable(fetch, self.options)
         self._backend = open_backend(fetch, self.options, self._pin)
+        self._ahead = read_ahead(
+            plan, fetch.dataset, self.world.rank, self.world.size, self.options
+        )
         auto, first = self.options.auto, self.options.num_workers
         self._tuner = Autotune(first, auto, tree_pss) if auto else None
         self._deaths = 0  # in backends that were left
@@ -154,7 +164,7 @@ class Loader:
             self.budget.begin(epoch)
         deaths = self.deaths
         asked = began = time.perf_counter()
-        with closing(self._results(epoch, start)) as results:
+        with self._ahead or nullcontext(), closing(self._results(epoch, start)) as results:
             for result in results:
                 self.stats.deaths = self._deaths + self._backend.deaths - deaths
                 if isinstance(result, End):
@@ -198,10 +208,15 @@ class Loader:
         while changes:
             changes = False
             steps = count(step) if limit is None else range(step, limit)
+            requests: Iterator[Asked]
             requests = (self.plan.request(epoch, one, world.rank, world.size) for one in steps)
+            if self._ahead is not None:
+                requests = self._ahead.requests(epoch, step, requests)
             with self._backend.run(requests) as results:
                 for result in self._transfer(results) if self._transfer else results:
                     yield result
+                    if self._ahead is not None:
+                        self._ahead.delivered(step)
                     step += 1
                     stats = self.stats
                     if tuner is not None and tuner.delivered(
@@ -256,6 +271,8 @@ class Loader:
     def close(self) -> None:
         """Stop the workers."""
         self._backend.close()
+        if self._ahead is not None:
+            self._ahead.close()
 
     def __enter__(self) -> Loader:
         return self

@@ -168,7 +168,7 @@ class Weighted(Order):
         self._draws = num_samples or (length if replacement else len(positive))
         self._weights = None if replacement else values
         self._sums = np.cumsum(values)
-        self._order = (-1, positive)  # epoch, its rows
+        self._order = (-1, positive[:0].copy())  # epoch, its rows
         self.seed = seed
         if not replacement and self._draws > len(positive):
             raise ConfigError(

@@ -129,7 +129,12 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
             optimizer, scheduler = scheduled(*last)
         if opened.renewed is not None and state is not None and scheduler is not None:
             state = renewed(state, optimizer, scheduler)
-        with watched(config, parts, group, opened, train) as (trackers, observers):
+        if opened.checkpoints:
+            group.hint(_how_to_resume(opened.checkpoints.folder.parent))
+        with (
+            watched(config, parts, group, opened, train) as (trackers, observers),
+            group.explained(),
+        ):
             confusions, extremes = Confusions(objective), Extremes(group.world.size)
             observers += [confusions, extremes]
             compared = config.trainer.baseline
@@ -308,8 +313,7 @@ def watched(
             raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error
         if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
             raise Preempted(str(error)) from error  # the sweep says how to resume
-        again = disclosure.command([*started_words(), f"resume={folder.path}"])
-        raise Preempted(f"{error}. To resume:\n  {again}") from error
+        raise Preempted(f"{error}. {_how_to_resume(folder.path)}") from error
     except KeyboardInterrupt:
         status, reason = "interrupted", "Ctrl-C"
         say(f"stopped; the run is in {folder.path}")
@@ -352,6 +356,10 @@ def _tracked(config: Config, opened: Opened) -> TrackedRun:
         path, config.written(), dict(opened.folder.manifest), sweep, resumed, before,
         bool(config.resume_despite),
     )  # fmt: skip
+
+
+def _how_to_resume(folder: Path) -> str:
+    return f"To resume:\n  {disclosure.command([*started_words(), f'resume={folder}'])}"
 
 
 def command_line(*given: str) -> str:

@@ -2,7 +2,7 @@
 
 Ray hands out read-only views. Each batch has one reader, and the store is mapped for writing, so a
 consumer may work on its batch in place, as it can on one of a worker process, without a copy. That
-is looked up in /proc: where it is not so, batches are copied (0.1 ms a MiB).
+is looked up in /proc: where it is not so, batches are copied.
 
 A view keeps the whole result in the store, so results are copied once a consumer keeps more of them
 than the loader may have there.
