@@ -103,7 +103,8 @@ class BatchActor:
             id=number, num_workers=given.workers, seed=given.seed,
             dataset=self._fetch.dataset_of_worker(),
         )  # fmt: skip
-        torch_internals.worker_info(info).__enter__()  # for good
+        self._as_worker = torch_internals.worker_info(info)  # which ends with its object
+        self._as_worker.__enter__()
         try:
             if given.worker_init_fn is not None:
                 given.worker_init_fn(number)
