@@ -50,6 +50,10 @@ class FolderDataset(FileDataset, Dataset[dict[str, Any]]):
         """The path or address of the file of a sample."""
         return self.folder.path(os.fsdecode(self.names[index]))
 
+    def locality(self, indices: IntArray) -> IntArray:
+        """A file a row."""
+        return indices
+
     def data_files(self) -> Iterator[DataFile]:
         return map(self.folder.data_file, self._names())
 
