@@ -160,7 +160,7 @@ class ArrowTable(FileDataset):
             chosen.append(self.files.bounds[group] + np.flatnonzero(wanted))
         return ListedRows(np.concatenate(chosen))
 
-    def locate(self, indices: Sequence[int]) -> tuple[IntArray, IntArray]:
+    def locate(self, indices: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
         """Row groups of samples, and their rows in them: int64[n] each."""
         rows = self.rows.rows(indices)
         groups = np.searchsorted(self.files.bounds, rows, side="right") - 1
