@@ -1,6 +1,6 @@
 """Runs fetch over the plan's requests, ahead of the consumer and in order.
 
-    plan -> requests -> backend (main | process | thread) -> pin, move, transform -> consumer
+    plan -> requests -> backend (main | process | thread | ray) -> pin, move, transform -> consumer
 
 The backend decides who works on a request and when, never the result. The state is the address of
 the next batch to deliver; batches that workers have prefetched beyond it are requested again.
@@ -26,6 +26,7 @@ from pipeline.loading.memory import tree_pss
 from pipeline.loading.transfer import Transfer
 from pipeline.loading.workers.backends import Backend, Failure, LoaderOptions, MainBackend
 from pipeline.loading.workers.process_backend import ProcessBackend, require_picklable
+from pipeline.loading.workers.ray_cluster import require_installed
 from pipeline.loading.workers.thread_backend import ThreadBackend
 from pipeline.order.plan import Plan
 from pipeline.order.streams import End, StreamPlan
@@ -66,6 +67,11 @@ def open_backend(fetch: Fetch, options: LoaderOptions, pin: bool) -> Backend:
         return MainBackend(fetch, options.keyed)
     if options.backend == "thread":
         return ThreadBackend(fetch, options)
+    if options.backend == "ray":
+        require_installed()
+        from pipeline.loading.workers.ray_backend import RayBackend
+
+        return RayBackend(fetch, options)
     return ProcessBackend(fetch, options, pin)
 
 

@@ -6,6 +6,7 @@ raised when its turn comes and reads alike wherever it happened.
     main       in this process, when a batch is asked for
     process    in worker processes (pipeline/loading/workers/process_backend.py)
     thread     in threads (pipeline/loading/workers/thread_backend.py)
+    ray        in Ray actors, here or elsewhere (pipeline/loading/workers/ray_backend.py)
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from pipeline.loading import worker_status
 from pipeline.loading.autotune import Auto
 from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import Fetch
+from pipeline.loading.workers.ray_cluster import RayOptions
 from pipeline.order.plan import Request
 from pipeline.order.randomness import scope
 from pipeline.order.streams import End, StreamRequest
 from pipeline.torch_internals import ExceptionWrapper
 
 DEFAULT_TIMEOUT = 300.0
-BackendName = Literal["main", "process", "thread"]
+BackendName = Literal["main", "process", "thread", "ray"]
 POLL = 0.5  # seconds between two looks at workers that report nothing
 
 
@@ -42,8 +44,8 @@ class LoaderOptions:
     die or hang are replaced.
 
     Attributes:
-        backend: "main", "process" or "thread"; with no workers it is "main".
-        num_workers: processes or threads, per rank.
+        backend: "main", "process", "thread" or "ray"; with no workers it is "main".
+        num_workers: processes, threads or actors, per rank.
         prefetch_factor: batches each worker is ahead; None is torch's 2.
         timeout: seconds without a sign of life from a worker (a sample begun, a stage) after which
             it hangs; None is DEFAULT_TIMEOUT, 0 waits for ever, for debuggers.
@@ -56,6 +58,7 @@ class LoaderOptions:
             from the generators as they are, in worker processes from `generator` plus the worker's
             number on.
         auto: tune the number of workers during the run, starting from `num_workers`.
+        ray: where actors run; None is Ray on this machine.
     """
 
     backend: BackendName = "main"
@@ -73,6 +76,7 @@ class LoaderOptions:
     keyed: bool = True
     max_deaths: int = 3
     auto: Auto | None = None
+    ray: RayOptions | None = None
 
     @property
     def limit(self) -> float:

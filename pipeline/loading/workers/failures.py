@@ -153,7 +153,12 @@ def stack_of(descriptor: int) -> str:
     """The stack that a worker has written, without the frames that started its work."""
     text = os.pread(descriptor, _STACK_BYTES, 0).decode(errors="replace").strip()
     threads = [thread for thread in text.split("\n\n") if not _OWN_THREAD.search(thread)]
-    return "\n".join(_START_OF_WORK.split(thread)[0] for thread in threads)
+    return "\n".join(map(without_start, threads))
+
+
+def without_start(thread: str) -> str:
+    """The stack of a thread, most recent call first, without the frames that started its work."""
+    return _START_OF_WORK.split(thread)[0]
 
 
 def ask_for_stack(pid: int, number: int, descriptor: int, stopped: bool) -> str:
