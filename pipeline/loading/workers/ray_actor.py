@@ -38,8 +38,6 @@ from pipeline.loading.plain_batch import NotPlainError, encode
 from pipeline.loading.workers.backends import Asked, attempt
 from pipeline.torch_internals import ExceptionWrapper, WorkerInfo, numpy_seed
 
-GROUPS = {"life": 1, "watch": 1}  # each a thread beside the one that makes batches
-
 
 @dataclass(frozen=True)
 class ActorContext:
@@ -110,7 +108,7 @@ class BatchActor:
         # of one can be that of the next.
         torch_internals.share_by(torch.UntypedStorage)
         output_buffers.reuse()
-        self._fetch = pickle.loads(memoryview(fetch))
+        self._fetch = pickle.loads(fetch.data)
         random.seed(given.seed)
         torch.manual_seed(given.seed)
         np.random.seed(numpy_seed(given.seed - number, number))

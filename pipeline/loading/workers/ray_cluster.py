@@ -121,6 +121,8 @@ def _init(ray: Any, options: RayOptions) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     # Also before Ray sets it: it says who may connect to what it starts.
     logging.getLogger("ray").setLevel(logging.ERROR)
+    # It writes of each dead actor to stdout, whatever it is told.
+    ray._private.worker.print_to_stdstream = lambda *args, **named: None
     runtime_env = environment(options)
     if options.address is not None:
         try:
@@ -197,6 +199,8 @@ def actor_options(options: RayOptions) -> dict[str, Any]:
     told = {
         "num_cpus": options.cpus_per_actor, "resources": dict(options.resources),
         "max_restarts": 0, "max_task_retries": 0,
+        # Each is a thread beside the one that makes batches.
+        "concurrency_groups": {"life": 1, "watch": 1},
     }  # fmt: skip
     return told if _state.ours else {**told, "runtime_env": environment(options)}
 

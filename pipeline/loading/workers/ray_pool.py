@@ -14,6 +14,7 @@ import heapq
 import logging
 import os
 import pickle
+import re
 import time
 from itertools import count
 from tempfile import TemporaryDirectory
@@ -91,8 +92,8 @@ class RayPool:
 
     def __init__(self, fetch: Fetch, seed: int, options: LoaderOptions) -> None:
         self._owner, self._options, self._dataset = os.getpid(), options, fetch.dataset
-        size, given = options.num_workers, options.ray or ray_cluster.RayOptions()
-        self._window = int(given.window * ray_cluster.GIB)
+        size, self._given = options.num_workers, options.ray or ray_cluster.RayOptions()
+        self._window = int(self._given.window * ray_cluster.GIB)
         self._memory = StoreMemory(2 * self._window)
         self._numbers = count()
         self._backlog: list[RayTask] = []  # a heap
@@ -104,7 +105,7 @@ class RayPool:
         self.workers: list[RayWorker] = []
         payload = cloudpickle.dumps(fetch)
         self._folder = TemporaryDirectory(prefix="penstock-")
-        ray_cluster.connect(given)
+        ray_cluster.connect(self._given)
         try:
             node = ray.get_runtime_context().get_node_id()
             self._fetch: Any = ray.put(np.frombuffer(payload, np.uint8))
@@ -268,16 +269,13 @@ class RayPool:
                 how = f"gave no sign of life for {limit:g} s (loader.timeout) and was killed"
                 self._reap(worker, how)
         idle = not any(worker.begun for worker in self.workers)
-        if idle and now - self._began > _PATIENCE and "place" not in self._said:
-            self._said.add("place")
-            log.warning("%s", self._no_place())
-
-    def _no_place(self) -> str:
-        given = self._options.ray or ray_cluster.RayOptions()
-        wanted = {"CPU": given.cpus_per_actor, **given.resources}
-        there = {name: ray.available_resources().get(name, 0) for name in wanted}
-        return (f"loader.ray: no actor has begun in {_PATIENCE:g} s. Each wants "
-                f"{_listed(wanted)}; Ray has {_listed(there)} to give now")  # fmt: skip
+        if idle and now - self._began > _PATIENCE:
+            self._began = now
+            wanted = {"CPU": self._given.cpus_per_actor, **self._given.resources}
+            there = {name: ray.available_resources().get(name, 0.0) for name in wanted}
+            if any(there[name] < number for name, number in wanted.items()):
+                log.warning("loader.ray: no actor has begun in %g s; each wants %s, and Ray has %s",
+                            _PATIENCE, _listed(wanted), _listed(there))  # fmt: skip
 
     def _reap(self, worker: RayWorker, how: str = "") -> bool:
         """Report a death, and go on with another actor or with an error; whether that is there."""
@@ -285,7 +283,7 @@ class RayPool:
         worker.deaths += 1
         held = self._held_by(worker)
         requests = [task.request for task in held]
-        how = how or f"died: {_why(worker.error)}"
+        how = how or _why(worker.error)
         found = FailureReport(worker.who, how, worker.status, requests, stack)
         text = found.report(self._dataset)
         begun = worker.begun
@@ -334,10 +332,13 @@ class RayPool:
 
 
 def _why(error: RayError | None) -> str:
-    """Ray's reason, as far as it tells one."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line and ": " not in line[:20]] or lines
-    return one_line(told[-1])
+    """How an actor died, as far as Ray knows."""
+    text = str(error)
+    if "node has died" in text or "node was" in text:
+        return "died with its node"
+    found = re.search(r"exit detail: ([^.\n]*)", text)
+    told = found[1] if found else text.strip().splitlines()[-1]
+    return f"died: {one_line(told)}"
 
 
 def _listed(resources: dict[str, float]) -> str:

@@ -22,7 +22,7 @@ from pipeline.loading import worker_status
 from pipeline.loading.worker_status import WorkerStatus
 from pipeline.loading.workers import failures, ray_cluster
 from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.loading.workers.ray_actor import GROUPS, ActorContext, BatchActor, Begun
+from pipeline.loading.workers.ray_actor import ActorContext, BatchActor, Begun
 from pipeline.terminal import one_line
 
 _ASK_SECONDS = 1.0  # between two questions for the status of an actor on another node
@@ -77,9 +77,9 @@ class RayWorker:
         with open(self._name.with_suffix(".status"), "r+b") as file:
             self._cell = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
         worker_status.clear(self._cell)
-        actor: Any = ray.remote(concurrency_groups=GROUPS)(BatchActor)
         told = ray_cluster.actor_options(self._options)
-        self._actor = actor.options(**told).remote(self._context)
+        actor: Any = ray.remote(**told)(BatchActor)
+        self._actor = actor.remote(self._context)
         self._life = self._actor.live.remote()
         self._starting = self._actor.begin.remote(fetch)
 
