@@ -25,6 +25,7 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 
+from pipeline.distributed.preemption import held as not_stopped
 from pipeline.distributed.preemption import waiting
 from pipeline.errors import DataError
 from pipeline.loading.fetch import Fetch
@@ -90,6 +91,7 @@ class RayPool:
         largest: bytes of the largest result so far.
     """
 
+    @not_stopped()
     def __init__(self, fetch: Fetch, seed: int, options: LoaderOptions) -> None:
         self._owner, self._options, self._dataset = os.getpid(), options, fetch.dataset
         size, self._given = options.num_workers, options.ray or ray_cluster.RayOptions()
@@ -122,6 +124,7 @@ class RayPool:
     def deaths(self) -> int:
         return sum(worker.deaths for worker in self.workers)
 
+    @not_stopped()
     def begin(self) -> None:
         """Another run: what the last one asked for and did not take is dropped."""
         for task in self._flying.values():
@@ -129,6 +132,7 @@ class RayPool:
         self._backlog.clear()
         self._ready = 0
 
+    @not_stopped()
     def submit(self, request: Asked) -> Task:
         """Hand a request to an actor, or keep it until there is room; never waits."""
         task = RayTask(request, next(self._numbers), self)
@@ -136,6 +140,7 @@ class RayPool:
         self._dispatch()
         return task
 
+    @not_stopped()
     def taken(self, task: RayTask) -> None:
         """The consumer takes the result of a task."""
         self._ready -= task.size
@@ -143,13 +148,17 @@ class RayPool:
 
     def wait(self, seconds: float) -> bool:
         """Look after the actors, then wait at most so long for results; whether there are any."""
+        # What a handler of signals raises inside Ray comes out as a SystemError.
+        with waiting(), not_stopped():
+            return self._wait(seconds)
+
+    def _wait(self, seconds: float) -> bool:
         self._supervise()
         sources = [*self._flying, *(ref for worker in self.workers for ref in worker.refs)]
         try:
             found, _ = ray.wait(sources, num_returns=len(sources), timeout=0)
             if not found:
-                with waiting():
-                    found, _ = ray.wait(sources, timeout=min(seconds, _POLL))
+                found, _ = ray.wait(sources, timeout=min(seconds, _POLL))
         except RayError as error:
             raise WorkerError(f"the connection to Ray was lost: {one_line(error)}") from error
         heard = False
@@ -165,6 +174,7 @@ class RayPool:
     def late(self, limit: float) -> str:
         return ""
 
+    @not_stopped()
     def shut_down(self) -> None:
         """End the actors, and Ray if it was begun here and nobody else needs it."""
         if self._is_over or self._owner != os.getpid():
