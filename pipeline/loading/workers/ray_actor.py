@@ -24,7 +24,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ from pipeline import torch_internals
 from pipeline.loading import output_buffers, worker_status
 from pipeline.loading.plain_batch import NotPlainError, encode
 from pipeline.loading.workers.backends import Asked, attempt
+from pipeline.loading.workers.ray_message import Made, pack
 from pipeline.torch_internals import ExceptionWrapper, WorkerInfo, numpy_seed
 
 
@@ -69,20 +70,6 @@ class Begun(NamedTuple):
     host: str
     node: str
     shares: bool
-
-
-class Made(NamedTuple):
-    """A result, as it goes through the object store.
-
-    Attributes:
-        kind: "plain": a header of plain_batch, and its arrays. "pickled": `header` is the pickled
-            result, `note` says why. "error": it is a pickled wrapper of an unexpected error.
-    """
-
-    kind: Literal["plain", "pickled", "error"]
-    header: bytes
-    arrays: list[npt.NDArray[Any]]
-    note: str = ""
 
 
 class BatchActor:
@@ -137,17 +124,19 @@ class BatchActor:
         faulthandler.enable(stack, all_threads=False)  # of the others, none is a person's
         return True
 
-    def make(self, request: Asked) -> Made:
-        """The result of a request."""
+    def make(self, request: bytes) -> Any:
+        """The result of a pickled request, packed."""
         error, self._error = self._error, None
-        if error is not None:
-            return error
+        return pack(error or self._made(pickle.loads(request)))
+
+    def _made(self, request: Asked) -> Made:
         try:
             result = attempt(self._fetch, request)
             try:
                 encoded = encode(result)
             except NotPlainError as error:
-                return Made("pickled", cloudpickle.dumps(result), [], str(error))
+                why = np.frombuffer(str(error).encode(), np.uint8)
+                return Made("pickled", cloudpickle.dumps(result), [why])
             return Made("plain", encoded.header, encoded.arrays)
         except Exception:
             return self._wrapped()

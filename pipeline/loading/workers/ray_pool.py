@@ -40,7 +40,9 @@ from pipeline.loading.workers.backends import (
     WorkerError,
 )
 from pipeline.loading.workers.failures import FailureReport
-from pipeline.loading.workers.ray_actor import ActorContext, Made
+from pipeline.loading.workers.locality import Placement
+from pipeline.loading.workers.ray_actor import ActorContext
+from pipeline.loading.workers.ray_message import Made, unpack
 from pipeline.loading.workers.ray_worker import RayWorker
 from pipeline.loading.workers.store_memory import StoreMemory
 from pipeline.terminal import one_line
@@ -48,6 +50,8 @@ from pipeline.terminal import one_line
 log = logging.getLogger(__name__)
 
 _POLL = 0.2  # seconds between two looks at actors that report nothing
+_QUICK = 0.02  # seconds in which only results are waited for
+_OFTEN = 0.005  # seconds between two looks at all that has come
 _PATIENCE = 30.0  # seconds without a place for an actor, after which a message says so
 _LAST = 1.0  # seconds for what a dead actor has made to arrive
 
@@ -97,12 +101,14 @@ class RayPool:
         size, self._given = options.num_workers, options.ray or ray_cluster.RayOptions()
         self._window = int(self._given.window * ray_cluster.GIB)
         self._memory = StoreMemory(2 * self._window)
+        self._placement: Placement | None = None
+        self._nodes: list[str] = []  # of the actors that it is for
         self._numbers = count()
         self._backlog: list[RayTask] = []  # a heap
         self._flying: dict[Any, RayTask] = {}  # by reference, in order
         self._ready = self.largest = 0  # bytes of what waits for the consumer
-        self._said: set[str] = set()
-        self._began = self._looked = time.monotonic()
+        self._said_so = False
+        self._began = self._looked = self._drained = time.monotonic()
         self._is_over = False
         self.workers: list[RayWorker] = []
         payload = cloudpickle.dumps(fetch)
@@ -153,14 +159,12 @@ class RayPool:
             return self._wait(seconds)
 
     def _wait(self, seconds: float) -> bool:
-        self._supervise()
-        sources = [*self._flying, *(ref for worker in self.workers for ref in worker.refs)]
-        try:
-            found, _ = ray.wait(sources, num_returns=len(sources), timeout=0)
-            if not found:
-                found, _ = ray.wait(sources, timeout=min(seconds, _POLL))
-        except RayError as error:
-            raise WorkerError(f"the connection to Ray was lost: {one_line(error)}") from error
+        if time.monotonic() - self._looked >= _POLL:
+            self._supervise()
+        found = self._come(_QUICK if self._flying else 0, list(self._flying))
+        if not found:
+            others = [ref for worker in self.workers for ref in worker.refs]
+            found = self._come(min(seconds, _POLL), [*self._flying, *others])
         heard = False
         for ref in found:
             if ref in self._flying:
@@ -170,6 +174,20 @@ class RayPool:
                 heard |= self._reap(worker)
         self._dispatch()
         return heard
+
+    def _come(self, seconds: float, refs: list[Any]) -> list[Any]:
+        """Those of `refs` that are there, after so many seconds at most."""
+        if not refs:
+            return []
+        try:
+            found, _ = ray.wait(refs, timeout=seconds)
+            now = time.monotonic()
+            if found and now - self._drained >= _OFTEN:
+                self._drained = now  # to know who is free; it costs as much as to wait
+                found, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        except RayError as error:
+            raise WorkerError(f"the connection to Ray was lost: {one_line(error)}") from error
+        return found
 
     def late(self, limit: float) -> str:
         return ""
@@ -207,16 +225,21 @@ class RayPool:
             self._flying[task.ref] = task
 
     def _worker_for(self, request: Asked) -> RayWorker | None:
-        """Who is to make a batch: whoever has the least to do; None if nobody has room."""
-        ahead = self._options.ahead
-        free = (one for one in self.workers if one.begun and len(one.tasks) < ahead)
-        return min(free, key=lambda one: len(one.tasks), default=None)
+        """Who is to make a batch; None if nobody has room."""
+        begun = [worker for worker in self.workers if worker.begun]
+        loads = [len(worker.tasks) for worker in begun]
+        if sum(loads) >= self._options.ahead * len(begun):
+            return None
+        nodes = [worker.begun.node for worker in begun if worker.begun]
+        if self._placement is None or nodes != self._nodes:
+            self._placement, self._nodes = Placement(self._dataset, nodes), nodes
+        return begun[self._placement.worker(request, loads)]
 
     def _receive(self, task: RayTask) -> bool:
         """Take what has come for a task; whether it now has a result."""
         worker = task.worker
         try:
-            made = ray.get(task.ref, timeout=_LAST)
+            made = unpack(ray.get(task.ref, timeout=_LAST))
         except (GetTimeoutError, ObjectLostError):  # made, and lost with a node
             self._forget(task)
             self._ask_again(task)
@@ -252,14 +275,15 @@ class RayPool:
         """Make a result of what an actor has sent."""
         if task.is_dropped:
             return
-        task.size = len(made.header) + sum(array.nbytes for array in made.arrays)
+        task.size = made.size
         self.largest = max(self.largest, task.size)
         self._ready += task.size
         if made.kind != "plain":
-            if made.note and made.note not in self._said:
-                self._said.add(made.note)
-                log.warning("loader.backend=ray: batches are pickled, which copies them, since %s",
-                            one_line(made.note))  # fmt: skip
+            for why in made.arrays:
+                if not self._said_so:
+                    log.warning("loader.backend=ray: batches are pickled, which copies them, since "
+                                "%s", one_line(why.tobytes().decode()))  # fmt: skip
+                self._said_so = True
             task.result = pickle.loads(made.header)
             return
         try:
@@ -330,7 +354,7 @@ class RayPool:
         held = []
         for task in list(worker.tasks):
             try:
-                made = ray.get(task.ref, timeout=_LAST) if worker.error else None
+                made = unpack(ray.get(task.ref, timeout=_LAST)) if worker.error else None
             except RayError:
                 made = None
             self._forget(task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import pickle
 import signal
 import socket
 import time
@@ -56,6 +57,7 @@ class RayWorker:
         self._context, self._options = context, options.ray or ray_cluster.RayOptions()
         self._name = Path(context.folder) / str(context.number)
         self._actor: Any = None
+        self._make: Any = None
         self._starting: Any = None
         self._life: Any = None
         self._asked: Any = None
@@ -80,6 +82,7 @@ class RayWorker:
         told = ray_cluster.actor_options(self._options)
         actor: Any = ray.remote(**told)(BatchActor)
         self._actor = actor.remote(self._context)
+        self._make = self._actor.make
         self._life = self._actor.live.remote()
         self._starting = self._actor.begin.remote(fetch)
 
@@ -87,7 +90,7 @@ class RayWorker:
         """Hand a task to the actor; a reference to its result."""
         self.tasks.append(task)
         task.worker = self
-        return self._actor.make.remote(task.request)
+        return self._make.remote(pickle.dumps(task.request))
 
     def hears(self, found: Container[Any]) -> bool:
         """Take what has come of `refs`; whether the actor is no more.
@@ -149,7 +152,7 @@ class RayWorker:
 
     def end(self) -> None:
         """Kill the actor if it is there."""
-        actor, self._actor = self._actor, None
+        actor, self._actor, self._make = self._actor, None, None
         self._starting = self._life = self._asked = None
         if actor is None:
             return

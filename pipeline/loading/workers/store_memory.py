@@ -4,8 +4,8 @@ Ray hands out read-only views. Each batch has one reader, and the store is mappe
 consumer may work on its batch in place, as it can on one of a worker process, without a copy. That
 is looked up in /proc: where it is not so, batches are copied (0.1 ms a MiB).
 
-A view keeps the whole result in the store. So small arrays are copied, which a consumer may keep
-for long (indices), and so is everything once it keeps more than the loader may have in the store.
+A view keeps the whole result in the store, so results are copied once a consumer keeps more of them
+than the loader may have there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
-_SMALL = 16 << 10  # bytes
 
 
 class StoreMemory:
@@ -41,14 +40,14 @@ class StoreMemory:
         """The arrays of one result, to be written to."""
         while self._gone:
             self.held -= self._gone.pop()
-        size = sum(array.nbytes for array in arrays if array.nbytes > _SMALL)
+        size = sum(array.nbytes for array in arrays if not array.flags.writeable)
         stays = self.held + size <= self._most
         return [self._one(array, stays) for array in arrays]
 
     def _one(self, array: Bytes, stays: bool) -> Bytes:
         if array.flags.writeable:
             return array
-        if not stays or array.nbytes <= _SMALL or not self._is_writable(array):
+        if not stays or not self._is_writable(array):
             return array.copy()
         self.held += array.nbytes
         lease = _Lease(array)
