@@ -1,4 +1,4 @@
-"""Tasks with `loader.backend=ray`: the output of processes, byte by byte, and ends in good order."""
+"""Tasks with `loader.backend=ray`: the output of one process, byte by byte, and an end in order."""
 
 import os
 import signal
@@ -12,7 +12,8 @@ import pytest
 from pipeline import command
 from pipeline.build.data import DataParts
 from pipeline.config import preflight
-from pipeline.loading.workers import ray_cluster
+from pipeline.loading.workers import ray_backend, ray_cluster
+from pipeline.loading.workers.ray_pool import RayPool
 from pipeline.packing.folder import is_pack
 from tests import broken_images, deaths
 
@@ -39,19 +40,35 @@ def contents(folder):
     }
 
 
+@pytest.fixture
+def pools(one_ray, monkeypatch):
+    """The pools of actors that the test has started."""
+    found = []
+
+    def pool(*given):
+        found.append(RayPool(*given))
+        return found[-1]
+
+    monkeypatch.setattr(ray_backend, "RayPool", pool)
+    return found
+
+
 @pytest.mark.parametrize("form", ["pixels", "encoded"])
-def test_packs_are_the_same(form, faces, one_ray, tmp_path, capsys):
-    words = ["task=pack", "split=both", *faces, f"pack.format={form}", "pack.size=null"]
-    words = [word for word in words if not word.startswith("batch.")]
+def test_packs_are_the_same(form, pools, tmp_path, capsys):
+    broken_images.write_images(tmp_path / "images", 45, 32)
+    words = ["task=pack", "split=both", "dataset=image_folder", f"pack.format={form}",
+             f"dataset.root={tmp_path / 'images'}",
+             f"pack.size={'null' if form == 'encoded' else 24}"]  # fmt: skip
     for name, more in {"main": ["loader=debug"], "ray": RAY}.items():
         assert command.main([*words, *more, f"pack.out={tmp_path / name}"]) == 0
     assert "pickled" not in capsys.readouterr().err
+    assert len(pools) == 2
     made = contents(tmp_path / "ray")
     assert len(made) > 6
     assert made == contents(tmp_path / "main")
 
 
-def test_a_check_finds_the_same(one_ray, tmp_path, monkeypatch, capsys):
+def test_a_check_finds_the_same(pools, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     images = broken_images.write_images(tmp_path / "images", 45, 32)
     for path, way in zip(images[::7], broken_images.WAYS, strict=False):
@@ -61,11 +78,12 @@ def test_a_check_finds_the_same(one_ray, tmp_path, monkeypatch, capsys):
     for name, more in {"main": ["loader=debug"], "ray": RAY}.items():
         assert command.main([*words, *more, f"run_dir={name}"]) == 3
         outputs.append((capsys.readouterr().out, Path(name, "quarantine.csv").read_bytes()))
+    assert len(pools) == 2
     assert outputs[0] == outputs[1]
     assert outputs[0][0].count("images/") >= 4
 
 
-def test_statistics_are_the_same_to_the_bit(faces, one_ray):
+def test_statistics_are_the_same_to_the_bit(faces, pools):
     found = []
     for name, more in {"main": ["loader=debug"], "ray": RAY}.items():
         config = preflight.compose(
@@ -76,12 +94,13 @@ def test_statistics_are_the_same_to_the_bit(faces, one_ray):
             {**config.transform.train["normalize"]})["statistics"])  # fmt: skip
         (kept,) = Path(name, "statistics").iterdir()
         found[-1] = found[-1], kept.read_bytes()
+    assert len(pools) == 1
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 75), (signal.SIGTERM, 75)])
-def test_a_run_that_is_stopped_leaves_a_checkpoint_and_nothing_else(number, code, faces):
-    """As a program: a terminal sends Ctrl-C to Ray's processes as well."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_leaves_a_checkpoint_and_nothing_else(number, faces):
+    """As a program: a terminal sends Ctrl-C to Ray's processes as well, a scheduler SIGTERM not."""
     words = [*faces, *RAY, "trainer.max_epochs=10000", "trainer.pictures=false", "tracker=none",
              "trainer.report=false", "trainer.progress=none", "trainer.digest=true",
              "run_dir=run"]  # fmt: skip
@@ -94,13 +113,14 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint_and_nothing_else(number, code
         while process.poll() is None and not (digests.exists() and digests.stat().st_size):
             time.sleep(0.1)
         assert process.poll() is None, process.communicate()
-        os.killpg(process.pid, number)
+        send = os.killpg if number == signal.SIGINT else os.kill
+        send(process.pid, number)
         _, said = process.communicate(timeout=60)
     finally:
         if process.poll() is None:
             process.kill()
             process.communicate()
-    assert process.returncode == code, said
+    assert process.returncode == 75, said
     assert "Traceback" not in said
     assert "To resume:" in said
     assert list(Path("run", "checkpoints").glob("step-*"))
