@@ -70,7 +70,7 @@ class Pictures(Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         with PIL.Image.open(self.paths[index]) as picture:
-            pixels = np.asarray(picture.convert("RGB"))
+            pixels = np.array(picture.convert("RGB"))
         return {"image": torch.from_numpy(pixels).permute(2, 0, 1).float().div_(255)}
 
 
@@ -164,9 +164,6 @@ def window(workers: int) -> None:
     data = Rows(size * 60, width)
     most = workers * 6 * size * width * 4
     with loader_of(data, size, "ray", workers, window=most / 3 / GIB) as loader:
-        loader.options = loader.options
-        store = ray_cluster
-        del store
         held = 0
         for batch in loader.epoch(0):
             time.sleep(0.05)

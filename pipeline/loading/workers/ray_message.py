@@ -40,7 +40,7 @@ def pack(made: Made) -> bytes | list[bytes | Bytes]:
     """What an actor returns."""
     small = [array.nbytes if array.nbytes <= _SMALL else -1 for array in made.arrays]
     sizes = np.array([_KINDS.index(made.kind), len(made.header), len(small), *small], np.int64)
-    kept = [array.data for array in made.arrays if array.nbytes <= _SMALL]
+    kept = [array.tobytes() for array in made.arrays if array.nbytes <= _SMALL]
     pieces = [sizes.tobytes(), made.header, *kept]
     prefix = b"".join(part for one in pieces for part in (one, bytes(-len(one) % _PLACE)))
     large = [array for array in made.arrays if array.nbytes > _SMALL]

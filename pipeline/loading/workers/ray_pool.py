@@ -25,8 +25,7 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 
-from pipeline.distributed.preemption import held as not_stopped
-from pipeline.distributed.preemption import waiting
+from pipeline.distributed.preemption import held, waiting
 from pipeline.errors import DataError
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.plain_batch import decode
@@ -51,7 +50,7 @@ log = logging.getLogger(__name__)
 
 _POLL = 0.2  # seconds between two looks at actors that report nothing
 _QUICK = 0.02  # seconds in which only results are waited for
-_OFTEN = 0.005  # seconds between two looks at all that has come
+_OFTEN = 0.02  # seconds between two looks at all that has come
 _PATIENCE = 30.0  # seconds without a place for an actor, after which a message says so
 _LAST = 1.0  # seconds for what a dead actor has made to arrive
 
@@ -95,7 +94,6 @@ class RayPool:
         largest: bytes of the largest result so far.
     """
 
-    @not_stopped()
     def __init__(self, fetch: Fetch, seed: int, options: LoaderOptions) -> None:
         self._owner, self._options, self._dataset = os.getpid(), options, fetch.dataset
         size, self._given = options.num_workers, options.ray or ray_cluster.RayOptions()
@@ -107,7 +105,7 @@ class RayPool:
         self._backlog: list[RayTask] = []  # a heap
         self._flying: dict[Any, RayTask] = {}  # by reference, in order
         self._ready = self.largest = 0  # bytes of what waits for the consumer
-        self._said_so = False
+        self._said_so, self._waits = False, True
         self._began = self._looked = self._drained = time.monotonic()
         self._is_over = False
         self.workers: list[RayWorker] = []
@@ -130,7 +128,6 @@ class RayPool:
     def deaths(self) -> int:
         return sum(worker.deaths for worker in self.workers)
 
-    @not_stopped()
     def begin(self) -> None:
         """Another run: what the last one asked for and did not take is dropped."""
         for task in self._flying.values():
@@ -138,7 +135,6 @@ class RayPool:
         self._backlog.clear()
         self._ready = 0
 
-    @not_stopped()
     def submit(self, request: Asked) -> Task:
         """Hand a request to an actor, or keep it until there is room; never waits."""
         task = RayTask(request, next(self._numbers), self)
@@ -146,7 +142,6 @@ class RayPool:
         self._dispatch()
         return task
 
-    @not_stopped()
     def taken(self, task: RayTask) -> None:
         """The consumer takes the result of a task."""
         self._ready -= task.size
@@ -154,18 +149,14 @@ class RayPool:
 
     def wait(self, seconds: float) -> bool:
         """Look after the actors, then wait at most so long for results; whether there are any."""
-        # What a handler of signals raises inside Ray comes out as a SystemError.
-        with waiting(), not_stopped():
-            return self._wait(seconds)
-
-    def _wait(self, seconds: float) -> bool:
         if time.monotonic() - self._looked >= _POLL:
             self._supervise()
-        found = self._come(_QUICK if self._flying else 0, list(self._flying))
+        found = self._come(_QUICK, list(self._flying))
         if not found:
             others = [ref for worker in self.workers for ref in worker.refs]
             found = self._come(min(seconds, _POLL), [*self._flying, *others])
-        heard = False
+        with waiting():  # a request to stop is raised here, since inside of Ray it gets lost
+            heard = False
         for ref in found:
             if ref in self._flying:
                 heard |= self._receive(self._flying[ref])
@@ -180,19 +171,21 @@ class RayPool:
         if not refs:
             return []
         try:
-            found, _ = ray.wait(refs, timeout=seconds)
+            with held():
+                found, _ = ray.wait(refs, timeout=seconds)
             now = time.monotonic()
             if found and now - self._drained >= _OFTEN:
                 self._drained = now  # to know who is free; it costs as much as to wait
                 found, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
         except RayError as error:
             raise WorkerError(f"the connection to Ray was lost: {one_line(error)}") from error
+        except SystemError as error:  # which Ray makes of a Ctrl-C
+            raise error.__cause__ or error from None
         return found
 
     def late(self, limit: float) -> str:
         return ""
 
-    @not_stopped()
     def shut_down(self) -> None:
         """End the actors, and Ray if it was begun here and nobody else needs it."""
         if self._is_over or self._owner != os.getpid():
@@ -302,9 +295,10 @@ class RayPool:
             if limit and worker.silent >= limit:
                 how = f"gave no sign of life for {limit:g} s (loader.timeout) and was killed"
                 self._reap(worker, how)
-        idle = not any(worker.begun for worker in self.workers)
-        if idle and now - self._began > _PATIENCE:
-            self._began = now
+        waits = self._waits and not any(worker.begun for worker in self.workers)
+        self._waits = waits
+        if waits and now - self._began > _PATIENCE:
+            self._waits = False
             wanted = {"CPU": self._given.cpus_per_actor, **self._given.resources}
             there = {name: ray.available_resources().get(name, 0.0) for name in wanted}
             if any(there[name] < number for name, number in wanted.items()):

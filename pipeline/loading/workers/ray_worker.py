@@ -62,6 +62,7 @@ class RayWorker:
         self._life: Any = None
         self._asked: Any = None
         self._asked_at = 0.0
+        self._told = False
         self._seen: Any = None
         self._cell: Any = memoryview(array("q", bytes(8 * worker_status.FIELDS)))
 
@@ -89,6 +90,7 @@ class RayWorker:
     def make(self, task: Any) -> Any:
         """Hand a task to the actor; a reference to its result."""
         self.tasks.append(task)
+        self._told = False
         task.worker = self
         return self._make.remote(pickle.dumps(task.request))
 
@@ -107,6 +109,7 @@ class RayWorker:
                 ref, self._asked = self._asked, None
                 for place, number in enumerate(ray.get(ref)):
                     self._cell[place] = number
+                self._told = True
             if self._life in found:
                 ray.get(self._life)
         except RayTaskError as error:
@@ -120,7 +123,9 @@ class RayWorker:
 
     @property
     def status(self) -> WorkerStatus:
-        return worker_status.read(self._cell)
+        """Where it stands; UNKNOWN if it is on another node and has not been asked."""
+        knows = self.begun is None or self.begun.shares or self._told
+        return worker_status.read(self._cell) if knows else worker_status.UNKNOWN
 
     @property
     def who(self) -> str:
