@@ -73,7 +73,8 @@ def test_a_check_finds_the_same(pools, tmp_path, monkeypatch, capsys):
     images = broken_images.write_images(tmp_path / "images", 45, 32)
     for path, way in zip(images[::7], broken_images.WAYS, strict=False):
         way(path)
-    words = ["task=check", "dataset=image_folder", "batch.size=4", "dataset.root=images"]
+    words = ["task=check", "dataset=image_folder", "batch.size=4"]
+    words.append(f"dataset.root={tmp_path / 'images'}")  # Ray was started in another folder
     outputs = []
     for name, more in {"main": ["loader=debug"], "ray": RAY}.items():
         assert command.main([*words, *more, f"run_dir={name}"]) == 3
