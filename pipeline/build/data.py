@@ -120,8 +120,10 @@ class DataParts:
     @cached_property
     def _statistics(self) -> dict[str, list[float]]:
         dataset, config = self.train.dataset, self.config
-        own = other_than_own(dataset, config)
-        return statistics_of(dataset, config.cache_dir, own, self.fields)
+        own, options = other_than_own(dataset, config), None
+        if config.loader.backend == "ray":
+            options = self.train.loader_options("ray")
+        return statistics_of(dataset, config.cache_dir, own, self.fields, options)
 
     @cached_property
     def loader_section(self) -> LoaderSection:
@@ -171,7 +173,7 @@ class Split:
             dataset = self._unpacked(lazy=False)
         # "auto" would look at the transform, which may need this very dataset's statistics.
         backend, suited = self.config.loader.backend, backend_for(dataset, recipe)
-        if suited == "thread" or backend == "auto":
+        if backend != "ray" and (suited == "thread" or backend == "auto"):
             backend = suited
         return pack(
             dataset, self.name, recipe, self.config.cache_dir, given.out,

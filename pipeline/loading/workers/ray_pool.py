@@ -39,6 +39,7 @@ from pipeline.loading.workers.backends import (
     WorkerError,
 )
 from pipeline.loading.workers.failures import FailureReport
+from pipeline.loading.workers.locality import Placement
 from pipeline.loading.workers.ray_actor import ActorContext
 from pipeline.loading.workers.ray_message import Made, unpack
 from pipeline.loading.workers.ray_worker import RayWorker
@@ -98,6 +99,8 @@ class RayPool:
         size, self._given = options.num_workers, options.ray or ray_cluster.RayOptions()
         self._window = int(self._given.window * ray_cluster.GIB)
         self._memory = StoreMemory(2 * self._window)
+        self._placement: Placement | None = None
+        self._nodes: list[str] = []  # of the actors that it is for
         self._numbers = count()
         self._backlog: list[RayTask] = []  # a heap
         self._flying: dict[Any, RayTask] = {}  # by reference, in order
@@ -215,10 +218,15 @@ class RayPool:
             self._flying[task.ref] = task
 
     def _worker_for(self, request: Asked) -> RayWorker | None:
-        """Who is to make a batch: whoever has the least to do; None if nobody has room."""
-        ahead = self._options.ahead
-        free = (one for one in self.workers if one.begun and len(one.tasks) < ahead)
-        return min(free, key=lambda one: len(one.tasks), default=None)
+        """Who is to make a batch; None if nobody has room."""
+        begun = [worker for worker in self.workers if worker.begun]
+        loads = [len(worker.tasks) for worker in begun]
+        if sum(loads) >= self._options.ahead * len(begun):
+            return None
+        nodes = [worker.begun.node for worker in begun if worker.begun]
+        if self._placement is None or nodes != self._nodes:
+            self._placement, self._nodes = Placement(self._dataset, nodes), nodes
+        return begun[self._placement.worker(request, loads)]
 
     def _receive(self, task: RayTask) -> bool:
         """Take what has come for a task; whether it now has a result."""
