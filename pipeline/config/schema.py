@@ -184,7 +184,7 @@ class CheckpointSection(Section):
     every_minutes: Annotated[float, Field(gt=0)] | None
     keep_last: Count
     background: bool
-    memory_every_steps: Count | Literal["auto"] | None
+    memory_every_steps: Count | Literal["auto"] | None = "auto"
 
 
 class LimitBatches(Section):
