@@ -51,9 +51,8 @@ _PARTS = 3  # tries to make a batch at the same time, before one is made without
 # A process that is stopped is not waited for. One that has no core may take several times as long.
 _FIRST, _MOST = 20.0, 60.0  # seconds of patience where no batch was seen yet; and at most
 _PATIENCE = 4.0  # times the slowest of the last batches
-_LOOK = 0.002, 0.02  # seconds between two looks, 0.1 ms each, at first and soon after
-_MOST_LOOK = 0.25
-_SIGN = 0.1  # seconds between two signs of life
+_LOOK = 0.02  # seconds between two looks whether a batch is there, at most
+_SIGN = 0.1  # seconds between two signs of life, and two looks whether its maker is there
 
 
 class Share:
@@ -136,8 +135,8 @@ class Share:
     ) -> tuple[Batch | End | None, _Part | None]:
         """The batch, or its part to be made, or neither if whoever has that takes too long."""
         began = time.monotonic()
-        patience = min(_PATIENCE * max(self._seconds) if self._seconds else _FIRST, _MOST)
-        look, signs = _LOOK[0], 0
+        usual = max(self._seconds, default=_FIRST / _PATIENCE)
+        patience, look, signs = min(_PATIENCE * usual, _MOST), min(usual / 8, _LOOK), 0
         while True:
             found = _read(path, address, warnings)
             if found is not None:
@@ -149,16 +148,14 @@ class Share:
             if hold is not None:  # the batch was published since this process looked
                 _Part(tried, hold).release()
                 continue
-            waited = time.monotonic() - began
-            if waited > patience:
+            if time.monotonic() - began > patience or (signs and _is_stopped(tried)):
                 return None, None
-            if waited >= signs * _SIGN:  # so that nobody takes this process to hang
-                if signs and _is_stopped(tried):
-                    return None, None
-                signs += 1
-                worker_status.report(worker_status.WHOLE - signs % 2, worker_status.SHARED)
-            time.sleep(look)
-            look = min(1.5 * look, _LOOK[1] + waited / 20, _MOST_LOOK)
+            # So that nobody takes this process to hang.
+            signs += 1
+            worker_status.report(worker_status.WHOLE - signs % 2, worker_status.SHARED)
+            ends = time.monotonic() + _SIGN
+            while time.monotonic() < ends and not path.exists():  # which costs less than a lock
+                time.sleep(look)
 
     def _made(
         self, make: Callable[[], Batch | End], path: Path, part: _Part | None,
