@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.distributed.world import World, has_accelerator
 from pipeline.errors import ConfigError, Problem
@@ -24,8 +24,6 @@ from pipeline.loading.budget import Budget
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.memory import tree_pss
 from pipeline.loading.read_ahead import read_ahead
-from pipeline.loading.sharing.share import STAGE as SHARED
-from pipeline.loading.sharing.share import Share
 from pipeline.loading.slow_rows import SlowRows
 from pipeline.loading.transfer import Transfer
 from pipeline.loading.workers.backends import (
@@ -41,6 +39,9 @@ from pipeline.loading.workers.ray_cluster import require_installed
 from pipeline.loading.workers.thread_backend import ThreadBackend
 from pipeline.order.plan import Plan
 from pipeline.order.streams import End, StreamPlan
+
+if TYPE_CHECKING:
+    from pipeline.loading.sharing.share import Share
 
 STATE_VERSION = 1
 log = logging.getLogger(__name__)
@@ -205,7 +206,7 @@ class Loader:
                 stats.samples += len(batch.indices)
                 if self.share is not None:
                     self.share.move(*self._next)
-                    stats.shared += SHARED in batch.timing
+                    stats.shared += "shared" in batch.timing  # share.STAGE
                 for stage, seconds in batch.timing.items():
                     stats.stages[stage] = stats.stages.get(stage, 0.0) + seconds
                 yield batch

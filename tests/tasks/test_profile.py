@@ -133,8 +133,8 @@ def test_traces_of_processes_compare_with_the_clock_of_this_one():
             assert [lap[0] for lap in one.laps][-1] == "collate"
             ends = [lap[1:] for lap in one.laps]
             assert all(a[1] == b[0] for a, b in pairwise(ends))
-        if options.num_workers:
-            assert len({(one.process, one.thread) for one in traces}) == 2
+        workers = {(one.process, one.thread) for one in traces}
+        assert 1 <= len(workers) <= max(options.num_workers, 1)  # whoever is free
 
 
 def test_without_tracing_nothing_is_kept():

@@ -97,6 +97,8 @@ class WorkerContext:
 def run(given: WorkerContext) -> None:
     """The worker process."""
     _end_with(given.owner, given.steady)
+    # Enabled twice, it would not take its signals back from others, such as Ray.
+    faulthandler.disable()
     faulthandler.enable(given.stack.fileno(), all_threads=True)
     faulthandler.register(DUMP, given.stack.fileno(), all_threads=True, chain=False)
     # Signals that stop a run may reach the whole group; the main process ends its workers itself.
