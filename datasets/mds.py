@@ -132,7 +132,7 @@ class MDS(FileDataset, Dataset[dict[str, Any]]):
     def _places(self, indices: Sequence[int] | IntArray) -> Iterator[tuple[int, int]]:
         """Shards of samples, and their rows in them."""
         rows = self._rows.rows(indices)
-        shards = np.searchsorted(self._bounds, rows, side="right") - 1
+        shards = self._shards_of(rows)
         return zip(shards.tolist(), (rows - self._bounds[shards]).tolist(), strict=True)
 
     @property
@@ -143,6 +143,13 @@ class MDS(FileDataset, Dataset[dict[str, Any]]):
     def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
         """The addresses of the shards of samples."""
         return [[self._shards[shard][0]] for shard, _ in self._places(indices)]
+
+    def _shards_of(self, rows: IntArray) -> IntArray:
+        return np.searchsorted(self._bounds, rows, side="right") - 1
+
+    def locality(self, indices: IntArray) -> IntArray:
+        """The shard of each row."""
+        return self._shards_of(self._rows.rows(indices))
 
     def _values(self, shard: int, row: int) -> dict[str, Any]:
         """All columns of a sample as the library gives them; JPEG and PNG as bytes."""

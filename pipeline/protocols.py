@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 Sample = Any  # a dict of fields, or what `dataset.fields` gives names to
 
 
@@ -45,6 +48,18 @@ class FilesAhead(Protocol):
 
     def files_of(self, indices: Sequence[int], /) -> Sequence[Sequence[str]]:
         """The addresses of the files that each row is read from, without reading anything."""
+
+
+class Located(Protocol):
+    """Which rows lie together, for `loader.backend=ray`; optional, and no batch depends on it.
+
+    Requests for rows of one file or shard go to the same actor, where it has been read before.
+    """
+
+    def locality(self, indices: npt.NDArray[np.int64], /) -> npt.NDArray[np.int64]:
+        """The number of the file or shard of each row, int64[n]; any numbers, the same in all
+        processes. Asked for each batch, so it should take microseconds and read nothing.
+        """
 
 
 class StreamDataset(Protocol):

@@ -168,7 +168,7 @@ class ArrowFiles:
 
     def _place(self, group: int) -> tuple[int, int]:
         """The file of a row group, and its number there."""
-        file = int(np.searchsorted(self._first, group, side="right")) - 1
+        file = int(self.of_groups(np.array(group)))
         return file, group - int(self._first[file])
 
 

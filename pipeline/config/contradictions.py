@@ -17,10 +17,11 @@ from typing import Any
 from pipeline.config import allow_list, data_rules
 from pipeline.config.messages import nearest, show
 from pipeline.config.nodes import called, datasets, direction, trackers, walk
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, RaySection
 from pipeline.config.signatures import arguments
 from pipeline.distributed import world
 from pipeline.errors import ConfigError, Problem
+from pipeline.loading.workers.ray_cluster import require_installed
 from pipeline.order.samplers import BatchStrategy, Sequential
 from pipeline.order.streams import StreamOrder, is_stream
 
@@ -77,6 +78,32 @@ def threads(config: Config, found: Found) -> Messages:
                 f"loader.{name}: {show(value)} is for processes, but loader.backend=thread; set "
                 f"loader.{name}=null or loader.backend=process"
             )
+
+
+def actors(config: Config, found: Found) -> Messages:
+    loader, given = config.loader, config.loader.ray
+    if loader.backend != "ray":
+        for name, value in given.model_dump().items():
+            if value != getattr(RaySection(), name):
+                yield (
+                    f"loader.ray.{name}: {show(value)} is for Ray actors, but "
+                    f"loader.backend={loader.backend}; set loader.backend=ray or leave it out"
+                )
+        return
+    try:
+        require_installed()
+    except ConfigError as error:
+        yield from map(str, error.problems)
+    if loader.multiprocessing_context:
+        yield (
+            f"loader.multiprocessing_context: {show(loader.multiprocessing_context)} is for "
+            "processes, but loader.backend=ray, and Ray starts its own; set it to null"
+        )
+    if not _has_workers(config) and given.num_actors != "auto":
+        yield (
+            f"loader.ray.num_actors: {given.num_actors} needs actors, but loader.num_workers=0, "
+            "which means none; leave that out, or set loader.backend=main"
+        )
 
 
 def start_method(config: Config, found: Found) -> Messages:
@@ -365,7 +392,8 @@ def bad_samples(config: Config, found: Found) -> Messages:
 
 
 RULES: tuple[Callable[[Config, Found], Messages], ...] = (
-    no_workers, threads, start_method, worker_function, share, unordered, pinned_device, ranks,
+    no_workers, threads, actors, start_method, worker_function, share, unordered, pinned_device,
+    ranks,
     columns, streams, same_data_twice, tail, both_splits, bad_samples, distributed_sampler, device,
     monitor, schedule, tracker_packages, data_rules.batch_steps, data_rules.packed,
     data_rules.dataset_keys,

@@ -36,7 +36,12 @@ class Group:
         control: group for objects and agreements; None alone.
         presence: of the ranks; None alone.
         limit: how long ranks wait for each other.
+
+    Attributes:
+        store: where the ranks met; None alone.
     """
+
+    store: Any = None
 
     def __init__(
         self, world: World | None = None, control: dist.ProcessGroup | None = None,
@@ -72,11 +77,21 @@ class Group:
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's value, on all ranks."""
+        return self.from_rank(0, value)
+
+    def from_rank(self, rank: int, value: Any) -> Any:
+        """The value of that rank, on all ranks."""
         if self.alone:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._control)
+        dist.broadcast_object_list(box, src=rank, group=self._control)
         return box[0]
+
+    def copy_from(self, rank: int, tensor: Tensor) -> None:
+        """Overwrite `tensor` (contiguous, on the CPU) with that rank's; its bytes are sent."""
+        if not self.alone and tensor.numel():
+            data = tensor.reshape(-1).view(torch.uint8)
+            dist.broadcast(data, src=rank, group=self._control)
 
     def copy_from_first(self, tensor: Tensor) -> None:
         """Overwrite `tensor` (on the world's device) with rank 0's."""
@@ -156,7 +171,8 @@ def join(
         try:
             with group.explained():
                 store = meeting.store(world, limit)
-                presence.meet(meeting.notes() or store)
+                group.store = meeting.notes() or store
+                presence.meet(group.store)
                 dist.init_process_group(
                     backend or ("nccl" if cuda else "gloo"), store=store, rank=world.rank,
                     world_size=world.size, timeout=limit + _NCCL_LATER if cuda else limit,

@@ -39,7 +39,14 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.rendezvous import rendezvous
 
-from pipeline.distributed.world import MEETING, World, meeting_folder, restarts, store_address
+from pipeline.distributed.world import (
+    MEETING,
+    World,
+    launcher_serves,
+    meeting_folder,
+    restarts,
+    store_address,
+)
 
 BACKEND = "penstock"
 
@@ -103,7 +110,8 @@ def store(world: World, limit: timedelta) -> Store:
     """Where the ranks learn each other's addresses: of our launcher, else of whoever started them.
 
     A launcher that starts all ranks again may keep its store, and with it the addresses of ranks
-    that are gone; so each start has a file, or names in the store, of its own.
+    that are gone; so each start has a file, or names in the store, of its own. A store that rank 0
+    serves is new each time, and machines that have joined later count their starts from 0.
     """
     folder = meeting_folder()
     if folder is not None:
@@ -115,7 +123,7 @@ def store(world: World, limit: timedelta) -> Store:
             found, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
         else:  # who does not come is found out later, with the help of this store
             found = TCPStore(*place, world.size, world.rank == 0, limit, wait_for_workers=False)
-    return PrefixStore(f"start-{restarts()}", found)
+    return PrefixStore(f"start-{restarts()}", found) if launcher_serves() else found
 
 
 class Notes:

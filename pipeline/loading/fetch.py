@@ -42,6 +42,7 @@ from pipeline.loading.encoded import EncodedImage
 from pipeline.loading.named_fields import NAMELESS, Fields, OwnCollate
 from pipeline.loading.repeatable import Again
 from pipeline.loading.sample_reader import SampleReader
+from pipeline.loading.slow_rows import slow_among
 from pipeline.loading.stage_timer import StageTimer
 from pipeline.loading.whole_batches import NotAtOnceError, WholeBatches
 from pipeline.order.plan import Request
@@ -179,7 +180,7 @@ class Fetch:
                 with suppress(Exception):  # a record that cannot be copied
                     again = Again(request, rows, self.reads_many, self.fields.named,
                                   self._steps(), keys, draws)  # fmt: skip
-            timer.lap("read")
+            began, ended = timer.lap("read"), []
             samples: list[Any] = []
             bad: dict[int, BadSampleError] = {}
             begin = begin_sample if self._keyed or draws is UNSEEDED else draws.seed
@@ -190,18 +191,19 @@ class Fetch:
                 except BadSampleError as error:
                     samples.append(None)
                     bad[place] = error
-                timer.lap("transform")
+                ended.append(timer.lap("transform"))
             differs = again.difference(samples, bad, hash_sample) if again is not None else ""
             if differs:
                 warnings = {**warnings, "unrepeatable": differs}
             worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
             if bad:
                 samples = reader.without(bad, samples, keys)
-            return self._collated(samples, reader, timer, warnings)
+            slow = slow_among(request.indices, began, ended)
+            return self._collated(samples, reader, timer, warnings, slow)
 
     def _collated(
         self, samples: list[Any], reader: SampleReader, timer: StageTimer,
-        warnings: Mapping[str, str],
+        warnings: Mapping[str, str], slow: tuple[int, ...],
     ) -> Batch:  # fmt: skip
         request, restore, places = reader.request, reader.restore, reader.places
         given = [restore(sample) for sample in samples] if self._restores and restore else samples
@@ -227,7 +229,7 @@ class Fetch:
         timer.lap("collate")
         return self._finished(
             fields, request, order, timer, places=None if places is None else places[order],
-            kinds=kinds, hashes=hashes, left_out=reader.left_out, warnings=warnings,
+            kinds=kinds, hashes=hashes, left_out=reader.left_out, warnings=warnings, slow=slow,
         )  # fmt: skip
 
     def _finished(

@@ -1,6 +1,6 @@
 """Runs fetch over the plan's requests, ahead of the consumer and in order.
 
-    plan -> requests -> backend (main | process | thread) -> pin, move, transform -> consumer
+    plan -> requests -> backend (main | process | thread | ray) -> pin, move, transform -> consumer
 
 The backend decides who works on a request and when, never the result. The state is the address of
 the next batch to deliver; batches that workers have prefetched beyond it are requested again.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -26,6 +26,7 @@ from pipeline.loading.memory import tree_pss
 from pipeline.loading.read_ahead import read_ahead
 from pipeline.loading.sharing.share import STAGE as SHARED
 from pipeline.loading.sharing.share import Share
+from pipeline.loading.slow_rows import SlowRows
 from pipeline.loading.transfer import Transfer
 from pipeline.loading.workers.backends import (
     Asked,
@@ -33,8 +34,10 @@ from pipeline.loading.workers.backends import (
     Failure,
     LoaderOptions,
     MainBackend,
+    Requests,
 )
 from pipeline.loading.workers.process_backend import ProcessBackend, require_picklable
+from pipeline.loading.workers.ray_cluster import require_installed
 from pipeline.loading.workers.thread_backend import ThreadBackend
 from pipeline.order.plan import Plan
 from pipeline.order.streams import End, StreamPlan
@@ -77,6 +80,11 @@ def open_backend(fetch: Fetch, options: LoaderOptions, pin: bool) -> Backend:
         return MainBackend(fetch, options.keyed)
     if options.backend == "thread":
         return ThreadBackend(fetch, options)
+    if options.backend == "ray":
+        require_installed()
+        from pipeline.loading.workers.ray_backend import RayBackend
+
+        return RayBackend(fetch, options)
     return ProcessBackend(fetch, options, pin)
 
 
@@ -95,6 +103,8 @@ class Loader:
         budget: how many samples may be left out of this rank's part of an epoch; None: any.
         batch_transform: transforms a batch on the device; None if fetch has done all of it.
         share: where batches are taken from other runs, and published for them.
+        costs: of each row, in any unit, by which those that take long are known and begun early;
+            None: those that took long in the epoch before are.
     """
 
     def __init__(
@@ -107,6 +117,7 @@ class Loader:
         budget: Budget | None = None,
         batch_transform: Callable[[Batch], Batch] | None = None,
         share: Share | None = None,
+        costs: Sequence[float] | None = None,
     ) -> None:
         self.plan = plan
         self.fetch = fetch
@@ -123,6 +134,7 @@ class Loader:
             raise ConfigError(Problem("loader.share", "needs draws that are keyed by sample"))
         self.batch_transform = batch_transform
         self.share = fetch.share = share
+        self._slow = SlowRows(costs)
         self._pin = self.options.pin_memory and has_accelerator()
         moves = self._pin and self.world.device.startswith("cuda")
         self._transfer = Transfer(self.world.device) if moves else None
@@ -180,6 +192,7 @@ class Loader:
                     if kind not in self._warned:  # by another worker
                         self._warned.add(kind)
                         log.warning("%s", warning)
+                self._slow.note(result)
                 self.fetch.repeat_checked = True  # workers that begin later need not
                 batch = result if self._moved_ahead else self._move(result)
                 if self.batch_transform is not None:
@@ -220,7 +233,8 @@ class Loader:
             requests = (self.plan.request(epoch, one, world.rank, world.size) for one in steps)
             if self._ahead is not None:
                 requests = self._ahead.requests(epoch, step, requests)
-            with self._backend.run(requests) as results:
+            expects = self._slow.expects if self._slow else None
+            with self._backend.run(Requests(requests, expects)) as results:
                 for result in self._transfer(results) if self._transfer else results:
                     yield result
                     if self._ahead is not None:

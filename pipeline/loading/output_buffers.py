@@ -84,6 +84,13 @@ class _Idle:
 
 _current = _Block()
 _idle: dict[int, _Idle] = {}
+_reuses = False  # also in a worker
+
+
+def reuse() -> None:
+    """Reuse memory although this process is a worker: its batches leave it as copies."""
+    global _reuses
+    _reuses = True
 
 
 @contextmanager
@@ -144,7 +151,7 @@ def allocate(shape: Shape, dtype: np.dtype[Any]) -> OutputRow:
     decoding it takes 1: outside of workers, that of a batch which is gone is reused.
     """
     size = math.prod(shape) * dtype.itemsize
-    if _current.is_own or get_worker_info() is None:
+    if _current.is_own or _reuses or get_worker_info() is None:
         idle = _idle.get(size)
         if idle is None:
             if len(_idle) >= _MOST_SIZES:

@@ -128,6 +128,7 @@ class _Writer:
             "hashes": None if hashes is None else [digest.hex() for digest in hashes],
             "left_out": [list(astuple(one)) for one in batch.left_out],
             "warnings": dict(batch.warnings),
+            "slow": list(batch.slow),
         }
 
     def request(self, request: Any) -> list[Any]:
@@ -224,6 +225,7 @@ class _Reader:
             "hashes": None if hashes is None else [bytes.fromhex(digest) for digest in hashes],
             "left_out": tuple(map(_left_out, said["left_out"])),
             "warnings": {str(kind): str(text) for kind, text in said["warnings"].items()},
+            "slow": tuple(map(_int, said["slow"])),
         })  # fmt: skip
         return batch
 
@@ -296,7 +298,7 @@ class _Reader:
 
 
 _KNOWN = frozenset({"request", "kinds", "timing", "trace", "hashes", "left_out", "warnings",
-                    "valid", *_OF_BATCH})  # fmt: skip
+                    "slow", "valid", *_OF_BATCH})  # fmt: skip
 _EMPTY = np.empty(0, np.uint8)
 
 

@@ -48,6 +48,9 @@ class WorkerStatus(NamedTuple):
         return self.stage not in (STARTING, IDLE)
 
 
+UNKNOWN = WorkerStatus(-1, -1, WHOLE, -1)  # of a worker on another machine that is gone
+
+
 def use(cell: Cell) -> None:
     """Let this thread report into `cell` from now on."""
     current.cell = cell

@@ -31,10 +31,11 @@ from pipeline.config import disclosure, environment, hydra_output, project
 from pipeline.config.allowances import OPTIONS
 from pipeline.config.data_rules import mode_of
 from pipeline.config.schema import TASK_KEYS, Config
+from pipeline.distributed import lost
 from pipeline.distributed.group import Group, join
 from pipeline.distributed.parallel import Parallel, prepare
 from pipeline.distributed.preemption import Preempted, Preemption, Stop
-from pipeline.distributed.world import World, threads_of_job, usable_cpus
+from pipeline.distributed.world import World, starts_again, threads_of_job, usable_cpus
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.loading.loader import Loader
 from pipeline.order.plan import Plan
@@ -142,15 +143,21 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
                 if compared:
                     try_one_batch(data.val, objective, val)
             echo = 0.0 if group.alone else _REPEATS_AFTER
-            with Preemption(echo, say if group.is_first else None, tell=group.tell) as preemption:
+            with (
+                Preemption(echo, say if group.is_first else None, tell=group.tell) as preemption,
+                lost.ends_with_others(group.store),
+                group.explained(),  # a rank that is late is not lost
+            ):
                 result = fit(
                     model, objective, optimizer, train, val, options, scheduler=scheduler,
                     checkpoints=opened.checkpoints, observers=observers, seed=config.seed,
                     group=group, parallel=parallel, preemption=preemption, resume=state,
-                    fingerprint=opened.fingerprint,
+                    fingerprint=opened.fingerprint, memory=opened.memory,
                 )  # fmt: skip
             if opened.checkpoints:
                 opened.checkpoints.flush()
+            if opened.memory:
+                opened.memory.remove()
             with _placed("after the last step"):
                 shown = [one for one in observers if isinstance(one, progress.Display)]
                 constant = baseline(data, objective, val, group, shown) if compared else {}
@@ -313,7 +320,10 @@ def watched(
             raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error
         if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
             raise Preempted(str(error)) from error  # the sweep says how to resume
-        raise Preempted(f"{error}. {_how_to_resume(folder.path)}") from error
+        then = ""
+        if starts_again():
+            then = "Ranks that remain are started again from there. "
+        raise Preempted(f"{error}. {then}{_how_to_resume(folder.path)}") from error
     except KeyboardInterrupt:
         status, reason = "interrupted", "Ctrl-C"
         say(f"stopped; the run is in {folder.path}")

@@ -66,7 +66,9 @@ def record(course: Course, options: LoaderOptions | None, steps: int) -> Timelin
     """Train with a loader, as configured if `options` is None."""
     loader = course.loader(options, traced=True)
     given = loader.options
-    kind = {"thread": "threads", "process": "processes", "main": ""}[given.backend]
+    kind = {"thread": "threads", "process": "processes", "ray": "Ray actors", "main": ""}[
+        given.backend
+    ]
     several = given.backend != "main" and given.num_workers > 0
     title = f"{given.num_workers} {kind}" if several else "num_workers=0"
     title = f"auto, from {title} on" if given.auto else title
