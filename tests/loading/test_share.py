@@ -1,6 +1,7 @@
 """Batches from other runs: the same as one's own, whoever made them and however that one ended."""
 
 import errno
+import gc
 import logging
 import operator
 import os
@@ -341,9 +342,16 @@ def test_the_last_run_takes_all_away_and_the_first_what_dead_ones_left():
     first.share._attached._hold.release()  # as the kernel does when its process is killed
     first.share._attached = None
     assert len(files()) == 5
+    with pictures(given=new(name="others")) as other:
+        next(other.epoch(0))
+        assert files() == [], "also of another name"
     with pictures(given=new()) as third:
         next(third.epoch(0))
         assert third.stats.shared == 0, "what lay there without anybody is not believed"
+    list(first.epoch(0))
+    del first.share, first.fetch.share, first  # without being closed, as in a notebook
+    gc.collect()
+    assert files() == []
     jobs = JobsToCome("ours")
     with pictures(given=new()) as job:
         list(job.epoch(0))

@@ -99,11 +99,14 @@ class Attached:
     Args:
         folder: of these files; exists.
         position: where it begins.
+
+    Attributes:
+        owner: pid of the process that it is attached in.
     """
 
     def __init__(self, folder: Path, position: Position) -> None:
         self._path = folder / f"{secrets.token_hex(8)}{_SUFFIX}"
-        self._position = position
+        self._position, self.owner = position, os.getpid()
         hold = None
         while hold is None or not hold.is_on(self._path):  # removed before it was locked
             if hold is not None:

@@ -6,7 +6,7 @@
         GROUP/...part               one that is being made; whoever makes it holds its lock
 
 It lies in memory, or in the folder for temporary files where /dev/shm has less than 1 GiB. The last
-run to leave deletes the folder, and the first to come what was left by runs that were killed.
+run to leave deletes the folder, and any that comes what was left by runs that were killed.
 """
 
 from __future__ import annotations
@@ -67,6 +67,10 @@ class ShareFolder:
             ConfigError: the folder cannot be made, or is somebody else's.
         """
         try:
+            own_folder(self.path.parent)
+            for other in self.path.parent.iterdir():
+                if other.is_dir() and other != self.path:
+                    ShareFolder(other.name)._clear()
             with self._locked():
                 if not any(positions(own_folder(self.path) / "runs")):
                     shutil.rmtree(self.path)
@@ -78,12 +82,17 @@ class ShareFolder:
             raise ConfigError(Problem(KEY, f"{self.path} cannot be made: {error}")) from error
 
     def leave(self, attached: Attached) -> None:
-        """Take a run away; the last one deletes all batches."""
-        with suppress(OSError, PenstockError), self._locked():
+        """Take a run away; the last one deletes all batches. A forked child does nothing."""
+        if attached.owner == os.getpid():
             attached.end()
-            if not any(positions(self.runs)):
-                shutil.rmtree(self.path)
-        attached.end()
+            self._clear()
+
+    def _clear(self) -> None:
+        """Delete all batches unless a run is attached."""
+        if not any(positions(self.runs)):
+            with suppress(OSError, PenstockError), self._locked():
+                if not any(positions(self.runs)):
+                    shutil.rmtree(self.path)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

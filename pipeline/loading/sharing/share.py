@@ -22,6 +22,7 @@ import hashlib
 import os
 import struct
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -74,7 +75,6 @@ class Share:
         self._seconds: deque[float] = deque(maxlen=8)  # that batches took to be made
         self._unshared = False  # these batches cannot be
         self._attached: Attached | None = None
-        self._owner = os.getpid()
 
     # In the process that consumes.
 
@@ -82,6 +82,8 @@ class Share:
         """An epoch begins at `step`; raises ConfigError if there can be no folder."""
         if self._attached is None:
             self._attached = self.folder.attach(self._begins_at)
+            # Also where nobody ends this, such as at the end of a notebook.
+            weakref.finalize(self, self.folder.leave, self._attached)
         self._attached.begin(epoch, step, steps, workers)
 
     def move(self, epoch: int, step: int) -> None:
@@ -92,7 +94,7 @@ class Share:
     def end(self) -> None:
         """Leave the others; a second time does nothing."""
         attached, self._attached = self._attached, None
-        if attached is not None and self._owner == os.getpid():
+        if attached is not None:
             self.folder.leave(attached)
 
     def __getstate__(self) -> dict[str, object]:
