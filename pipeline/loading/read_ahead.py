@@ -12,6 +12,7 @@ Cost: a fork and a few MiB for each loader of remote files; 5 us a batch.
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -150,6 +151,7 @@ def _run(
     news: socket.socket,
 ) -> None:  # fmt: skip
     """The process. Ends with its loader, and at any signal but Ctrl-C, which the loader gets."""
+    gc.freeze()  # as in a worker: what a fork has copied is its owner's to collect
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import os
 import queue
 import random
@@ -96,6 +97,9 @@ class WorkerContext:
 
 def run(given: WorkerContext) -> None:
     """The worker process."""
+    # What a fork has copied is its owner's to collect: finalizers of libraries with threads, such
+    # as Ray's, crash here. Memory that nobody goes through also stays shared.
+    gc.freeze()
     _end_with(given.owner, given.steady)
     # Enabled twice, it would not take its signals back from others, such as Ray.
     faulthandler.disable()
