@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,14 +143,15 @@ def _init(ray: Any, options: RayOptions) -> None:
     parent = parent if len(parent) <= _LONGEST_FOLDER else "/tmp"
     _state.folder = tempfile.mkdtemp(prefix="penstock-ray-", dir=parent)
     try:
-        ray.init(
-            address="local", num_cpus=_MANY, include_dashboard=False, runtime_env=runtime_env,
-            resources=dict.fromkeys(options.resources, _MANY), _temp_dir=_state.folder,
-            object_store_memory=int((2 * options.window + 0.25) * GIB),
-            # The first would start as many processes as there are CPUs.
-            _system_config={"prestart_worker_first_driver": False, "enable_timeline": False,
-                            "enable_metrics_collection": False}, **quiet,
-        )  # fmt: skip
+        with _own_sessions(ray):
+            ray.init(
+                address="local", num_cpus=_MANY, include_dashboard=False, runtime_env=runtime_env,
+                resources=dict.fromkeys(options.resources, _MANY), _temp_dir=_state.folder,
+                object_store_memory=int((2 * options.window + 0.25) * GIB),
+                # The first would start as many processes as there are CPUs.
+                _system_config={"prestart_worker_first_driver": False, "enable_timeline": False,
+                                "enable_metrics_collection": False}, **quiet,
+            )  # fmt: skip
     except BaseException as error:
         _stop()
         if not isinstance(error, Exception):
@@ -168,6 +170,21 @@ def _stop() -> None:
     ends = time.monotonic() + _LAST
     while folder is not None and Path(folder).exists() and time.monotonic() < ends:
         shutil.rmtree(folder, ignore_errors=True)  # its last process may still write a log
+
+
+@contextmanager
+def _own_sessions(ray: Any) -> Iterator[None]:
+    """Start Ray's processes outside of this one's group, so that no signal to it ends them first.
+
+    They end with this process all the same, as the kernel is told so.
+    """
+    services = ray._private.services
+    before = services.ConsolePopen
+    services.ConsolePopen = partial(before, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = before
 
 
 @contextmanager
