@@ -28,6 +28,7 @@ from typing import Any
 
 from pipeline.distributed.preemption import held
 from pipeline.errors import ConfigError, Problem
+from pipeline.terminal import one_line
 
 GIB = 2**30
 # Sockets lie in the folder of Ray's session, and a socket's path has at most 107 characters.
@@ -42,7 +43,7 @@ class RayOptions:
     """Where actors run, and what each of them needs; the section `loader.ray`.
 
     Attributes:
-        address: None starts Ray here; "auto", "ray://host:port" or "host:port" attaches to one.
+        address: None starts Ray here; "auto" or "host:port" attaches to one.
         cpus_per_actor: that Ray reserves, and the threads of a batch are not limited by.
         resources: by name, of Ray's custom resources, for each actor.
         runtime_env: Ray's own description of what actors find on their nodes.
@@ -84,15 +85,27 @@ def require_installed() -> None:
         )  # fmt: skip
 
 
+def refuse_client(address: str | None) -> None:
+    """Raise ConfigError for the address of a Ray client: batches need an object store at hand."""
+    if address is not None and address.startswith("ray://"):
+        raise ConfigError(
+            Problem("loader.ray.address", f"{one_line(address)} is for Ray's client, through which "
+                    "no batches can come: run the program on a node of that cluster, with "
+                    "loader.ray.address=auto or host:port (of its head)")
+        )  # fmt: skip
+
+
 def connect(options: RayOptions) -> None:
     """Have Ray, until `disconnect` has been called as often.
 
     Raises:
-        ConfigError: it is not installed, or there is none at the address.
+        ConfigError: it is not installed, there is none at the address, or there is only its client.
     """
     require_installed()
     import ray
+    from ray.util.client import ray as client
 
+    refuse_client("ray://" if client.is_connected() else options.address)
     with _lock:
         if not ray.is_initialized():
             with held(), _own_handlers(ray):
