@@ -21,7 +21,7 @@ from pipeline.config.schema import Config, RaySection
 from pipeline.config.signatures import arguments
 from pipeline.distributed import world
 from pipeline.errors import ConfigError, Problem
-from pipeline.loading.workers.ray_cluster import require_installed
+from pipeline.loading.workers.ray_cluster import refuse_client, require_installed
 from pipeline.order.samplers import BatchStrategy, Sequential
 from pipeline.order.streams import StreamOrder, is_stream
 
@@ -92,6 +92,7 @@ def actors(config: Config, found: Found) -> Messages:
         return
     try:
         require_installed()
+        refuse_client(given.address)
     except ConfigError as error:
         yield from map(str, error.problems)
     if loader.multiprocessing_context:

@@ -22,6 +22,8 @@ from tests.program import run
          "loader.ray.num_actors: 4 needs actors, but loader.num_workers=0"),
         (["loader=ray", "loader.ray.num_actors=0"], "loader.ray.num_actors"),
         (["loader=ray", "loader.ray.window=0"], "loader.ray.window"),
+        (["loader=ray", "loader.ray.address=ray://node:10001"],
+         "loader.ray.address: ray://node:10001 is for Ray's client, through which no batches"),
     ],
 )  # fmt: skip
 def test_what_contradicts_ray_is_refused(faces, capsys, given, said):

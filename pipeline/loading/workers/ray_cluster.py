@@ -22,11 +22,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline.distributed.preemption import held
 from pipeline.errors import ConfigError, Problem
+from pipeline.terminal import one_line
 
 GIB = 2**30
 # Sockets lie in the folder of Ray's session, and a socket's path has at most 107 characters.
@@ -41,7 +43,7 @@ class RayOptions:
     """Where actors run, and what each of them needs; the section `loader.ray`.
 
     Attributes:
-        address: None starts Ray here; "auto", "ray://host:port" or "host:port" attaches to one.
+        address: None starts Ray here; "auto" or "host:port" attaches to one.
         cpus_per_actor: that Ray reserves, and the threads of a batch are not limited by.
         resources: by name, of Ray's custom resources, for each actor.
         runtime_env: Ray's own description of what actors find on their nodes.
@@ -83,15 +85,27 @@ def require_installed() -> None:
         )  # fmt: skip
 
 
+def refuse_client(address: str | None) -> None:
+    """Raise ConfigError for the address of a Ray client: batches need an object store at hand."""
+    if address is not None and address.startswith("ray://"):
+        raise ConfigError(
+            Problem("loader.ray.address", f"{one_line(address)} is for Ray's client, through which "
+                    "no batches can come: run the program on a node of that cluster, with "
+                    "loader.ray.address=auto or host:port (of its head)")
+        )  # fmt: skip
+
+
 def connect(options: RayOptions) -> None:
     """Have Ray, until `disconnect` has been called as often.
 
     Raises:
-        ConfigError: it is not installed, or there is none at the address.
+        ConfigError: it is not installed, there is none at the address, or there is only its client.
     """
     require_installed()
     import ray
+    from ray.util.client import ray as client
 
+    refuse_client("ray://" if client.is_connected() else options.address)
     with _lock:
         if not ray.is_initialized():
             with held(), _own_handlers(ray):
@@ -142,14 +156,15 @@ def _init(ray: Any, options: RayOptions) -> None:
     parent = parent if len(parent) <= _LONGEST_FOLDER else "/tmp"
     _state.folder = tempfile.mkdtemp(prefix="penstock-ray-", dir=parent)
     try:
-        ray.init(
-            address="local", num_cpus=_MANY, include_dashboard=False, runtime_env=runtime_env,
-            resources=dict.fromkeys(options.resources, _MANY), _temp_dir=_state.folder,
-            object_store_memory=int((2 * options.window + 0.25) * GIB),
-            # The first would start as many processes as there are CPUs.
-            _system_config={"prestart_worker_first_driver": False, "enable_timeline": False,
-                            "enable_metrics_collection": False}, **quiet,
-        )  # fmt: skip
+        with _own_sessions(ray):
+            ray.init(
+                address="local", num_cpus=_MANY, include_dashboard=False, runtime_env=runtime_env,
+                resources=dict.fromkeys(options.resources, _MANY), _temp_dir=_state.folder,
+                object_store_memory=int((2 * options.window + 0.25) * GIB),
+                # The first would start as many processes as there are CPUs.
+                _system_config={"prestart_worker_first_driver": False, "enable_timeline": False,
+                                "enable_metrics_collection": False}, **quiet,
+            )  # fmt: skip
     except BaseException as error:
         _stop()
         if not isinstance(error, Exception):
@@ -168,6 +183,21 @@ def _stop() -> None:
     ends = time.monotonic() + _LAST
     while folder is not None and Path(folder).exists() and time.monotonic() < ends:
         shutil.rmtree(folder, ignore_errors=True)  # its last process may still write a log
+
+
+@contextmanager
+def _own_sessions(ray: Any) -> Iterator[None]:
+    """Start Ray's processes outside of this one's group, so that no signal to it ends them first.
+
+    They end with this process all the same, as the kernel is told so.
+    """
+    services = ray._private.services
+    before = services.ConsolePopen
+    services.ConsolePopen = partial(before, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = before
 
 
 @contextmanager

@@ -164,10 +164,16 @@ class RayWorker:
         with suppress(RayError, ValueError):  # gone already, or Ray is
             ray.kill(actor)
         if self.begun is not None and self.begun.shares and self.error is None:
-            # It is on this node. Ray asks it to end, which one that is stopped does not hear.
+            # It is on this node. Ray asks it to end, which one that is stopped does not hear; of
+            # others that are killed, Ray would tell a person that they have crashed.
             with suppress(OSError):
-                os.kill(self.begun.pid, signal.SIGKILL)
+                if _is_stopped(self.begun.pid):
+                    os.kill(self.begun.pid, signal.SIGKILL)
         self.begun = None
+
+
+def _is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
 
 
 def _unable(text: str) -> ConfigError:
