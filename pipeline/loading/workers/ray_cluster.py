@@ -147,7 +147,8 @@ def _init(ray: Any, options: RayOptions) -> None:
             ray.shutdown()
             raise ConfigError(
                 Problem("loader.ray.address", f"there is no Ray to be had at {options.address!r}: "
-                        f"{_first_line(error)}. Start one (ray start --head), or set "
+                        f"{_first_line(error)}. Start one (ray start --head; with an address in "
+                        "place of auto, RAY_AUTH_MODE=token may be wanted), or set "
                         "loader.ray.address=null, which starts one on this machine")
             ) from error  # fmt: skip
         return
