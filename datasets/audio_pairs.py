@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,6 +29,7 @@ from pipeline.datasets.reading.plain_tensor import not_finite
 from pipeline.datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
 from pipeline.files.limits import DEFAULT, Limits
+from pipeline.order.randomness import IntArray
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,6 +111,10 @@ class AudioPairs(AudioFolder):
     def target_path(self, index: int) -> str:
         """The path or address of the target of a pair."""
         return str(self._target(index))
+
+    def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
+        """The addresses of both files of pairs."""
+        return [[self.path(index), self.target_path(index)] for index in indices]
 
     def _target(self, index: int) -> FolderFile:
         return FolderFile(self.targets, os.fsdecode(self.target_names[index]))

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from pipeline.datasets.reading.walk import walk
 from pipeline.datasets.remote.catalog import Catalog
 from pipeline.datasets.remote.listing import FileInfo
+from pipeline.datasets.remote.request_gate import RequestGate
 from pipeline.datasets.remote.retry import Damaged, RetryPolicy
 from pipeline.datasets.remote.store import Store, check_options, is_remote, local_path
 from pipeline.errors import ConfigError, DataError, Problem
@@ -37,6 +38,7 @@ from pipeline.terminal import ProgressDisplay
 
 if TYPE_CHECKING:
     from pipeline.datasets.remote.file_cache import FileCache, PartialFile
+    from pipeline.datasets.remote.prefetcher import Prefetcher, RowsOf
 
 T = TypeVar("T")
 
@@ -58,6 +60,8 @@ class Files:
         options: for the store's fsspec file system: `endpoint_url`, `anon`, `profile` ... No
             credentials: these are found by the store's own means.
         limits: `files` of a listing.
+        concurrency: requests open at once, over all processes of a machine that share the cache.
+        ahead: bytes that are fetched before they are needed, as `cache_size`; 0 fetches nothing.
 
     Raises:
         ConfigError: a value is out of range, or an option looks like a credential.
@@ -72,6 +76,8 @@ class Files:
         timeout: float = 60.0,
         options: Mapping[str, Any] | None = None,
         limits: Limits | None = None,
+        concurrency: int = 32,
+        ahead: str | int = "256MB",
     ) -> None:
         if timeout <= 0:
             raise ConfigError(Problem("timeout", f"{timeout}; allowed: more than 0 seconds"))
@@ -82,7 +88,10 @@ class Files:
         self._place = str(options.get("endpoint_url", ""))
         self._retry = RetryPolicy(retries, first_wait)
         self._limits = limits or Limits()
-        self.catalog = Catalog(options, timeout, self._retry, self._limits)
+        self.concurrency = concurrency
+        self.ahead = 0 if str(ahead).strip() == "0" else parse_size(ahead, "ahead")
+        gate = RequestGate(self._folder, concurrency, timeout)
+        self.catalog = Catalog(options, timeout, self._retry, self._limits, gate)
         self._unsummed = False  # whether checksums have proved to be wrong
 
     def local(self, address: str) -> Path:
@@ -96,20 +105,51 @@ class Files:
         """
         if not is_remote(address):
             return Path(local_path(address)).expanduser()
-        known = self.catalog.known(address)
+        known = self.entry(address)
         if known is not None:
-            cached = self._cache.find(_entry(self._place, address, known), known.size)
+            cached = self.cache.find(*known)
             if cached is not None:
                 return cached
         with _own_draws():
-            wanted = self.catalog.look(address)
-            entry = _entry(self._place, address, wanted)
-            sums: set[str] = set()
+            return self._fetched(address)
 
-            def download(part: PartialFile) -> None:
-                self._retry(address, lambda: self._download(address, wanted, part, sums))
+    def fetch_ahead(self, address: str, beyond: int) -> None:
+        """Bring a remote file into the cache, which is needed in `beyond` rows.
 
-            return self._cache.get(entry, wanted.size, download)
+        Raises:
+            FullError: there is no room but that of files that are needed earlier.
+            DataError: as `local`.
+        """
+        known = self.entry(address)
+        cached = None if known is None else self.cache.find(*known)
+        if cached is None:
+            self._fetched(address, beyond)
+        else:
+            self.cache.promise(cached)
+
+    def entry(self, address: str) -> tuple[str, int | None] | None:
+        """The name of a remote file in the cache, and its bytes; None if it is not known yet."""
+        known = self.catalog.known(address)
+        return None if known is None else (_entry(self._place, address, known), known.size)
+
+    def prefetcher(self, rows_of: RowsOf, steps_of: Callable[[int], int]) -> Prefetcher | None:
+        """What fetches files ahead of a reader; None if nothing is to be."""
+        if not self.ahead:
+            return None
+        cache = self.cache  # says so where there can be none
+        from pipeline.datasets.remote.prefetcher import Prefetcher
+
+        return Prefetcher(self, cache, rows_of, steps_of)
+
+    def _fetched(self, address: str, beyond: int | None = None) -> Path:
+        wanted = self.catalog.look(address)
+        entry = _entry(self._place, address, wanted)
+        sums: set[str] = set()
+
+        def download(part: PartialFile) -> None:
+            self._retry(address, lambda: self._download(address, wanted, part, sums))
+
+        return self.cache.get(entry, wanted.size, download, beyond)
 
     def read(self, address: str, function: Callable[[str], T]) -> T:
         """`function(path)` for a path on this machine with the content of `address`.
@@ -208,13 +248,18 @@ class Files:
                 if len(piece) == size:  # a web server that knows no ranges sends it all
                     return
 
+    @property
+    def _folder(self) -> Path:
+        return Path(self.cache_dir).expanduser().absolute()
+
     @cached_property
-    def _cache(self) -> FileCache:
+    def cache(self) -> FileCache:
+        """The cache of remote files."""
         try:
             from pipeline.datasets.remote.file_cache import FileCache
         except ImportError as error:  # no fcntl
             raise ConfigError("the cache of remote files needs Linux or macOS") from error
-        return FileCache(Path(self.cache_dir).expanduser().absolute(), self.cache_size)
+        return FileCache(self._folder, self.cache_size)
 
 
 def is_hidden(name: str) -> bool:
@@ -222,7 +267,7 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or "/." in name
 
 
-def parse_size(size: str | int) -> int:
+def parse_size(size: str | int, key: str = "cache_size") -> int:
     """Bytes of "20GB", "1.5 TB", "512MiB" or a number.
 
     Raises:
@@ -233,7 +278,7 @@ def parse_size(size: str | int) -> int:
     amount = int(float(match[1]) * _UNITS[unit]) if match and unit in _UNITS else 0
     if amount < 1:
         raise ConfigError(
-            Problem("cache_size", f"{size!r}; allowed: a size such as 20GB, 512MiB or 1000000")
+            Problem(key, f"{size!r}; allowed: a size such as 20GB, 512MiB or 1000000")
         )
     return amount
 

@@ -34,6 +34,7 @@ from pipeline.datasets.reading.open_files import OpenFiles
 from pipeline.datasets.reading.plain_tensor import plain_tensor
 from pipeline.datasets.reading.shard_files import ShardFiles
 from pipeline.datasets.reading.split import AllRows, RowSplit, Split, TableRows, check_split
+from pipeline.datasets.remote.store import is_remote
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files import plain_json
 from pipeline.files.limits import DEFAULT, Limits
@@ -131,8 +132,24 @@ class MDS(FileDataset, Dataset[dict[str, Any]]):
     def _places(self, indices: Sequence[int] | IntArray) -> Iterator[tuple[int, int]]:
         """Shards of samples, and their rows in them."""
         rows = self._rows.rows(indices)
-        shards = np.searchsorted(self._bounds, rows, side="right") - 1
+        shards = self._shards_of(rows)
         return zip(shards.tolist(), (rows - self._bounds[shards]).tolist(), strict=True)
+
+    @property
+    def remote_files(self) -> Files | None:
+        """What fetches the shards, if they are at an address."""
+        return self._files if any(is_remote(address) for address, _ in self._shards) else None
+
+    def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
+        """The addresses of the shards of samples."""
+        return [[self._shards[shard][0]] for shard, _ in self._places(indices)]
+
+    def _shards_of(self, rows: IntArray) -> IntArray:
+        return np.searchsorted(self._bounds, rows, side="right") - 1
+
+    def locality(self, indices: IntArray) -> IntArray:
+        """The shard of each row."""
+        return self._shards_of(self._rows.rows(indices))
 
     def _values(self, shard: int, row: int) -> dict[str, Any]:
         """All columns of a sample as the library gives them; JPEG and PNG as bytes."""

@@ -22,6 +22,7 @@ from pipeline.errors import DataError
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.loading.encoded import EncodedImage
 from pipeline.loading.stored import StoredPictures
+from pipeline.order.randomness import IntArray
 from pipeline.packing.fields import Field
 from pipeline.packing.folder import Pack, is_pack
 from pipeline.packing.table import read_table, text_of
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _NUMBERS = ("tensor", "array", "int", "float", "bool")
+_TOGETHER = 1024  # rows, whose pages a machine keeps in memory
 _KINDS = {"Image": "image", "Mask": "mask", "KeyPoints": "keypoints"}
 
 
@@ -157,6 +159,10 @@ class Packed(Dataset[dict[str, Any]]):
             elif field.type in _KINDS:
                 kinds[name] = _KINDS[field.type]
         return kinds
+
+    def locality(self, indices: IntArray) -> IntArray:
+        """A number for rows that lie side by side; there are no shards."""
+        return np.asarray(indices, dtype=np.int64) // _TOGETHER
 
     @property
     def metadata(self) -> pd.DataFrame | None:

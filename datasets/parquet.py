@@ -25,8 +25,10 @@ from pipeline.datasets.arrow.labels import label_codes
 from pipeline.datasets.arrow.table import ArrowTable
 from pipeline.datasets.reading.image import Reader
 from pipeline.datasets.reading.split import Split
+from pipeline.datasets.remote.store import is_remote
 from pipeline.errors import ConfigError, Problem
 from pipeline.files.limits import Limits
+from pipeline.order.randomness import IntArray
 from pipeline.terminal import watched
 
 if TYPE_CHECKING:
@@ -113,6 +115,11 @@ class Parquet(ArrowTable, Dataset[dict[str, Any]]):
             for place, sample in zip(places.tolist(), found, strict=True):
                 samples[place] = sample
         return samples
+
+    def locality(self, indices: IntArray) -> IntArray:
+        """The row group of each row, which an actor keeps; or its file, which a node fetches."""
+        groups, _ = self.locate(indices)
+        return self.files.of_groups(groups) if is_remote(self.files.name(0)) else groups
 
     @property
     def metadata(self) -> pd.DataFrame:

@@ -75,6 +75,8 @@ def main(
         The exit code. Nothing has been written when it is 2 and preflight gave it.
     """
     program.started_from(sys.argv[0] if entry and script is None else script)
+    if world.is_launched():  # presence.py says what torch's C++ warns of, as one message
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         if list(argv[:1]) == ["init"]:
             from pipeline.starter import init
@@ -261,6 +263,8 @@ def report(error: BaseException) -> int:
         return _report_bug(error, rank)
     if any(os.environ.get(name) == "1" for name in ("PENSTOCK_TRACEBACK", "HYDRA_FULL_ERROR")):
         say("".join(traceback.format_exception(error)).rstrip())
+    if error.told:
+        return error.exit_code
     if error.exit_code == PREEMPTED and str(error):
         _say(f"{rank}{error}")
     elif isinstance(error, ConfigError) and len(error.problems) != 1:
@@ -303,6 +307,8 @@ def _for_jobs() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "PYTHONSAFEPATH": "1",
         program.VARIABLE: shlex.join(program.words()),
+        # What submitit has Slurm send before a job's time is over: a request to stop, as elsewhere.
+        "SUBMITIT_PREEMPT_SIGNAL": "USR1",
     }
 
 

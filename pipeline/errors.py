@@ -15,6 +15,7 @@ class PenstockError(Exception):
     """Base of the errors that are reported as one message, without a traceback."""
 
     exit_code = 1
+    told = False  # whether a person has had the message
 
 
 @dataclass(frozen=True)

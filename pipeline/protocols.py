@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 Sample = Any  # a dict of fields, or what `dataset.fields` gives names to
 
 
@@ -30,6 +33,32 @@ class MapDataset(Protocol):
 
         Raises:
             DataError: it cannot be read; the message names the file, and the row is added.
+        """
+
+
+class FilesAhead(Protocol):
+    """A map-style dataset whose files are fetched before they are needed; both members or none.
+
+    Without them a worker fetches a file when it reads a sample in it.
+    """
+
+    @property
+    def remote_files(self) -> Any:
+        """The `pipeline.datasets.files.Files` that fetch them; None where none is at an address."""
+
+    def files_of(self, indices: Sequence[int], /) -> Sequence[Sequence[str]]:
+        """The addresses of the files that each row is read from, without reading anything."""
+
+
+class Located(Protocol):
+    """Which rows lie together, for `loader.backend=ray`; optional, and no batch depends on it.
+
+    Requests for rows of one file or shard go to the same actor, where it has been read before.
+    """
+
+    def locality(self, indices: npt.NDArray[np.int64], /) -> npt.NDArray[np.int64]:
+        """The number of the file or shard of each row, int64[n]; any numbers, the same in all
+        processes. Asked for each batch, so it should take microseconds and read nothing.
         """
 
 

@@ -14,6 +14,10 @@ class WebServer:
         faults: path -> what goes wrong with the next downloads of it, in order: an HTTP status,
             "cut" (half of the body, then the connection is closed), "short" (the same, and no
             length was told), "silent" (nothing comes for 5 s). After the last it is served well.
+        wait: the `Retry-After` of faults.
+        delay: seconds that each answer takes.
+        bears: downloads at once; more are answered with 429. None: any number.
+        most: downloads that were under way at once.
         lengths, ranges, etags: whether the server tells lengths, knows ranges, gives tags.
     """
 
@@ -21,6 +25,9 @@ class WebServer:
         self.contents = {}
         self.requests = []
         self.faults = {}
+        self.wait, self.delay, self.bears = None, 0.0, None
+        self.most = self._under_way = 0
+        self._lock = threading.Lock()
         self.lengths = self.ranges = self.etags = True
 
     @property
@@ -51,8 +58,21 @@ class WebServer:
                 self.answer(with_body=False)
 
             def do_GET(self):
-                with contextlib.suppress(ConnectionError):
-                    self.answer(with_body=True)
+                with web._lock:
+                    web._under_way += 1
+                    web.most = max(web.most, web._under_way)
+                    too_many = web.bears is not None and web._under_way > web.bears
+                try:
+                    time.sleep(web.delay)
+                    with contextlib.suppress(ConnectionError):
+                        if too_many:
+                            web.requests.append(f"429 {self.path}")
+                            self.fail(429)
+                        else:
+                            self.answer(with_body=True)
+                finally:
+                    with web._lock:
+                        web._under_way -= 1
 
             def answer(self, with_body):
                 web.requests.append(f"{self.command} {self.path}")
@@ -70,6 +90,8 @@ class WebServer:
             def fail(self, status):
                 self.send_response(status)
                 self.send_header("Content-Length", "0")
+                if web.wait is not None:
+                    self.send_header("Retry-After", str(web.wait))
                 self.end_headers()
 
             def give(self, body, fault, with_body):

@@ -99,6 +99,10 @@ class ArrowFiles:
         """The address of a file, as it was given."""
         return os.fsdecode(self._addresses[file])
 
+    def of_groups(self, groups: IntArray) -> IntArray:
+        """The files of row groups, int64[n]."""
+        return np.searchsorted(self._first, groups, side="right") - 1
+
     def check(self, columns: Sequence[str]) -> None:
         """Refuse files whose `columns` are missing or of other types than in the first file.
 
@@ -164,7 +168,7 @@ class ArrowFiles:
 
     def _place(self, group: int) -> tuple[int, int]:
         """The file of a row group, and its number there."""
-        file = int(np.searchsorted(self._first, group, side="right")) - 1
+        file = int(self.of_groups(np.array(group)))
         return file, group - int(self._first[file])
 
 

@@ -50,6 +50,7 @@ from pipeline.datasets.reading.split import (
     check_split,
     rows_before,
 )
+from pipeline.datasets.remote.store import is_remote
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray
@@ -160,11 +161,21 @@ class ArrowTable(FileDataset):
             chosen.append(self.files.bounds[group] + np.flatnonzero(wanted))
         return ListedRows(np.concatenate(chosen))
 
-    def locate(self, indices: Sequence[int]) -> tuple[IntArray, IntArray]:
+    def locate(self, indices: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
         """Row groups of samples, and their rows in them: int64[n] each."""
         rows = self.rows.rows(indices)
         groups = np.searchsorted(self.files.bounds, rows, side="right") - 1
         return groups, rows - self.files.bounds[groups]
+
+    @property
+    def remote_files(self) -> Files | None:
+        """What fetches the files, if they are at an address."""
+        return self._files if is_remote(self.files.name(0)) else None
+
+    def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
+        """The addresses of the files of rows."""
+        groups, _ = self.locate(indices)
+        return [[self.files.name(file)] for file in self.files.of_groups(groups).tolist()]
 
     def rows_in(self, group: int, start: int = 0) -> IntArray:
         """The rows of a row group that belong to the split, ascending, from the `start`th on."""

@@ -73,6 +73,10 @@ class Folder(Protocol):
     def data_file(self, name: str) -> DataFile:
         """A file, for hashing its content."""
 
+    @property
+    def remote_files(self) -> Files | None:
+        """What fetches its files, if it is at an address."""
+
 
 @dataclass(frozen=True)
 class FolderFile:
@@ -94,6 +98,8 @@ class FolderFile:
 
 class LocalFolder:
     """A folder of this machine; `limits.files` bounds one walk through it."""
+
+    remote_files = None
 
     def __init__(self, path: str | Path, limits: Limits = DEFAULT) -> None:
         self._path = str(path)
@@ -148,7 +154,7 @@ class RemoteFolder:
     """The folder `inner` below the address `root`, which is listed on first use."""
 
     def __init__(self, files: Files, root: str, inner: str = "") -> None:
-        self._files = files
+        self._files = self.remote_files = files
         self._root = root.rstrip("/")
         self._inner = inner
         self._before = f"{inner}/" if inner else ""

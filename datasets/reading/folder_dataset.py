@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
+from pipeline.datasets.files import Files
 from pipeline.datasets.reading.audio import lengths_and_rates, read_audio
 from pipeline.datasets.reading.damage import audio_damage, image_damage
 from pipeline.datasets.reading.data_file import DataFile
@@ -49,6 +50,19 @@ class FolderDataset(FileDataset, Dataset[dict[str, Any]]):
     def path(self, index: int) -> str:
         """The path or address of the file of a sample."""
         return self.folder.path(os.fsdecode(self.names[index]))
+
+    @property
+    def remote_files(self) -> Files | None:
+        """What fetches the files, if they are at an address."""
+        return self.folder.remote_files
+
+    def files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
+        """The addresses of the files of samples."""
+        return [[self.path(index)] for index in indices]
+
+    def locality(self, indices: IntArray) -> IntArray:
+        """A file a row."""
+        return indices
 
     def data_files(self) -> Iterator[DataFile]:
         return map(self.folder.data_file, self._names())

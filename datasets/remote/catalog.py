@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from pipeline.datasets.remote.listing import Crawl, FileInfo, Listing, bytes_of
+from pipeline.datasets.remote.request_gate import RequestGate
 from pipeline.datasets.remote.retry import RetryPolicy, is_transient
 from pipeline.datasets.remote.store import Store, join, name_in, parse_address
 from pipeline.errors import DataError
@@ -39,6 +40,7 @@ class Catalog:
         options, timeout: for the stores.
         retry: with them.
         limits: of a listing.
+        gate: lets requests begin.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class Catalog:
         timeout: float,
         retry: RetryPolicy,
         limits: Limits,
+        gate: RequestGate,
     ) -> None:
+        self.gate = gate
         self._limits = limits
         self._options = options
         self._timeout = timeout
@@ -57,7 +61,7 @@ class Catalog:
 
     def store(self, address: str) -> Store:
         """The store of an address."""
-        return Store(parse_address(address), self._options, self._timeout)
+        return Store(parse_address(address), self._options, self._timeout, self.gate)
 
     def known(self, address: str) -> FileInfo | None:
         """A file that was listed or asked for before; 15 us."""

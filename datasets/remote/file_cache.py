@@ -6,8 +6,9 @@
 
 1. Whoever misses an entry opens its part and locks it (flock). The others wait for that lock and
    find the entry there, or a part that its dead owner left unlocked, and take that over.
-2. Bytes are reserved before they are written: if they don't fit, the least recently used entries
-   are evicted, down to 9/10 of the limit, so that counting is rare.
+2. Bytes are reserved before they are written: if they don't fit, entries are evicted, in the order
+   of `forecast.py`: what is needed latest, where readers tell what they will need, down to 63/64
+   of the limit; otherwise the least recently used, down to 9/10, so that counting is rare.
 3. The part is written to the disk (fsync) and renamed: an entry is whole or not there.
 
 An entry can be evicted while it is being read: an open file stays readable until it is closed. Use
@@ -25,9 +26,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from errno import ENOLCK, ENOSPC, ENOTSUP
 from pathlib import Path
 
+from pipeline.datasets.remote.forecast import kept, promise_times, read_forecasts, victims
+from pipeline.datasets.remote.request_gate import unusable
 from pipeline.errors import DataError
 from pipeline.files.own_files import check_own, open_own, own_folder
 
@@ -37,6 +39,10 @@ _RECOUNT = 86400.0  # seconds after which the bytes taken are counted anew
 _STEP = 8 * 2**20  # bytes that a download of unknown size asks for at a time
 
 Download = Callable[["PartialFile"], None]
+
+
+class FullError(Exception):
+    """There is no room now for a file that is fetched ahead."""
 
 
 class FileCache:
@@ -67,15 +73,24 @@ class FileCache:
             pass
         return path
 
-    def get(self, entry: str, size: int | None, download: Download) -> Path:
+    def promise(self, path: Path) -> None:
+        """Note that a file will be used soon."""
+        with suppress(FileNotFoundError, PermissionError):
+            os.utime(path, promise_times(), follow_symlinks=False)
+
+    def get(
+        self, entry: str, size: int | None, download: Download, beyond: int | None = None
+    ) -> Path:
         """The file of an entry; when it is not there, `download(part)` writes it, once.
 
         Args:
             entry: a file name of letters, digits, "-", "_" and ".", 2 or more.
             size: in bytes, when it is known.
+            beyond: it is fetched ahead, to be used in so many rows: what is needed earlier stays.
 
         Raises:
             DataError: the folder cannot be written, or is too small.
+            FullError: with `beyond`, there is no room for it now.
         """
         try:
             while True:
@@ -84,21 +99,12 @@ class FileCache:
                     return path
                 with self._claim(entry, size) as part:
                     if part is not None:
+                        part.beyond = beyond
                         self.take(part, size or 0)
                         download(part)
                         return part.commit(self._own("files", entry[:2]) / entry)
         except OSError as error:
-            advice = "Set dataset.files.cache_dir to another folder."
-            if error.errno == ENOSPC:
-                advice = "Make room on that disk, or lower dataset.files.cache_size."
-            elif error.errno in (ENOLCK, ENOTSUP):
-                advice = (
-                    "It needs a file system with locks: set dataset.files.cache_dir to another."
-                )
-            raise DataError(
-                f"cannot keep files in the cache {str(self.folder)!r}: {error.strerror or error}. "
-                + advice
-            ) from error
+            raise unusable(self.folder, error) from error
 
     def take(self, part: PartialFile, more: int) -> None:
         """Reserve `more` bytes for a part: entries are evicted, other downloads are waited for."""
@@ -109,6 +115,8 @@ class FileCache:
             )
         deadline = time.monotonic() + _TIMEOUT
         while not self._taken(part, more):
+            if part.beyond is not None:
+                raise FullError
             if time.monotonic() > deadline:
                 raise DataError(
                     f"the cache {str(self.folder)!r} ({_shown(self.limit)}) is full of downloads "
@@ -122,12 +130,18 @@ class FileCache:
             taken, counted = _read_ledger(ledger)
             _write_ledger(ledger, max(0, taken - amount), counted)
 
+    def is_filling(self) -> bool:
+        """Whether more than half of it is taken; 20 us."""
+        with suppress(OSError), (self.folder / "taken").open("rb") as ledger:
+            return 2 * _read_ledger(ledger.fileno())[0] > self.limit
+        return False
+
     def _taken(self, part: PartialFile, more: int) -> bool:
         with _locked(self.folder / "taken") as ledger:
             taken, counted = _read_ledger(ledger)
             now = time.time()
             if not 0 <= now - counted < _RECOUNT or taken + more > self.limit:
-                taken, counted = self._make_room(more), now
+                taken, counted = self._make_room(more, part.beyond), now
             fits = taken + more <= self.limit
             if fits:
                 part.grow(more)  # under the lock: whoever counts next sees it
@@ -135,25 +149,31 @@ class FileCache:
             _write_ledger(ledger, taken, counted)
             return fits
 
-    def _make_room(self, more: int) -> int:
-        """Evict the least recently used until `more` bytes fit; the bytes that remain."""
+    def _make_room(self, more: int, beyond: int | None) -> int:
+        """Evict entries until `more` bytes fit; the bytes that remain."""
         total = self._sweep_parts()
-        entries = []
+        names, times, sizes, paths = [], [], [], []
         for folder in _scan(self.folder / "files"):
             for entry in _scan(folder.path):
                 with suppress(FileNotFoundError):
                     state = entry.stat(follow_symlinks=False)
-                    entries.append((state.st_mtime_ns, state.st_size, entry.path))
-        total += sum(size for _, size, _ in entries)
+                    names.append(entry.name)
+                    times.append(state.st_mtime)
+                    sizes.append(state.st_size)
+                    paths.append(entry.path)
+        total += sum(sizes)
         if total + more <= self.limit:
             return total
-        goal = max(0, min(self.limit - more, self.limit * 9 // 10 - more))
-        for _, size, path in sorted(entries):
+        readers = read_forecasts(self.folder)
+        margin = self.limit // (64 if readers else 10)
+        goal = max(0, self.limit - margin - more)
+        files = kept(names, times)
+        for number in victims(files, readers, time.time(), beyond).tolist():
             if total <= goal:
                 break
             with suppress(FileNotFoundError):
-                Path(path).unlink()
-            total -= size
+                Path(paths[number]).unlink()
+            total -= sizes[number]
         return total
 
     def _sweep_parts(self) -> int:
@@ -204,6 +224,7 @@ class PartialFile:
     Attributes:
         reserved: bytes that are reserved for it.
         written: bytes so far; set to 0 to write it anew.
+        beyond: None unless it is fetched ahead, see `FileCache.get`.
     """
 
     def __init__(self, cache: FileCache, path: Path, descriptor: int) -> None:
@@ -212,6 +233,7 @@ class PartialFile:
         self._descriptor = descriptor
         self.reserved = 0
         self.written = 0
+        self.beyond: int | None = None
         os.ftruncate(descriptor, 0)  # what a dead owner has left
 
     def write(self, data: bytes) -> None:
@@ -236,7 +258,7 @@ class PartialFile:
         if self.reserved > self.written:
             self._cache.give_back(self.reserved - self.written)
         os.fsync(self._descriptor)
-        os.utime(self._descriptor)
+        os.utime(self._descriptor, None if self.beyond is None else promise_times())
         self._path.rename(place)
         self.reserved = 0
         return place

@@ -3,7 +3,8 @@
 Timeouts, refused and broken connections, an overloaded or restarting server (HTTP 408, 425, 429 and
 5xx) and damaged content are retried. Anything else (missing, forbidden) is final. Waits double, and
 are drawn from the upper half of their length, so that many workers don't come back all at once; the
-operating system draws them, as the global generators belong to the samples.
+operating system draws them, as the global generators belong to the samples. How long a busy store
+asks to wait is up to the gate, which holds up the requests of all processes: `request_gate`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -22,6 +24,7 @@ T = TypeVar("T")
 
 _LONGEST = 60.0  # seconds of one wait
 _AGAIN = frozenset({408, 425, 429})  # and every 5xx but 501
+_BUSY = frozenset({429, 503})
 
 # Errors of failed connections in the libraries of the stores, none of which is imported here.
 _BROKEN = frozenset({
@@ -101,6 +104,26 @@ def is_transient(error: BaseException) -> bool:
         return True
     status = _status(errors) or 0
     return status in _AGAIN or (status >= 500 and status != HTTPStatus.NOT_IMPLEMENTED)
+
+
+def asks_to_wait(error: BaseException) -> float | None:
+    """The seconds that a store asks to wait which is asked too much; None where it is not.
+
+    0 where it names none, or a date, which no store in use does.
+    """
+    errors = list(_chain(error))
+    if _status(errors) not in _BUSY:
+        return None
+    for one in errors:
+        answer = getattr(one, "response", None)
+        known = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
+        headers = known.get("HTTPHeaders") or getattr(one, "headers", None) or {}
+        with suppress(ValueError, TypeError, AttributeError):
+            found = {str(name).lower(): value for name, value in headers.items()}
+            seconds = float(found.get("retry-after", 0))
+            if 0 < seconds < float("inf"):
+                return seconds
+    return 0.0
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -20,7 +20,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -29,6 +29,8 @@ from urllib.parse import quote, unquote
 
 from pipeline.datasets.remote import web
 from pipeline.datasets.remote.listing import Crawl, FileInfo, Listing
+from pipeline.datasets.remote.request_gate import RequestGate
+from pipeline.datasets.remote.retry import asks_to_wait
 from pipeline.errors import ConfigError, DataError, Problem
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://", re.ASCII)
@@ -137,18 +139,22 @@ class Store:
         scheme: of the addresses.
         options: for the file system, such as `endpoint_url`.
         timeout: seconds to wait for a silent connection.
+        gate: lets requests begin.
 
     Raises:
         ConfigError: there is no such store, or what it needs is not installed.
     """
 
-    def __init__(self, scheme: str, options: Mapping[str, Any], timeout: float) -> None:
+    def __init__(
+        self, scheme: str, options: Mapping[str, Any], timeout: float, gate: RequestGate
+    ) -> None:
         if scheme not in _KINDS:
             known = ", ".join(f"{name}://" for name in ("file", *_KINDS))
             raise ConfigError(Problem("", f"there is no store {scheme}://; allowed: {known}"))
         self._scheme, self._kind = scheme, _KINDS[scheme]
         self._options = dict(options)
         self._timeout = timeout
+        self._gate = gate
         self.lists = self._kind.lists
         try:
             importlib.import_module(self._kind.module)
@@ -183,10 +189,13 @@ class Store:
         if self._kind is _S3 and not self._options.get("version_aware"):
             yield from self._pages_of_s3(base, crawl, deep)
         elif deep:
-            found = self._system.find(base, detail=True)
+            with self._request():
+                found = self._system.find(base, detail=True)
             yield ({**info, "name": name} for name, info in found.items())
         else:
-            yield self._system.ls(base, detail=True)
+            with self._request():
+                page = self._system.ls(base, detail=True)
+            yield page
 
     def _pages_of_s3(self, base: str, crawl: Crawl, deep: bool) -> Iterator[list[dict[str, Any]]]:
         """The same by S3's own listing: s3fs would keep all pages before it gives the first."""
@@ -196,7 +205,8 @@ class Store:
         asked = {"Bucket": bucket, "Prefix": f"{key.rstrip('/')}/" if key else "",
                  "Delimiter": "" if deep else "/", **system.req_kw}  # fmt: skip
         while True:
-            answer = system.call_s3("list_objects_v2", **asked)
+            with self._request():
+                answer = system.call_s3("list_objects_v2", **asked)
             # A key that ends in a slash marks a folder, and is no file.
             page = [
                 {"name": f"{bucket}/{one['Key']}", "size": one["Size"], "ETag": one.get("ETag"),
@@ -218,21 +228,27 @@ class Store:
 
     def look(self, address: str) -> FileInfo:
         """One file's size and version."""
-        info = self._system.info(self._name(address))
+        with self._request():
+            info = self._system.info(self._name(address))
         if info.get("type", "file") != "file":
             raise FileNotFoundError(f"{address} is a folder")
         return self._info(address.rpartition("/")[2], info)
 
     def read(self, address: str, start: int | None = None, end: int | None = None) -> bytes:
         """The bytes of a file, or some of them."""
-        content: bytes = self._system.cat_file(self._name(address), start=start, end=end)
+        with self._request():
+            content: bytes = self._system.cat_file(self._name(address), start=start, end=end)
         return content
 
     def stream(self, address: str) -> Iterator[bytes]:
         """The bytes of a file whose size is not known, piece by piece."""
-        with closing(self._system.open(self._name(address), "rb", block_size=0)) as file:
+        opened = partial(self._system.open, self._name(address), "rb", block_size=0)
+        with self._request(), closing(opened()) as file:
             while piece := file.read(2**20):
                 yield piece
+
+    def _request(self) -> AbstractContextManager[None]:
+        return self._gate.request(asks_to_wait)
 
     @property
     def _system(self) -> Any:

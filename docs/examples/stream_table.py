@@ -50,15 +50,16 @@ def penstock() -> Loader:
     return Loader(StreamPlan(order, 4), fetch, LoaderOptions("process", num_workers=2))
 
 
-def table(title: str, loader: DataLoader[dict[str, int]] | Loader) -> None:
+def table(title: str, loader: DataLoader[dict[str, int]] | Loader, dealt: bool) -> None:
     print(title)
     print("  numbers           worker")
     for batch in loader:
         numbers = " ".join(f"{number:2d}" for number in batch["number"].tolist())
-        print(f"  [{numbers}]     {batch['worker'].unique().item()}")
+        worker = batch["worker"].unique().item()
+        print(f"  [{numbers}]     {worker if dealt else 'whoever is free'}")
 
 
 if __name__ == "__main__":
-    table("torch.utils.data.DataLoader(num_workers=2)", DataLoader(Told(), 4, num_workers=2))
+    table("torch.utils.data.DataLoader(num_workers=2)", DataLoader(Told(), 4, num_workers=2), True)
     print()
-    table("Penstock, loader.num_workers=2", penstock())
+    table("Penstock, loader.num_workers=2", penstock(), False)

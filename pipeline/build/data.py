@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pipeline.build.samples import collate_of, dataset_of, fields_of, lengths_told, sampler_of
+from pipeline.build.sharing import contents_of, share_of
 from pipeline.config import allow_list, loader_options, tuned
 from pipeline.config.data_rules import mode_of
 from pipeline.config.instantiate import make
@@ -20,14 +21,14 @@ from pipeline.distributed.world import World, from_environment
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.bad_samples import BadSamples
 from pipeline.loading.budget import Budget, epoch_length
-from pipeline.loading.dataset_facts import classes_of, facts_of
+from pipeline.loading.dataset_facts import classes_of, facts_of, table_of
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.loader import Loader
 from pipeline.loading.named_fields import Fields
 from pipeline.loading.stream_fetch import StreamFetch
 from pipeline.loading.workers.backends import BackendName, LoaderOptions
 from pipeline.order.plan import Plan, not_empty
-from pipeline.order.samplers import Sequential
+from pipeline.order.samplers import Sequential, column_of
 from pipeline.order.streams import StreamOrder, StreamPlan, is_stream, length_of
 from pipeline.packing.packing import backend_for, pack
 from pipeline.packing.recipe import Recipe, fits
@@ -119,8 +120,10 @@ class DataParts:
     @cached_property
     def _statistics(self) -> dict[str, list[float]]:
         dataset, config = self.train.dataset, self.config
-        own = other_than_own(dataset, config)
-        return statistics_of(dataset, config.cache_dir, own, self.fields)
+        own, options = other_than_own(dataset, config), None
+        if config.loader.backend == "ray":
+            options = self.train.loader_options("ray")
+        return statistics_of(dataset, config.cache_dir, own, self.fields, options)
 
     @cached_property
     def loader_section(self) -> LoaderSection:
@@ -170,7 +173,7 @@ class Split:
             dataset = self._unpacked(lazy=False)
         # "auto" would look at the transform, which may need this very dataset's statistics.
         backend, suited = self.config.loader.backend, backend_for(dataset, recipe)
-        if suited == "thread" or backend == "auto":
+        if backend != "ray" and (suited == "thread" or backend == "auto"):
             backend = suited
         return pack(
             dataset, self.name, recipe, self.config.cache_dir, given.out,
@@ -282,12 +285,25 @@ class Split:
 
     def loader(self, hashed: bool = False) -> Loader:
         """Batches of the split; to be closed."""
+        share = share_of(self, hashed)
         return Loader(
             self.plan, self.fetch(hashed, whole=False), self.loader_options(), self.data.world,
             self.fingerprint,
             batch_transform=(self.batch_transform or None) if self.data.on_device else None,
-            budget=self.budget,
+            budget=self.budget, share=share, costs=self._costs(),
         )  # fmt: skip
+
+    def _costs(self) -> Any:
+        """The column `loader.cost`; None without one, and of a stream, which has no table."""
+        name = self.config.loader.cost
+        if name is None or is_stream(self.dataset):
+            return None
+        table = table_of(self.dataset, self.data.fields)
+        costs = column_of(table, name, "cost", "loader")
+        if costs.dtype.kind not in "iuf":
+            reason = f"column {name!r} holds {costs.dtype}, and costs are numbers"
+            raise ConfigError(Problem("loader.cost", reason))
+        return costs
 
     def loader_options(self, backend: BackendName | None = None) -> LoaderOptions:
         """The section `loader`, resolved for this split.
@@ -314,6 +330,11 @@ class Split:
             found = fingerprint_of(self.dataset, mode, self.config.cache_dir)
             self._fingerprints[mode] = found
         return self._fingerprints[mode]
+
+    @cached_property
+    def contents(self) -> str:
+        """What tells the data apart from that of other runs; see `sharing.contents_of`."""
+        return contents_of(self.dataset, self.data_fingerprint(mode_of(self.config)))
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from typing import Any
 from pipeline.config import allow_list, data_rules
 from pipeline.config.messages import nearest, show
 from pipeline.config.nodes import called, datasets, direction, trackers, walk
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, RaySection
 from pipeline.config.signatures import arguments
 from pipeline.distributed import world
 from pipeline.errors import ConfigError, Problem
+from pipeline.loading.workers.ray_cluster import refuse_client, require_installed
 from pipeline.order.samplers import BatchStrategy, Sequential
 from pipeline.order.streams import StreamOrder, is_stream
 
@@ -78,6 +80,33 @@ def threads(config: Config, found: Found) -> Messages:
             )
 
 
+def actors(config: Config, found: Found) -> Messages:
+    loader, given = config.loader, config.loader.ray
+    if loader.backend != "ray":
+        for name, value in given.model_dump().items():
+            if value != getattr(RaySection(), name):
+                yield (
+                    f"loader.ray.{name}: {show(value)} is for Ray actors, but "
+                    f"loader.backend={loader.backend}; set loader.backend=ray or leave it out"
+                )
+        return
+    try:
+        require_installed()
+        refuse_client(given.address)
+    except ConfigError as error:
+        yield from map(str, error.problems)
+    if loader.multiprocessing_context:
+        yield (
+            f"loader.multiprocessing_context: {show(loader.multiprocessing_context)} is for "
+            "processes, but loader.backend=ray, and Ray starts its own; set it to null"
+        )
+    if not _has_workers(config) and given.num_actors != "auto":
+        yield (
+            f"loader.ray.num_actors: {given.num_actors} needs actors, but loader.num_workers=0, "
+            "which means none; leave that out, or set loader.backend=main"
+        )
+
+
 def start_method(config: Config, found: Found) -> Messages:
     name = config.loader.multiprocessing_context
     known = multiprocessing.get_all_start_methods()
@@ -95,6 +124,22 @@ def worker_function(config: Config, found: Found) -> Messages:
             allow_list.resolve(name, "loader.worker_init_fn")
     except ConfigError as error:
         yield from map(str, error.problems)
+
+
+def share(config: Config, found: Found) -> Messages:
+    loader = config.loader
+    if loader.share is None:
+        if loader.share_size is not None:
+            yield "loader.share_size: nothing is shared; set loader.share=auto, or this to null"
+        return
+    if not hasattr(os, "geteuid"):
+        yield "loader.share: needs locks that only Linux and macOS have; set it to null"
+    if loader.worker_init_fn is not None:
+        yield (
+            f"loader.share: {loader.share} hands batches to other runs, but what "
+            f"loader.worker_init_fn={loader.worker_init_fn} does to them is not known; set one of "
+            "the two to null"
+        )
 
 
 def unordered(config: Config, found: Found) -> Messages:
@@ -364,8 +409,10 @@ def bad_samples(config: Config, found: Found) -> Messages:
 
 
 RULES: tuple[Callable[[Config, Found], Messages], ...] = (
-    no_workers, threads, start_method, worker_function, unordered, pinned_device, ranks, columns,
-    streams, same_data_twice, tail, packing, both_splits, bad_samples, distributed_sampler, device,
+    no_workers, threads, actors, start_method, worker_function, share, unordered, pinned_device,
+    ranks,
+    columns, streams, same_data_twice, tail, packing, both_splits, bad_samples, distributed_sampler,
+    device,
     monitor, schedule, tracker_packages, data_rules.batch_steps, data_rules.packed,
     data_rules.dataset_keys,
 )  # fmt: skip

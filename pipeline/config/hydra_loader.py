@@ -120,12 +120,10 @@ class CheckedConfigLoader(ConfigLoader):
             self._refuse(found)
         return config
 
-    def load_sweep_config(
-        self, master_config: DictConfig, sweep_overrides: list[str]
-    ) -> DictConfig:
-        """As hydra's; launchers call it in their processes, before hydra saves anything there."""
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Launchers send it to their processes, where hydra then saves configurations."""
+        self.__dict__.update(state)
         hydra_output.save_without_secrets()
-        return super().load_sweep_config(master_config, sweep_overrides)
 
     def _refuse(self, problems: list[Problem]) -> NoReturn:
         error = ConfigError(list(dict.fromkeys(problems)))

@@ -77,6 +77,7 @@ def problems(node: Any, given: Sequence[str], importing: bool = False) -> list[P
     typed = [line.partition("=")[0].lstrip("+~") for line in given]
     for name, kind in (("launcher", Launcher), ("sweeper", Sweeper)):
         found += _plugin(section.get(name), f"hydra.{name}", kind, typed)
+    found += _tasks(_mapping(section.get("launcher")))
     for name in ("hydra_logging", "job_logging"):
         found += _logging(section.get(name), f"hydra.{name}", importing)
     folder = _mapping(section.get("run"))
@@ -220,6 +221,15 @@ def _plugin(node: Any, key: str, kind: type, typed: Sequence[str]) -> Iterator[P
         yield Problem(f"{key}._target_", f"{node.get('_target_')} {reason}")
         return
     yield from _arguments(node, key, typed)
+
+
+def _tasks(launcher: Mapping[str, Any]) -> Iterator[Problem]:
+    """A job of a sweep is one process, which starts its ranks: others would run the job again."""
+    for name in ("nodes", "tasks_per_node"):
+        if launcher.get(name) not in (None, 1):
+            yield Problem(f"hydra.launcher.{name}", f"got {launcher[name]!r}: a job of a sweep is "
+                          "one process, and starts its ranks itself on the machine that it gets; "
+                          "set it to 1, and distributed=ddp distributed.nproc=N")  # fmt: skip
 
 
 def _arguments(node: Mapping[Any, Any], key: str, typed: Sequence[str]) -> Iterator[Problem]:

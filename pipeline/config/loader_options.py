@@ -15,6 +15,7 @@ from pipeline.distributed import world
 from pipeline.loading.autotune import Auto
 from pipeline.loading.memory import available
 from pipeline.loading.workers.backends import BackendName, LoaderOptions
+from pipeline.loading.workers.ray_cluster import RayOptions
 from pipeline.transforms.image import Compose
 from pipeline.transforms.image_decoding import decode_step, describe, thread_safe
 
@@ -35,18 +36,24 @@ def resolve(
     """
     cores, auto = world.usable_cpus(), None
     count = given.num_workers if isinstance(given.num_workers, int) else cores
-    if given.num_workers == "auto" and may_grow and backend != "main" and given.in_order:
+    if backend == "ray" and count and isinstance(given.ray.num_actors, int):
+        count = given.ray.num_actors
+    grows = may_grow and given.in_order and backend in ("process", "thread")
+    if given.num_workers == "auto" and grows:
         auto = Auto(max(2 * cores, 16), budget(given.max_memory, ranks))
         count = max(1, cores // 4)
-    persists = backend == "process" and count > 0 and given.persistent_workers is not False
+    kept = backend in ("process", "ray") and count > 0
+    persists = kept and given.persistent_workers is not False
     name = given.worker_init_fn
     resolved = {
         "backend": backend,
         "num_workers": count,
         "auto": auto,
         "persistent_workers": persists,
+        "slow_memory": int(given.slow_memory * _GIB),
         "pin_memory": world.has_accelerator() if given.pin_memory is None else given.pin_memory,
         "worker_init_fn": allow_list.resolve(name, "loader.worker_init_fn") if name else None,
+        "ray": RayOptions(**given.ray.model_dump(exclude={"num_actors"})),
     }
     same = given.model_dump(include={field.name for field in fields(LoaderOptions)})
     return LoaderOptions(**{**same, **resolved})

@@ -48,13 +48,24 @@ class TransformSection(Section):
     batch_on: Literal["auto", "loader", "device"] = "auto"
 
 
+class RaySection(Section):
+    """Where the actors of `loader.backend=ray` run; see docs/loading.md."""
+
+    address: str | None = None
+    num_actors: Count | Literal["auto"] = "auto"
+    cpus_per_actor: Annotated[float, Field(ge=0)] = 1.0
+    resources: dict[str, Annotated[float, Field(gt=0)]] = {}
+    runtime_env: dict[str, Any] = {}
+    window: Annotated[float, Field(gt=0)] = 1.0
+
+
 class LoaderSection(Section):
     """Who makes the batches and how far ahead; all but `backend` as in torch's DataLoader.
 
     `config/loader_options.py` resolves "auto" and None, `config/tuned.py` "tuned".
     """
 
-    backend: Literal["auto", "process", "thread", "main"]
+    backend: Literal["auto", "process", "thread", "main", "ray"]
     num_workers: Index | Literal["auto", "tuned"]
     prefetch_factor: Count | None
     persistent_workers: bool | None
@@ -67,6 +78,11 @@ class LoaderSection(Section):
     in_order: bool
     generator: int | None
     max_memory: Annotated[float, Field(gt=0)] | None = None
+    share: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    share_size: Annotated[float, Field(gt=0)] | None = None
+    slow_memory: Annotated[float, Field(ge=0)] = 0.25
+    cost: str | None = None
+    ray: RaySection = RaySection()
 
 
 class BadSamplesSection(Section):
@@ -82,6 +98,13 @@ class TuneSection(Section):
 
     seconds: Annotated[float, Field(gt=0)] = 60.0
     workers: Count | None = None
+
+
+class ProfileSection(Section):
+    """How often machines fail, for the interval of checkpoints that `task=profile` recommends."""
+
+    node_hours_between_failures: Annotated[float, Field(gt=0)] = 6300.0
+    nodes: Count = 1
 
 
 class PackSection(Section):
@@ -161,6 +184,7 @@ class CheckpointSection(Section):
     every_minutes: Annotated[float, Field(gt=0)] | None
     keep_last: Count
     background: bool
+    memory_every_steps: Count | Literal["auto"] | None = "auto"
 
 
 class LimitBatches(Section):
@@ -229,6 +253,7 @@ class Config(Section):
     limits: Limits = Limits()
     pack: PackSection = PackSection()
     tune: TuneSection = TuneSection()
+    profile: ProfileSection = ProfileSection()
     lr_find: LrFindSection = LrFindSection()
     diff: DiffSection = DiffSection()
     distributed: DistributedSection
@@ -273,4 +298,4 @@ class Config(Section):
 # Tasks that only read files of runs, and need no torch.
 READING = ("report", "diff", "runs", "show")
 TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "run", "find", "tune",
-             "lr_find", "diff")  # fmt: skip
+             "profile", "lr_find", "diff")  # fmt: skip

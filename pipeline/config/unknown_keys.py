@@ -20,8 +20,10 @@ from pipeline.config.nodes import OF_THE_BUILD
 from pipeline.config.schema import TASK_KEYS
 from pipeline.errors import ConfigError, Problem
 
-_PLUGINS = {"hydra/launcher": "hydra-joblib-launcher or hydra-submitit-launcher",
-            "hydra/sweeper": "hydra-ax-sweeper"}  # fmt: skip
+_PLUGINS = {
+    "hydra/launcher": "hydra-joblib-launcher, hydra-submitit-launcher or hydra-ray-launcher",
+    "hydra/sweeper": "hydra-ax-sweeper",
+}
 
 
 def option(group: str, given: str, known: Sequence[str]) -> Problem:

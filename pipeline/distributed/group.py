@@ -17,9 +17,13 @@ from torch import Tensor
 
 from pipeline import program
 from pipeline.distributed import meeting
-from pipeline.distributed.presence import Presence
+from pipeline.distributed.presence import LateError, Presence
 from pipeline.distributed.world import World, is_launched
 from pipeline.errors import ConfigError, Problem
+
+# The watchdog of NCCL ends the process with a traceback of its own; agreements, on gloo, find out
+# first who is late.
+_NCCL_LATER = timedelta(seconds=20)
 
 
 class Group:
@@ -30,14 +34,21 @@ class Group:
     Args:
         world: this process among them.
         control: group for objects and agreements; None alone.
-        presence: signs of life of the ranks; None alone.
+        presence: of the ranks; None alone.
+        limit: how long ranks wait for each other.
+
+    Attributes:
+        store: where the ranks met; None alone.
     """
+
+    store: Any = None
 
     def __init__(
         self, world: World | None = None, control: dist.ProcessGroup | None = None,
-        presence: Presence | None = None,
+        presence: Presence | None = None, limit: timedelta | None = None,
     ) -> None:  # fmt: skip
         self.world = world or World()
+        self._limit = limit
         self._control = control
         self._presence = presence
 
@@ -66,11 +77,21 @@ class Group:
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's value, on all ranks."""
+        return self.from_rank(0, value)
+
+    def from_rank(self, rank: int, value: Any) -> Any:
+        """The value of that rank, on all ranks."""
         if self.alone:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._control)
+        dist.broadcast_object_list(box, src=rank, group=self._control)
         return box[0]
+
+    def copy_from(self, rank: int, tensor: Tensor) -> None:
+        """Overwrite `tensor` (contiguous, on the CPU) with that rank's; its bytes are sent."""
+        if not self.alone and tensor.numel():
+            data = tensor.reshape(-1).view(torch.uint8)
+            dist.broadcast(data, src=rank, group=self._control)
 
     def copy_from_first(self, tensor: Tensor) -> None:
         """Overwrite `tensor` (on the world's device) with rank 0's."""
@@ -92,9 +113,30 @@ class Group:
             return wishes
         said = torch.tensor(wishes, dtype=torch.int32)
         dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._control)
-        if self._presence is not None:
-            self._presence.turns += 1
         return tuple(bool(value) for value in said.tolist())
+
+    def second(self) -> tuple[Group, dist.ProcessGroup | None]:
+        """A group of the same ranks for one purpose, and torch's of it; every rank calls this."""
+        if self._control is None:
+            return Group(self.world), None
+        control: Any = dist.new_group(backend="gloo", timeout=self._limit)
+        return Group(self.world, control, limit=self._limit), control
+
+    def hint(self, text: str) -> None:
+        """How to resume the run, for the message about a rank that hangs."""
+        if self._presence is not None:
+            self._presence.hint = text
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raise LateError for torch's error about a rank that was waited for in vain."""
+        try:
+            yield
+        except Exception as error:
+            late = None if self._presence is None else self._presence.explained(error)
+            if late is None:
+                raise
+            raise late from None
 
     def tell(self, name: str) -> None:
         """Let the other ranks know that this one was asked to stop, by that signal."""
@@ -124,26 +166,38 @@ def join(
     cuda = world.device.startswith("cuda")
     if cuda:
         torch.cuda.set_device(world.device)
-    try:
-        store = meeting.store(world, limit)
-        dist.init_process_group(
-            backend or ("nccl" if cuda else "gloo"), store=store, rank=world.rank,
-            world_size=world.size, timeout=limit,
-        )  # fmt: skip
-    except (ValueError, RuntimeError, dist.DistError) as error:
-        raise ConfigError(
-            Problem("distributed", f"rank {world.rank} of {world.size} cannot join the others: "
-                    f"{error}. Start with {program.text()}, srun, or torchrun on every machine")
-        ) from error  # fmt: skip
-    presence = Presence(meeting.notes() or store, world, timeout)
-    try:
-        with presence:
-            control: Any = dist.new_group(backend="gloo", timeout=limit)
-            yield Group(world, control, presence)
-    except RuntimeError as error:
-        late = presence.explained(error)
-        if late is None:
+    with Presence(world, timeout) as presence:
+        group = Group(world, presence=presence, limit=limit)
+        try:
+            with group.explained():
+                store = meeting.store(world, limit)
+                group.store = meeting.notes() or store
+                presence.meet(group.store)
+                dist.init_process_group(
+                    backend or ("nccl" if cuda else "gloo"), store=store, rank=world.rank,
+                    world_size=world.size, timeout=limit + _NCCL_LATER if cuda else limit,
+                )  # fmt: skip
+                control: Any = dist.new_group(backend="gloo", timeout=limit)
+                group._control = control
+        except (ValueError, RuntimeError, dist.DistError) as error:
+            raise _unreachable(world, error) from error
+        presence.joined()
+        try:
+            with group.explained():
+                yield group
+        except LateError:
+            raise  # a group that lacks a rank may never be done with its end
+        except BaseException:
+            dist.destroy_process_group()
             raise
-        raise late from None
-    finally:
         dist.destroy_process_group()
+
+
+def _unreachable(world: World, error: Exception) -> ConfigError:
+    """The ranks' meeting place cannot be reached; one rank of each machine says so."""
+    found = ConfigError(
+        Problem("distributed", f"rank {world.rank} of {world.size} cannot join the others: "
+                f"{error}. Start with {program.text()}, srun, or torchrun on every machine")
+    )  # fmt: skip
+    found.told = world.rank != 1 and world.local_rank != 0
+    return found

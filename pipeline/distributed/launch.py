@@ -65,7 +65,9 @@ def run(command: Sequence[str], processes: int, max_restarts: int = 0) -> Any:
             killed = [
                 f"rank {rank} was ended by {signal.Signals(-code).name}"
                 for rank, code in sorted(codes.items())
-                if code < 0 and -code != signal.SIGTERM  # which the launcher sends to those it ends
+                # The launcher sends SIGTERM to those it ends. A rank that waited in vain for
+                # another has said so, and killed it.
+                if code < 0 and -code != signal.SIGTERM and PREEMPTED not in codes.values()
             ]
             raise RanksError("; ".join(killed), exit_code(codes.values())) from None
         except SignalException:

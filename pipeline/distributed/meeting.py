@@ -39,7 +39,14 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.rendezvous import rendezvous
 
-from pipeline.distributed.world import MEETING, World, meeting_folder, restarts, store_address
+from pipeline.distributed.world import (
+    MEETING,
+    World,
+    launcher_serves,
+    meeting_folder,
+    restarts,
+    store_address,
+)
 
 BACKEND = "penstock"
 
@@ -103,7 +110,8 @@ def store(world: World, limit: timedelta) -> Store:
     """Where the ranks learn each other's addresses: of our launcher, else of whoever started them.
 
     A launcher that starts all ranks again may keep its store, and with it the addresses of ranks
-    that are gone; so each start has a file, or names in the store, of its own.
+    that are gone; so each start has a file, or names in the store, of its own. A store that rank 0
+    serves is new each time, and machines that have joined later count their starts from 0.
     """
     folder = meeting_folder()
     if folder is not None:
@@ -111,9 +119,11 @@ def store(world: World, limit: timedelta) -> Store:
     found: Store | None = _served(world, limit)
     if found is None:
         place = store_address()
-        url = "env://" if place is None else f"tcp://{place[0]}:{place[1]}"
-        found, _, _ = next(rendezvous(url, world.rank, world.size, timeout=limit))
-    return PrefixStore(f"start-{restarts()}", found)
+        if place is None:
+            found, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
+        else:  # who does not come is found out later, with the help of this store
+            found = TCPStore(*place, world.size, world.rank == 0, limit, wait_for_workers=False)
+    return PrefixStore(f"start-{restarts()}", found) if launcher_serves() else found
 
 
 class Notes:
@@ -182,5 +192,6 @@ def _served(world: World, limit: timedelta) -> TCPStore | None:
     except (ValueError, OSError):  # a name, or an address that is translated on its way here
         return None
     return TCPStore(
-        address, port, world.size, True, limit, master_listen_fd=listening.detach()
+        address, port, world.size, True, limit, wait_for_workers=False,
+        master_listen_fd=listening.detach(),
     )  # fmt: skip

@@ -144,6 +144,8 @@ class Preemption:
                         self._take(signal.Signals(number).name)
 
     def _take(self, name: str) -> None:
+        if _is_ending:
+            return
         now = time.monotonic()
         if self._first is None:
             self._first = name, now
@@ -160,6 +162,8 @@ class Preemption:
 
     def _interrupt(self, name: str) -> None:
         """Raise `Stop`, once, if the main thread is where it may be."""
+        if _is_ending:
+            return
         if self._holds:
             self._held = name
             return
@@ -169,7 +173,7 @@ class Preemption:
 
 
 _active: list[Preemption] = []
-_has_begun = False
+_has_begun = _is_ending = False
 
 
 def _in_main_thread() -> bool:
@@ -196,6 +200,12 @@ def forget() -> None:
     """Drop all requests so far: another job begins."""
     for one in _active:
         one._first, one._raised = None, None
+
+
+def ignore() -> None:
+    """Take no more requests to stop, as the program ends with an error that explains more."""
+    global _is_ending
+    _is_ending = True
 
 
 @contextmanager

@@ -1,8 +1,19 @@
-"""Presence of ranks, without a collective: who is alive, how far, and who wants to stop.
+"""Presence of ranks, without a collective: who wants to stop, and who keeps the others waiting.
 
-A thread of every rank leaves signs of life where the ranks met (notes in a folder, or the store
-that the group was made with), and looks there for another rank's wish to stop; it then sends this
-rank that signal, since it may be waiting for data. Cost: a look every 0.25 s for each rank.
+A thread of every rank looks for news where the ranks met (notes in a folder, or the store that the
+group was made with). Cost: a look every 0.25 s for each rank.
+
+    stop   a rank was asked to stop: the others send themselves that signal, since they may be
+           waiting for data
+    late   a rank has waited for `distributed.timeout` seconds. Every rank that lives answers where
+           it stands. Those that do not are asked by another rank of their machine, which continues
+           them if they are stopped. The first rank that noticed says once who is late, and where.
+    end    it has been said: ranks that wait raise LateError; a late rank leaves, if it can, or is
+           killed by a rank of its machine
+
+So a rank that hangs in data code, in a library that holds the GIL, or by SIGSTOP ends within
+seconds of the others. Where rank 0 serves the store (srun), is stopped, and no other rank runs on
+its machine, nobody can end it but the scheduler (srun --wait).
 """
 
 from __future__ import annotations
@@ -13,119 +24,320 @@ import platform
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from pipeline.distributed import preemption
-from pipeline.distributed.world import World
-from pipeline.errors import PenstockError
+from pipeline.distributed import preemption, standing
+from pipeline.distributed.standing import Standing
+from pipeline.distributed.standing import state_of as state_of
+from pipeline.distributed.world import World, meeting_folder, restarts_left, store_address
+from pipeline.errors import PREEMPTED, PenstockError
+from pipeline.terminal import one_line, say
 
-_LOOK = 0.25  # seconds between two looks for a wish
-_LOOKS = 4  # between two signs of life
-_SILENT = 3.0  # seconds without a sign of life after which a rank counts as dead
-_TIMED_OUT = "imed out"  # what gloo and the store say: "Timed out waiting 300000ms for recv ..."
+_LOOK = 0.25  # seconds between two looks for news
+_ANSWERS = 3.0  # seconds for the answers of ranks that live
+_PATIENCE = 12.0  # seconds for somebody to say who is late
+_GRACE = 10.0  # seconds for a rank that waited to end its run, once that has been said
+_LATE_GRACE = 1.0  # the same for a rank that was late
+_LISTED = 4  # late ranks whose places are shown
+_THREADS = ("checkpoint",)  # that a main thread may be waiting for
+# What gloo, NCCL and the store say when a rank does not come, and when its process is gone.
+_TIMED_OUT = ("imed out waiting", "ait timeout", "ocket timeout", "imed out after",
+              "Application timeout")  # fmt: skip
+_LOST = ("onnection closed", "onnection reset", "roken pipe", "onnection refused", "pair closure")
 
 
 class LateError(PenstockError):
-    """Other ranks waited for one of them until their timeout was over."""
+    """Other ranks waited for one of them until their timeout was over; it has been said."""
+
+    exit_code = PREEMPTED
+    told = True
 
 
 class Presence:
-    """This rank's signs of life, and those of the others.
+    """This rank, as the others see it.
 
     Args:
-        store: `meeting.Notes` on one machine, else the group's `torch.distributed.Store`.
         timeout: seconds that ranks wait for each other.
 
     Attributes:
-        turns: how often this rank has agreed with the others.
+        hint: how to resume the run, once that is known.
     """
 
-    def __init__(self, store: Any, world: World, timeout: float) -> None:
-        self.turns = 0
-        self._store, self._world, self._timeout = store, world, timeout
-        self._done = threading.Event()
+    def __init__(self, world: World, timeout: float) -> None:
+        self.hint = ""
+        self._world, self._timeout = world, timeout
+        self._store: Any = None
+        self._asked: dict[int, Standing] = {}  # of other ranks, by this one
+        self._descriptions: dict[int, dict[str, Any]] = {}
+        self._text, self._answered, self._seen_by = "", False, 0
+        self._place: list[str] = []  # where this rank gave up waiting
+        self._served = meeting_folder() is None and store_address() is not None  # by rank 0
+        self._waited, self._said, self._done = (threading.Event() for _ in range(3))
         self._thread = threading.Thread(target=self._live, name="penstock-presence", daemon=True)
+        # A store whose process is stopped answers neither yes nor no, and its callers do not
+        # notice: so the time for joining is measured here.
+        self._guard = threading.Timer(timeout + _ANSWERS, self._never_joined)
+        self._guard.daemon = True
 
     def __enter__(self) -> Presence:
-        self._thread.start()
+        standing.listen()
+        self._guard.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._guard.cancel()
+        if self._said.is_set():
+            self._end_others()
         self._done.set()
-        self._thread.join(_LOOK)
+        if self._thread.is_alive():
+            self._thread.join(_LOOK)
+
+    def meet(self, store: Any) -> None:
+        """Be seen by the other ranks.
+
+        Args:
+            store: `meeting.Notes` on one machine, else the group's `torch.distributed.Store`.
+        """
+        # A connection of its own: the other one is locked while the main thread waits there.
+        self._store = store.clone() if hasattr(store, "clone") else store
+        self._thread.start()
+
+    def joined(self) -> None:
+        """All ranks have come."""
+        if self._served:
+            _until(lambda: 0 in self._descriptions, _ANSWERS)
+        self._guard.cancel()
 
     def tell(self, name: str) -> None:
         """Let all ranks know that this one was asked to stop, by the signal of that name."""
         with suppress(RuntimeError):  # the store went with another rank, which all will notice
             self._store.set("stop", name)
+            self._store.set("news", "1")
+
+    def explained(self, error: BaseException) -> LateError | None:
+        """Who is late, if that is what `error` means; takes seconds.
+
+        A rank whose partner has given up finds a connection closed.
+        """
+        text = f"{error} {error.__cause__ or ''}"
+        timed_out = any(words in text for words in _TIMED_OUT)
+        if not timed_out and not any(words in text for words in _LOST):
+            return None
+        if self._store is None:  # there is nobody to ask
+            return None
+        if not timed_out and not self._said.wait(4 * _LOOK) and not self._answered:
+            return None
+        self._place = standing.of_error(error)
+        return self._verdict()
+
+    def _verdict(self) -> LateError:
+        """Wait until it has been said who is late, or find it out without the others."""
+        self._waited.set()
+        if not self._said.wait(_ANSWERS):
+            self._ask_server()
+            if not self._said.wait(_PATIENCE - _ANSWERS):
+                self._say_alone()
+        preemption.ignore()  # a launcher asks the rest to stop as soon as one has ended
+        return LateError(self._text)
+
+    def _never_joined(self) -> None:
+        self._verdict()
+        self._end_others()
+        os._exit(PREEMPTED)
+
+    def _ask_server(self) -> None:
+        """Continue rank 0 if it serves the store and is stopped; no other thread gets an answer."""
+        if not self._served or self._world.rank == 0:
+            return
+        described = self._descriptions.get(0)
+        pid = standing.sibling(0) if described is None else described["pid"]
+        if pid is not None and standing.state_of(pid) in ("T", "t"):
+            found = standing.ask(described) if described else standing.before_joining(pid)
+            if found is not None:
+                self._asked[0] = found
+
+    def _say_alone(self) -> None:
+        """Say that no rank answers: one of them says it."""
+        described = self._descriptions.get(0)
+        if self._served:
+            who = f"{_named(0, described)} gives no sign of life. It serves the ranks' store"
+        else:
+            who = "the store of the launcher gives no answer, and no rank can be asked"
+        self._text = f"{who}. The others have waited for {self._timeout:g} s (distributed.timeout)"
+        self._text += f"\n{self.hint}" * bool(self.hint)
+        if self._world.rank == int(self._served):
+            say(f"error: {self._text}")
+        self._said.set()
+
+    def _end_others(self) -> None:
+        """End the ranks of this machine that had to be asked, unless they end by themselves."""
+        if self._served and self._world.rank == 0:  # the others are to see the last news
+            with suppress(RuntimeError):
+                _until(lambda: self._store.add("seen", 0) >= self._seen_by, _ANSWERS)
+        there = [one for rank in self._asked if (one := self._descriptions.get(rank))]
+        _until(lambda: not any(map(standing.is_there, there)), _ANSWERS)
+        for one in there:
+            standing.kill(one)
+
+    # The presence thread.
 
     def _live(self) -> None:
-        looks = 0
-        with suppress(RuntimeError):  # the store is gone
-            while not self._done.is_set():
-                if looks % _LOOKS == 0:
-                    sign = {"number": looks // _LOOKS, "turns": self.turns, "pid": os.getpid(),
-                            "host": platform.node()}  # fmt: skip
-                    self._store.set(f"rank-{self._world.rank}", json.dumps(sign))
-                looks += 1
-                if self._store.check(["stop"]):
-                    if not preemption.asked():
-                        number = getattr(signal, self._store.get("stop").decode())
-                        signal.pthread_kill(threading.main_thread().ident or 0, number)
-                    return
-                self._done.wait(_LOOK)
-
-    def explained(self, error: RuntimeError) -> LateError | None:
-        """Which rank was waited for in vain, if that is what `error` means; takes 3 s.
-
-        One rank says it, in the name of all. One that is stopped is continued, so that it can end.
-        """
-        said = False
-        with suppress(RuntimeError):
-            said = bool(self._store.check(["late"]))
-        if _TIMED_OUT not in str(error) and not said:
-            return None
-        with suppress(RuntimeError):
-            if int(self._store.add("late", 1)) > 1:
-                time.sleep(2 * _SILENT)  # a rank that ends has the launcher end the others
-                return LateError("")
-        before = self._signs()
-        time.sleep(_SILENT)
-        after = self._signs()
-        silent = {rank: sign for rank, sign in after.items() if sign == before.get(rank)}
-        least = min((sign["turns"] for sign in after.values()), default=0)
-        late = []
-        for rank, sign in (silent or after).items():
-            if silent:
-                how = "gives no sign of life"
-                if sign["host"] == platform.node() and state_of(sign["pid"]) == "T":
-                    how = "is stopped (SIGSTOP)"
-                    os.kill(sign["pid"], signal.SIGCONT)
-            elif sign["turns"] == least < self.turns:
-                how = ("lives, but has not come to where the others wait for it: its data is slow, "
-                       "or its step")  # fmt: skip
-            else:
-                continue
-            late.append(f"rank {rank} (process {sign['pid']} on {sign['host']}) {how}")
-        whom = "; ".join(late) or "no rank is known to be late"
-        return LateError(f"{whom}. The others have waited for {self._timeout:g} s "
-                         "(distributed.timeout)")  # fmt: skip
-
-    def _signs(self) -> dict[int, dict[str, Any]]:
-        """The last signs of the other ranks."""
-        names = {n: f"rank-{n}" for n in range(self._world.size) if n != self._world.rank}
         try:
-            return {rank: json.loads(self._store.get(name)) for rank, name in names.items()
-                    if self._store.check([name])}  # fmt: skip
+            self._set(f"rank-{self._world.rank}", standing.description())
+            if self._served:  # to be known when its store does not answer
+                self._descriptions[0] = self._get("rank-0")
+            self._look()
         except RuntimeError:
-            return {}
+            # The store is gone, and with it the run, which the main thread will notice if it can.
+            if not self._done.wait(_LATE_GRACE if self._answered else self._timeout):
+                os._exit(PREEMPTED)
+
+    def _look(self) -> None:
+        rank, stopped, asked = self._world.rank, False, False
+        while not self._done.wait(_LOOK):
+            if self._waited.is_set() and not self._answered:
+                self._answer()
+                if self._store.add("late", 1) == 1:
+                    self._set("call", rank)
+                    self._decide()
+            if not self._store.check(["news"]):
+                continue
+            if not stopped and self._store.check(["stop"]):
+                stopped = True
+                if not preemption.asked():
+                    number = getattr(signal, self._store.get("stop").decode())
+                    signal.pthread_kill(threading.main_thread().ident or 0, number)
+            if not self._answered and self._store.check(["call"]):
+                self._answer()
+            if not asked and self._store.check(["ask"]):
+                asked = True
+                said = self._get("ask")
+                if rank in said["by"]:
+                    self._ask(said["ranks"])
+            if self._store.check(["end"]):
+                self._end(self._get("end"))
+                return
+
+    def _end(self, said: dict[str, Any]) -> None:
+        """It has been said who is late: leave, unless the main thread does so soon."""
+        self._text, self._seen_by = said["text"], said["seen_by"]
+        self._store.add("seen", 1)
+        self._said.set()
+        if not self._done.wait(_LATE_GRACE if self._world.rank in said["late"] else _GRACE):
+            self._end_others()
+            os._exit(PREEMPTED)
+
+    def _set(self, name: str, value: Any) -> None:
+        self._store.set(name, json.dumps(value))
+        if not name.startswith("rank-"):
+            self._store.set("news", "1")
+
+    def _get(self, name: str) -> Any:
+        return json.loads(self._store.get(name))
+
+    def _answer(self) -> None:
+        """Say where this rank stands, and what it has found out about others."""
+        self._answered = True
+        here = standing.own(_THREADS)
+        self._set(f"at-{self._world.rank}", {
+            "stack": self._place or here.stack, "waits": here.waits or self._waited.is_set(),
+            "asked": {rank: vars(found) for rank, found in self._asked.items()},
+        })  # fmt: skip
+
+    def _described(self, rank: int) -> dict[str, Any] | None:
+        if rank not in self._descriptions and self._store.check([f"rank-{rank}"]):
+            self._descriptions[rank] = self._get(f"rank-{rank}")
+        return self._descriptions.get(rank)
+
+    def _ask(self, ranks: Iterable[int]) -> None:
+        """Find out about ranks that do not answer, as far as they are on this machine."""
+        for rank in ranks:
+            described = self._described(rank)
+            if described is None:
+                pid = standing.sibling(rank)
+                found = None if pid is None else standing.before_joining(pid)
+            else:
+                found = standing.ask(described)
+            if found is not None:
+                self._asked[rank] = found
+                self._set(f"asked-{rank}", vars(found))
+
+    def _decide(self) -> None:
+        """Find out who is late, and tell all ranks and the person."""
+        everyone = range(self._world.size)
+        places: dict[int, Standing] = {}
+        asked: dict[int, Standing] = {}
+
+        def read() -> bool:
+            for rank in everyone:
+                if rank not in places and self._store.check([f"at-{rank}"]):
+                    said = self._get(f"at-{rank}")
+                    places[rank] = Standing("", said["stack"], said["waits"])
+                    asked.update({int(one): Standing(**at) for one, at in said["asked"].items()})
+            return len(places) == self._world.size
+
+        _until(read, _ANSWERS)
+        silent = [rank for rank in everyone if rank not in places]
+        if silent:
+            by = {one["host"]: rank for rank in sorted(places, reverse=True)
+                  if (one := self._described(rank)) is not None}  # fmt: skip
+            self._set("ask", {"ranks": silent, "by": sorted(by.values())})
+            if self._world.rank in by.values():
+                self._ask(silent)
+            # Those that can be asked answer in time; more would not be found out by waiting.
+            _until(lambda: all(self._store.check([f"asked-{rank}"]) for rank in silent), _ANSWERS)
+            for rank in silent:
+                if rank not in asked and self._store.check([f"asked-{rank}"]):
+                    asked[rank] = Standing(**self._get(f"asked-{rank}"))
+        late = {}
+        for rank in everyone:
+            if rank in asked:
+                late[rank] = asked[rank]
+            elif rank in silent:
+                here = self._described(rank)
+                late[rank] = Standing("has not come" if here is None else "gives no sign of life")
+            elif not places[rank].waits:
+                late[rank] = places[rank]
+                late[rank].how = "lives, but does not come to where the others wait"
+        text = self._message(late, places)
+        self._set("end", {"text": text, "late": sorted(late), "seen_by": len(places)})
+        say(f"error: {text}")
+
+    def _message(self, late: dict[int, Standing], places: dict[int, Standing]) -> str:
+        waited = f"{self._timeout:g} s (distributed.timeout)"
+        if late:
+            who = "; ".join(
+                f"{_named(rank, self._described(rank))} {found.how}" for rank, found in late.items()
+            )
+            lines = [f"{who}. The others have waited for {waited}"]
+        else:  # some are in another collective than the rest
+            lines = [f"the ranks wait for each other, and not at the same place, for {waited}"]
+            late = places
+        for rank, found in list(late.items())[:_LISTED]:
+            if found.stack:
+                lines.append(f"    rank {rank} stands at (innermost first):")
+                lines += [f"      {one_line(frame)}" for frame in found.stack]
+        if restarts_left():
+            lines.append("All ranks start again (distributed.max_restarts).")
+        elif self.hint:
+            lines.append(self.hint)
+        return "\n".join(lines)
 
 
-def state_of(pid: int) -> str:
-    """The state of a process as in /proc ("R", "S", "D", "T" ...); "" where that is not known."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+def _named(rank: int, described: Mapping[str, Any] | None) -> str:
+    if described is not None:
+        return f"rank {rank} (process {described['pid']} on {one_line(described['host'])})"
+    pid = standing.sibling(rank)
+    return f"rank {rank}" if pid is None else f"rank {rank} (process {pid} on {platform.node()})"
+
+
+def _until(condition: Callable[[], bool], seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    while not condition() and time.monotonic() < ends:
+        time.sleep(0.1)

@@ -14,6 +14,7 @@ without srun is one process. MASTER_ADDR and MASTER_PORT stay if they are set.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping
 
 _PORTS = range(15_000, 25_000)  # below those that Linux hands out to clients
@@ -43,6 +44,12 @@ def outside_of_srun(environment: Mapping[str, str]) -> str:
     if machines not in ("", "1"):
         return f"{machines} machines"
     return f"{tasks} tasks" if tasks not in ("", "1") else ""
+
+
+def is_of_submitit(environment: Mapping[str, str]) -> bool:
+    """Whether submitit runs this process as a job of Slurm, and waits for SIGUSR1 to requeue it."""
+    waits = callable(signal.getsignal(signal.SIGUSR1))
+    return environment.get("SUBMITIT_EXECUTOR") == "slurm" and waits
 
 
 def _is_task(environment: Mapping[str, str]) -> bool:

@@ -77,6 +77,35 @@ def restarts(environment: Mapping[str, str] = os.environ) -> int:
     return _number(environment, "TORCHELASTIC_RESTART_COUNT", 0)
 
 
+def restarts_left(environment: Mapping[str, str] = os.environ) -> int:
+    """How often it will yet do so."""
+    return _number(environment, "TORCHELASTIC_MAX_RESTARTS", 0) - restarts(environment)
+
+
+def starts_again(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether torch's launcher starts the ranks again when some are lost (--max-restarts)."""
+    return _number(environment, "TORCHELASTIC_MAX_RESTARTS", 0) > 0
+
+
+def launcher_process(environment: Mapping[str, str] = os.environ) -> int | None:
+    """The process of torch's launcher on this machine; None where it is unknown.
+
+    The launcher makes each rank the leader of a session of its own, so a shell script between the
+    two changes nothing.
+    """
+    if not environment.get("TORCHELASTIC_RUN_ID"):
+        return None
+    try:
+        return int(Path(f"/proc/{os.getsid(0)}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def launcher_serves(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the launcher, which outlives the ranks, has the store in which they meet."""
+    return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def meeting_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
     """The folder in which the ranks of one machine meet; None if the launcher is not ours."""
     return Path(environment[MEETING]) if environment.get(MEETING) else None
@@ -84,7 +113,7 @@ def meeting_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
 
 def store_address(environment: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
     """Address and port at which rank 0 is to serve the store itself; None if the launcher does."""
-    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if launcher_serves(environment):
         return None
     environment = launcher(environment)
     address, port = environment.get("MASTER_ADDR"), _number(environment, "MASTER_PORT", 0)

@@ -40,6 +40,7 @@ class Batch(dict[str, Any]):
         hashes: one a row, of the sample after its transforms; None unless asked for.
         left_out: the bad samples that are not in it; bad padding is not listed.
         warnings: messages to log, by kind; one of each kind is enough.
+        slow: rows that took far longer than the others.
     """
 
     fields: InitVar[Mapping[str, Any]]
@@ -52,6 +53,7 @@ class Batch(dict[str, Any]):
     hashes: Sequence[bytes] | None = None
     left_out: tuple[LeftOut, ...] = ()
     warnings: Mapping[str, str] = field(default_factory=dict)
+    slow: tuple[int, ...] = ()
     positions: IntArray = field(init=False)
     indices: IntArray = field(init=False)
     valid: torch.Tensor | None = field(init=False)

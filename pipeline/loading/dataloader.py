@@ -35,7 +35,7 @@ from pipeline.loading.compat.part_fetch import ShardFetch, is_pipe
 from pipeline.loading.compat.passes import EpochIterator, check_length
 from pipeline.loading.compat.progress import Progress, ShardsProgress
 from pipeline.loading.loader import open_backend
-from pipeline.loading.workers.backends import Backend, LoaderOptions
+from pipeline.loading.workers.backends import SLOW_MEMORY, Backend, LoaderOptions
 from pipeline.order.seeding import Seeding
 
 STATE_VERSION = 1
@@ -218,6 +218,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
             in_order=self.in_order,
             generator=(self._draws.first or 0) if self.persistent_workers else seed,
             keyed=self.keyed,
+            slow_memory=0 if self._is_stream or not self.keyed else SLOW_MEMORY,
         )
 
     def _fetch(self) -> ItemFetch | ShardFetch:

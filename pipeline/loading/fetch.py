@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from pipeline.loading.encoded import EncodedImage
 from pipeline.loading.named_fields import NAMELESS, Fields, OwnCollate
 from pipeline.loading.repeatable import Again
 from pipeline.loading.sample_reader import SampleReader
+from pipeline.loading.slow_rows import slow_among
 from pipeline.loading.stage_timer import StageTimer
 from pipeline.loading.whole_batches import NotAtOnceError, WholeBatches
 from pipeline.order.plan import Request
@@ -55,6 +56,9 @@ from pipeline.order.randomness import (
 )
 from pipeline.order.seeding import UNSEEDED, Seeding
 from pipeline.protocols import Collate, Transform
+
+if TYPE_CHECKING:
+    from pipeline.loading.sharing.share import Share
 
 
 @dataclass(eq=False, repr=False)
@@ -74,6 +78,7 @@ class Fetch:
         traced: batches have a `trace` of when and where they were worked on.
         repeat_checked: samples of a first batch were made twice and compared, or need not be.
         reads_many: rows are read by `__getitems__`.
+        share: where batches are taken from other runs, and published for them.
     """
 
     dataset: Any  # MapDataset | StreamDataset
@@ -85,6 +90,7 @@ class Fetch:
     bad: BadSamples = RAISE
     fields: Fields = NAMELESS
     traced: bool = field(default=False, init=False)
+    share: Share | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         keyed = getattr(self.transform, "keyed", self.transform is None)
@@ -100,8 +106,8 @@ class Fetch:
         self._restores = isinstance(self.collate, OwnCollate)
         self._whole = WholeBatches(self)
 
-    def __call__(self, request: Request, draws: Draws = GLOBAL) -> Batch:
-        """The batch of `request`.
+    def __call__(self, request: Any, draws: Draws = GLOBAL) -> Any:
+        """The batch of `request`, or the end of a stream.
 
         Args:
             draws: the generators to put a sample's key into.
@@ -111,6 +117,12 @@ class Fetch:
                 place, or rows do not fit together.
             SampleError: the dataset's, a transform's or the collate function's code failed.
         """
+        if self.share is None:
+            return self.make(request, draws)
+        return self.share.batch(partial(self.make, request, draws), request)
+
+    def make(self, request: Request, draws: Draws = GLOBAL) -> Batch:
+        """The same, made here whoever else has it."""
         draws = draws if self._keyed else self._own.beside(draws, request.epoch)
         return self.work(request, self.dataset, draws, StageTimer(self.traced))
 
@@ -168,7 +180,7 @@ class Fetch:
                 with suppress(Exception):  # a record that cannot be copied
                     again = Again(request, rows, self.reads_many, self.fields.named,
                                   self._steps(), keys, draws)  # fmt: skip
-            timer.lap("read")
+            began, ended = timer.lap("read"), []
             samples: list[Any] = []
             bad: dict[int, BadSampleError] = {}
             begin = begin_sample if self._keyed or draws is UNSEEDED else draws.seed
@@ -179,18 +191,19 @@ class Fetch:
                 except BadSampleError as error:
                     samples.append(None)
                     bad[place] = error
-                timer.lap("transform")
+                ended.append(timer.lap("transform"))
             differs = again.difference(samples, bad, hash_sample) if again is not None else ""
             if differs:
                 warnings = {**warnings, "unrepeatable": differs}
             worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
             if bad:
                 samples = reader.without(bad, samples, keys)
-            return self._collated(samples, reader, timer, warnings)
+            slow = slow_among(request.indices, began, ended)
+            return self._collated(samples, reader, timer, warnings, slow)
 
     def _collated(
         self, samples: list[Any], reader: SampleReader, timer: StageTimer,
-        warnings: Mapping[str, str],
+        warnings: Mapping[str, str], slow: tuple[int, ...],
     ) -> Batch:  # fmt: skip
         request, restore, places = reader.request, reader.restore, reader.places
         given = [restore(sample) for sample in samples] if self._restores and restore else samples
@@ -221,7 +234,7 @@ class Fetch:
         timer.lap("collate")
         return self._finished(
             fields, request, order, timer, places=None if places is None else places[order],
-            kinds=kinds, hashes=hashes, left_out=reader.left_out, warnings=warnings,
+            kinds=kinds, hashes=hashes, left_out=reader.left_out, warnings=warnings, slow=slow,
         )  # fmt: skip
 
     def _finished(

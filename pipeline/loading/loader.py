@@ -1,6 +1,6 @@
 """Runs fetch over the plan's requests, ahead of the consumer and in order.
 
-    plan -> requests -> backend (main | process | thread) -> pin, move, transform -> consumer
+    plan -> requests -> backend (main | process | thread | ray) -> pin, move, transform -> consumer
 
 The backend decides who works on a request and when, never the result. The state is the address of
 the next batch to deliver; batches that workers have prefetched beyond it are requested again.
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.distributed.world import World, has_accelerator
 from pipeline.errors import ConfigError, Problem
@@ -23,12 +23,25 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.budget import Budget
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.memory import tree_pss
+from pipeline.loading.read_ahead import read_ahead
+from pipeline.loading.slow_rows import SlowRows
 from pipeline.loading.transfer import Transfer
-from pipeline.loading.workers.backends import Backend, Failure, LoaderOptions, MainBackend
+from pipeline.loading.workers.backends import (
+    Asked,
+    Backend,
+    Failure,
+    LoaderOptions,
+    MainBackend,
+    Requests,
+)
 from pipeline.loading.workers.process_backend import ProcessBackend, require_picklable
+from pipeline.loading.workers.ray_cluster import require_installed
 from pipeline.loading.workers.thread_backend import ThreadBackend
 from pipeline.order.plan import Plan
 from pipeline.order.streams import End, StreamPlan
+
+if TYPE_CHECKING:
+    from pipeline.loading.sharing.share import Share
 
 STATE_VERSION = 1
 log = logging.getLogger(__name__)
@@ -45,6 +58,7 @@ class LoaderStats:
         batches: batches delivered.
         stages: seconds by stage of fetch, summed over all executors.
         deaths: workers that died or stopped answering and were replaced.
+        shared: batches that other runs had made.
     """
 
     wait_seconds: float = 0.0
@@ -53,6 +67,7 @@ class LoaderStats:
     batches: int = 0
     stages: dict[str, float] = field(default_factory=dict)
     deaths: int = 0
+    shared: int = 0
 
     @property
     def wait_share(self) -> float:
@@ -66,6 +81,11 @@ def open_backend(fetch: Fetch, options: LoaderOptions, pin: bool) -> Backend:
         return MainBackend(fetch, options.keyed)
     if options.backend == "thread":
         return ThreadBackend(fetch, options)
+    if options.backend == "ray":
+        require_installed()
+        from pipeline.loading.workers.ray_backend import RayBackend
+
+        return RayBackend(fetch, options)
     return ProcessBackend(fetch, options, pin)
 
 
@@ -83,6 +103,9 @@ class Loader:
         fingerprint: what the addresses depend on, by name; a state with another one is refused.
         budget: how many samples may be left out of this rank's part of an epoch; None: any.
         batch_transform: transforms a batch on the device; None if fetch has done all of it.
+        share: where batches are taken from other runs, and published for them.
+        costs: of each row, in any unit, by which those that take long are known and begun early;
+            None: those that took long in the epoch before are.
     """
 
     def __init__(
@@ -94,6 +117,8 @@ class Loader:
         fingerprint: Mapping[str, str] | None = None,
         budget: Budget | None = None,
         batch_transform: Callable[[Batch], Batch] | None = None,
+        share: Share | None = None,
+        costs: Sequence[float] | None = None,
     ) -> None:
         self.plan = plan
         self.fetch = fetch
@@ -106,13 +131,20 @@ class Loader:
             raise ConfigError(
                 Problem("loader.in_order", "must be true for a stream, whose end is found in order")
             )
+        if share is not None and not self.options.keyed:
+            raise ConfigError(Problem("loader.share", "needs draws that are keyed by sample"))
         self.batch_transform = batch_transform
+        self.share = fetch.share = share
+        self._slow = SlowRows(costs)
         self._pin = self.options.pin_memory and has_accelerator()
         moves = self._pin and self.world.device.startswith("cuda")
         self._transfer = Transfer(self.world.device) if moves else None
         self._moved_ahead = moves or self.world.device == "cpu"
         require_picklable(fetch, self.options)
         self._backend = open_backend(fetch, self.options, self._pin)
+        self._ahead = read_ahead(
+            plan, fetch.dataset, self.world.rank, self.world.size, self.options
+        )
         auto, first = self.options.auto, self.options.num_workers
         self._tuner = Autotune(first, auto, tree_pss) if auto else None
         self._deaths = 0  # in backends that were left
@@ -144,11 +176,13 @@ class Loader:
         """
         self.stats = LoaderStats()
         self._next, self._broken_off = (epoch, start), True
+        if self.share is not None:
+            self.share.begin(epoch, start, self.plan.steps(epoch), self.options.num_workers)
         if self.budget is not None:
             self.budget.begin(epoch)
         deaths = self.deaths
         asked = began = time.perf_counter()
-        with closing(self._results(epoch, start)) as results:
+        with self._ahead or nullcontext(), closing(self._results(epoch, start)) as results:
             for result in results:
                 self.stats.deaths = self._deaths + self._backend.deaths - deaths
                 if isinstance(result, End):
@@ -159,6 +193,7 @@ class Loader:
                     if kind not in self._warned:  # by another worker
                         self._warned.add(kind)
                         log.warning("%s", warning)
+                self._slow.note(result)
                 self.fetch.repeat_checked = True  # workers that begin later need not
                 batch = result if self._moved_ahead else self._move(result)
                 if self.batch_transform is not None:
@@ -169,6 +204,9 @@ class Loader:
                 stats.total_seconds = now - began
                 stats.batches += 1
                 stats.samples += len(batch.indices)
+                if self.share is not None:
+                    self.share.move(*self._next)
+                    stats.shared += "shared" in batch.timing  # share.STAGE
                 for stage, seconds in batch.timing.items():
                     stats.stages[stage] = stats.stages.get(stage, 0.0) + seconds
                 yield batch
@@ -192,10 +230,16 @@ class Loader:
         while changes:
             changes = False
             steps = count(step) if limit is None else range(step, limit)
+            requests: Iterator[Asked]
             requests = (self.plan.request(epoch, one, world.rank, world.size) for one in steps)
-            with self._backend.run(requests) as results:
+            if self._ahead is not None:
+                requests = self._ahead.requests(epoch, step, requests)
+            expects = self._slow.expects if self._slow else None
+            with self._backend.run(Requests(requests, expects)) as results:
                 for result in self._transfer(results) if self._transfer else results:
                     yield result
+                    if self._ahead is not None:
+                        self._ahead.delivered(step)
                     step += 1
                     stats = self.stats
                     if tuner is not None and tuner.delivered(
@@ -248,8 +292,12 @@ class Loader:
         self._broken_off = False
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers, and leave the runs that share."""
         self._backend.close()
+        if self.share is not None:
+            self.share.end()
+        if self._ahead is not None:
+            self._ahead.close()
 
     def __enter__(self) -> Loader:
         return self

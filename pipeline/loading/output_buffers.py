@@ -6,8 +6,8 @@
         output_buffers.contiguous_view(rows)     collate: [64, 3, 224, 224] if they lie in order
 
 Everything is per thread, and a row that does not fit is a tensor of its own. In a worker process
-the batch lies in shared memory, as torch's own collate has it; elsewhere its memory is reused when
-the last tensor that shares it is gone.
+the batch lies in shared memory, as torch's own collate has it, unless it is written to a file
+(`own_memory`); elsewhere its memory is reused when the last tensor that shares it is gone.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class _Block(threading.local):
     taken: int = 0
     tensor: torch.Tensor | None = None
     outputs: list[OutputRow]
+    is_own: bool = False
 
 
 class _Idle:
@@ -83,6 +84,13 @@ class _Idle:
 
 _current = _Block()
 _idle: dict[int, _Idle] = {}
+_reuses = False  # also in a worker
+
+
+def reuse() -> None:
+    """Reuse memory although this process is a worker: its batches leave it as copies."""
+    global _reuses
+    _reuses = True
 
 
 @contextmanager
@@ -93,6 +101,16 @@ def batch(rows: int) -> Iterator[None]:
         yield
     finally:
         _current.rows, _current.tensor, _current.outputs = 0, None, []
+
+
+@contextmanager
+def own_memory() -> Iterator[None]:
+    """Let batches of this thread lie in its process's own memory, also in a worker."""
+    _current.is_own = True
+    try:
+        yield
+    finally:
+        _current.is_own = False
 
 
 def allocate_row(shape: Shape, dtype: type[np.generic]) -> OutputRow:
@@ -133,7 +151,7 @@ def allocate(shape: Shape, dtype: np.dtype[Any]) -> OutputRow:
     decoding it takes 1: outside of workers, that of a batch which is gone is reused.
     """
     size = math.prod(shape) * dtype.itemsize
-    if get_worker_info() is None:
+    if _current.is_own or _reuses or get_worker_info() is None:
         idle = _idle.get(size)
         if idle is None:
             if len(_idle) >= _MOST_SIZES:

@@ -128,6 +128,7 @@ class _Writer:
             "hashes": None if hashes is None else [digest.hex() for digest in hashes],
             "left_out": [list(astuple(one)) for one in batch.left_out],
             "warnings": dict(batch.warnings),
+            "slow": list(batch.slow),
         }
 
     def request(self, request: Any) -> list[Any]:
@@ -188,11 +189,15 @@ class _Writer:
         if not plain or dtype not in _DTYPES or tensor.requires_grad or tensor.is_conj():
             raise NotPlainError(f"{where} is a tensor that is not plain: {tensor.layout}, "
                                 f"{tensor.dtype}, {tensor.device}")  # fmt: skip
-        whole = tensor.resolve_neg().contiguous()
-        shape = list(tensor.shape)
+        shape, dims = list(tensor.shape), list(range(tensor.ndim))
+        # Channels that lie last stay there: a convolution rounds by how its input lies.
+        order = sorted(dims, key=tensor.stride().__getitem__, reverse=True)
+        moved = not tensor.is_contiguous() and tensor.permute(order).is_contiguous()
+        whole = tensor.resolve_neg().permute(order if moved else dims).contiguous()
         if not whole.numel():
             return [self.add(_EMPTY), dtype, shape]
-        return [self.add(whole.reshape(-1).view(torch.uint8).numpy()), dtype, shape]
+        place = self.add(whole.reshape(-1).view(torch.uint8).numpy())
+        return [place, dtype, shape, order] if moved else [place, dtype, shape]
 
 
 class _Reader:
@@ -222,6 +227,7 @@ class _Reader:
             "hashes": None if hashes is None else [bytes.fromhex(digest) for digest in hashes],
             "left_out": tuple(map(_left_out, said["left_out"])),
             "warnings": {str(kind): str(text) for kind, text in said["warnings"].items()},
+            "slow": tuple(map(_int, said["slow"])),
         })  # fmt: skip
         return batch
 
@@ -271,14 +277,19 @@ class _Reader:
         return array
 
     def _tensor(self, said: Sequence[Any]) -> torch.Tensor:
-        place, name, shape = said
+        place, name, shape, *order = said
         dtype, sizes = _DTYPES[name], [_int(size) for size in shape]
+        dims = list(range(len(sizes)))
+        (order,) = order or [dims]
+        if sorted(map(_int, order)) != dims:
+            raise ValueError(f"dimensions in the order {plain_json.shown(order)}")
         array = self._bytes(place)
         if min(sizes, default=1) < 0 or math.prod(sizes) * dtype.itemsize != array.nbytes:
             raise ValueError(f"a tensor of {name}{sizes} has {array.nbytes} bytes")
         if not array.nbytes:
             return torch.empty(sizes, dtype=dtype)
-        return torch.frombuffer(_writable(array), dtype=dtype).reshape(sizes)
+        whole = torch.frombuffer(_writable(array), dtype=dtype).reshape([sizes[n] for n in order])
+        return whole.permute([order.index(dim) for dim in dims])
 
     def _array(self, said: Sequence[Any]) -> npt.NDArray[Any]:
         place, name, shape = said
@@ -290,7 +301,7 @@ class _Reader:
 
 
 _KNOWN = frozenset({"request", "kinds", "timing", "trace", "hashes", "left_out", "warnings",
-                    "valid", *_OF_BATCH})  # fmt: skip
+                    "slow", "valid", *_OF_BATCH})  # fmt: skip
 _EMPTY = np.empty(0, np.uint8)
 
 

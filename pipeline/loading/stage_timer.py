@@ -57,8 +57,8 @@ class StageTimer:
         if traced:  # a delay between the two does not belong to the batch
             self._delayed += self._begin - before
 
-    def lap(self, stage: str) -> None:
-        """End a stage, which began with the last lap."""
+    def lap(self, stage: str) -> float:
+        """End a stage, which began with the last lap; the time now."""
         now = time.perf_counter()
         begin, self._last = self._last, now
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - begin
@@ -69,6 +69,7 @@ class StageTimer:
             if self._laps and self._laps[-1][0] == stage:
                 begin = self._laps.pop()[1]
             self._laps.append((stage, begin, now))
+        return now
 
     def trace(self) -> StageTrace | None:
         """The work up to the last lap; None if it was not traced."""

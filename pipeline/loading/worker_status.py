@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-STAGES = ("starting", "idle", "read", "transform", "collate", "batch transform")
-STARTING, IDLE, READ, TRANSFORM, COLLATE, BATCH = range(len(STAGES))
+STAGES = ("starting", "idle", "read", "transform", "collate", "batch transform",
+          "wait for another run's batch")  # fmt: skip
+STARTING, IDLE, READ, TRANSFORM, COLLATE, BATCH, SHARED = range(len(STAGES))
 
 FIELDS = 4  # int64 numbers in a cell
 EPOCH, STEP, PLACE, STAGE = range(FIELDS)
@@ -45,6 +46,9 @@ class WorkerStatus(NamedTuple):
     def works(self) -> bool:
         """Whether a batch is being made."""
         return self.stage not in (STARTING, IDLE)
+
+
+UNKNOWN = WorkerStatus(-1, -1, WHOLE, -1)  # of a worker on another machine that is gone
 
 
 def use(cell: Cell) -> None:

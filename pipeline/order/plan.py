@@ -44,22 +44,31 @@ class Request(Addressed):
         return len(self.indices)
 
 
-def deal(batch: Request, size: int, rank: int, world: int, together: int = 1) -> Request:
-    """The share of `rank` in a global batch, cut contiguously.
+def share_of(
+    count: int, size: int, rank: int, world: int, together: int = 1
+) -> tuple[IntArray, int]:
+    """Which rows of a global batch `rank` gets, cut contiguously; and how many are no padding.
 
     Args:
-        batch: the whole batch.
-        size: rows to pad it to first, with copies of its own rows; at least its length.
-        together: rows are shared out in groups of this many; the last group may be smaller. Blocks
-            stay whole.
+        count: rows of the batch, at least 1.
+        size: rows to pad it to first, with copies of its own rows; at least `count`.
+        together: rows are shared out in groups of this many; the last group may be smaller.
+    """
+    groups = -(-size // together)
+    start, stop = (min(groups * one // world * together, size) for one in (rank, rank + 1))
+    valid = min(max(count - start, 0), stop - start)
+    if start == stop:
+        start, stop = 0, 1
+    return np.arange(start, stop, dtype=np.int64) % count, valid
+
+
+def deal(batch: Request, size: int, rank: int, world: int, together: int = 1) -> Request:
+    """The share of `rank` in a global batch that has no padding yet; see `share_of`. Blocks stay
+    whole.
     """
     if batch.parts is not None:
         return _deal_blocks(batch, batch.parts, rank, world)
-    rows = np.arange(size) % len(batch)
-    groups = -(-size // together)
-    start, stop = (min(groups * one // world * together, size) for one in (rank, rank + 1))
-    valid = min(max(batch.valid - start, 0), stop - start)
-    mine = rows[start:stop] if start < stop else rows[:1]
+    mine, valid = share_of(len(batch), size, rank, world, together)
     return Request(batch.epoch, batch.step, batch.positions[mine], batch.indices[mine], valid, size)
 
 
@@ -136,21 +145,28 @@ class Plan:
         """The share of `rank` in batch (epoch, step).
 
         A rank whose share is empty gets one row of the batch as padding, so that it takes part
-        in every step. An address outside the epoch is an IndexError.
+        in every step. An address outside the epoch is an IndexError. Of an order only the rank's
+        own rows are evaluated, so that many ranks cost no more than one.
         """
         if not 0 <= step < self.steps(epoch):
             raise IndexError(f"epoch {epoch} has steps 0 to {self.steps(epoch) - 1}, not {step}")
         of = 0 if self.again else epoch
-        parts = None
         if isinstance(self.sampler, BatchStrategy):
             positions, indices = self.sampler.batch(of, step)
             parts = self.sampler.parts(of, step)
-        else:
-            start = step * self.batch_size
-            stop = min(start + self.batch_size, self.sampler.size(of))
-            positions = np.arange(start, stop, dtype=np.int64)
-            indices = self.sampler.indices(of, start, stop)
-        batch = Request(epoch, step, positions, indices, len(indices), parts=parts)
-        padded = self.tail == "pad" and len(batch) < self.batch_size
-        size = self.batch_size if padded else len(batch)
-        return deal(batch, size, rank, world, self.together)
+            if parts is not None:
+                whole = Request(epoch, step, positions, indices, len(indices), parts=parts)
+                return _deal_blocks(whole, parts, rank, world)
+            size = self._padded(len(indices))
+            mine, valid = share_of(len(indices), size, rank, world, self.together)
+            return Request(epoch, step, positions[mine], indices[mine], valid, size)
+        first = step * self.batch_size
+        count = min(self.batch_size, self.sampler.size(of) - first)
+        size = self._padded(count)
+        mine, valid = share_of(count, size, rank, world, self.together)
+        low, high = int(mine.min()), int(mine.max()) + 1  # all of a share that is not padded
+        indices = self.sampler.indices(of, first + low, first + high)[mine - low]
+        return Request(epoch, step, first + mine, indices, valid, size)
+
+    def _padded(self, count: int) -> int:
+        return max(count, self.batch_size) if self.tail == "pad" else count

@@ -180,7 +180,7 @@ class Weighted(Order):
         self._draws = num_samples or (length if replacement else len(positive))
         self._weights = None if replacement else values
         self._sums = np.cumsum(values)
-        self._order = (-1, positive)  # epoch, its rows
+        self._order = (-1, positive[:0].copy())  # epoch, its rows
         self.seed = seed
         if not replacement and self._draws > len(positive):
             raise ConfigError(
@@ -208,7 +208,9 @@ class Weighted(Order):
         return self._order[1][start:stop]
 
 
-def column_of(metadata: Any, name: str, argument: str) -> npt.NDArray[Any]:
+def column_of(
+    metadata: Any, name: str, argument: str, section: str = "sampler"
+) -> npt.NDArray[Any]:
     """A column of the dataset's table as an array, checked to exist and to have no gaps."""
     if metadata is None or name not in metadata.columns:
         known = "columns " + ", ".join(metadata.columns) if metadata is not None else (
@@ -216,12 +218,12 @@ def column_of(metadata: Any, name: str, argument: str) -> npt.NDArray[Any]:
             "(docs/own_dataset.md)"
         )  # fmt: skip
         raise ConfigError(
-            Problem(f"sampler.{argument}", f"the dataset has no column {name!r}; it has {known}")
+            Problem(f"{section}.{argument}", f"the dataset has no column {name!r}; it has {known}")
         )
     column = metadata[name]
     gaps = np.flatnonzero(column.isna().to_numpy())
     if gaps.size:
-        raise DataError(f"column {name!r} has no value in row {gaps[0]}; sampling needs one a row")
+        raise DataError(f"column {name!r} has no value in row {gaps[0]}; {section} needs one a row")
     return np.asarray(column.to_numpy())
 
 

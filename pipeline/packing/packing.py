@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +40,7 @@ from pipeline.order.plan import Plan
 from pipeline.order.randomness import scope, seed_global
 from pipeline.order.samplers import Sequential
 from pipeline.order.streams import is_stream
+from pipeline.packing.fields import Column, Encode, Field
 from pipeline.packing.folder import Pack, PackWriter, is_pack
 from pipeline.packing.recipe import Recipe
 from pipeline.packing.table import write_table
@@ -101,7 +102,7 @@ def pack(
             if not _is_there(place, name):
                 _remove_leftovers(place)
                 fetch = Fetch(
-                    dataset, recipe.steps(), recipe.collate(), 0, fields=names or Fields()
+                    dataset, recipe.steps(), _Plain(recipe.collate()), 0, fields=names or Fields()
                 )
                 record = {"name": name, "split": split, "dataset": {
                     "class": type(dataset).__qualname__, "fingerprint": fingerprint,
@@ -215,6 +216,19 @@ def backend_for(dataset: Any, recipe: Recipe) -> Backend:
     return "thread" if unlocked else "process"
 
 
+class _Plain:
+    """A collate function: columns and fields as plain values, which any backend can hand over."""
+
+    def __init__(self, encode: Encode) -> None:
+        self._encode = encode
+
+    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
+        done = self._encode(samples)
+        for part in ("columns", "fields"):
+            done[part] = {name: dict(vars(one)) for name, one in done[part].items()}
+        return done
+
+
 def _write(
     batches: Iterable[Batch], folder: Path, record: dict[str, Any], shown: ProgressDisplay
 ) -> None:
@@ -224,9 +238,11 @@ def _write(
             if batch["differs"]:
                 row, reason = batch["differs"]
                 raise _differs(int(batch.indices[row]), reason)
-            writer = writer or PackWriter(folder, batch["fields"])
+            fields = {name: Field(**one) for name, one in batch["fields"].items()}
+            columns = {name: Column(**one) for name, one in batch["columns"].items()}
+            writer = writer or PackWriter(folder, fields)
             try:
-                writer.append(batch["columns"], batch["fields"])
+                writer.append(columns, fields)
             except DataError as error:
                 raise _differs(int(batch.indices[0]), str(error)) from error
             shown.add(len(batch.indices))

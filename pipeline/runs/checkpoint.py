@@ -91,7 +91,7 @@ class Checkpoints:
         if any(is_sharded(tensor) for tensor in tensors.values()):
             copies = sharded_checkpoint.copied(tensors)
             if self._own is None:
-                self._own = sharded_checkpoint.own_group(self._group)
+                self._own = self._group.second()
             # A folder cannot be replaced in one step, so one of the same step gets a number.
             there = [_number(path)[1] for path in self.saved() if _number(path)[0] == step]
             path = self.folder / (path.stem + (f"-{max(there) + 1}" if there else ""))

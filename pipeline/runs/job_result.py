@@ -43,6 +43,10 @@ class JobResult:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / RESULT, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
+    def remove(self, folder: Path) -> None:
+        """Remove the result from the job's folder: it is to go on."""
+        (folder / RESULT).unlink(missing_ok=True)
+
     @classmethod
     def read(cls, path: Path) -> JobResult:
         """The result in a file that `write` made; raises ConfigError if it is damaged."""

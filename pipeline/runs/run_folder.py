@@ -17,12 +17,11 @@ import json
 import math
 import os
 import platform
+import secrets
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from importlib import metadata
 from itertools import chain, count
 from pathlib import Path
@@ -35,7 +34,6 @@ import pipeline
 from pipeline.config import disclosure
 from pipeline.distributed.world import usable_cpus
 from pipeline.errors import ConfigError, PenstockError, Problem
-from pipeline.files import plain_json
 from pipeline.files.disk import (
     Hold,
     append,
@@ -46,17 +44,15 @@ from pipeline.files.disk import (
     write_atomically,
 )
 from pipeline.files.own_files import check_tree
-from pipeline.files.plain_json import JsonError, mapping
+from pipeline.runs import holder
+from pipeline.runs.holder import HOLDER, now
 from pipeline.runs.manifest import has_manifest, read_manifest
 
 Status = Literal["running", "done", "failed", "interrupted", "preempted"]
 
-HOLDER = "holder.json"
 _OF_OTHERS = ("result.json", "job.lock", HOLDER, ".hydra")  # allowed in an unclaimed folder
 BY_ADDRESS = ("ledger.jsonl", "digests.jsonl")
 BEST_FOLDER = "best"  # the one link in a run's folder: to a sharded checkpoint beside it
-
-_LARGEST_HOLDER = 1 << 20  # bytes
 
 PACKAGES = (
     "torch", "torchvision", "numpy", "hydra-core", "omegaconf", "pandas", "pillow", "scikit-image",
@@ -108,13 +104,15 @@ class RunFolder:
 
     @classmethod
     def reopen(
-        cls, path: Path, *, world: int = 1, longer: Sequence[str] = (), **facts: Any
-    ) -> RunFolder:
+        cls, path: Path, *, world: int = 1, longer: Sequence[str] = (), lost: bool = False,
+        **facts: Any,
+    ) -> RunFolder:  # fmt: skip
         """Resume in the folder of a run that has ended or was killed.
 
         Args:
             world: number of ranks.
             longer: overrides that replace those of the same keys.
+            lost: whether the process that has the folder, if any, is known to be gone.
             facts: for the manifest's entry of this session.
 
         Raises:
@@ -125,9 +123,9 @@ class RunFolder:
         """
         if path.is_dir():
             check_tree(path, links=(BEST_FOLDER,))
-        hold = _hold(path)
+        hold = holder.take_from_lost(path) if lost else holder.take(path)
         if hold is None:
-            raise ConfigError(Problem("resume", _held_by(path)))
+            raise ConfigError(Problem("resume", holder.held_by(path)))
         try:
             prepare(path)
             manifest = read_manifest(path)
@@ -146,7 +144,7 @@ class RunFolder:
 
     def _begin_session(self, known: Mapping[str, Any], world: int, **facts: Any) -> None:
         names = ("command", "started", "penstock", "git", "python", "packages")
-        started = {name: known[name] for name in names}
+        started = {"id": secrets.token_hex(8), **{name: known[name] for name in names}}
         self.manifest["sessions"].append({**started, "world": world, **facts})
         self._write_manifest()
 
@@ -199,8 +197,12 @@ class RunFolder:
         Args:
             unchanged: this session changed nothing: the run keeps the end that it had before.
             release: the folder; otherwise `release` does.
+
+        Writes nothing if others, who took this process for lost, have the folder by now.
         """
-        ended = {"status": status, "ended": _now()}
+        if not self._hold.is_on(self.path / HOLDER):
+            return self.release()
+        ended = {"status": status, "ended": now()}
         self.manifest["sessions"][-1] |= ended
         if unchanged:
             self.manifest = {**self._before, "sessions": self.manifest["sessions"]}
@@ -249,11 +251,11 @@ def provenance() -> dict[str, Any]:
     """Command, versions, git state, hardware and time."""
     return {
         "command": disclosure.command(sys.orig_argv),
-        "started": _now(),
+        "started": now(),
         "penstock": pipeline.__version__,
         "git": git_state(CODE),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version_of(name) for name in PACKAGES},
         "platform": platform.platform(),
         "cpus": usable_cpus(),
         "threads": torch.get_num_threads(),
@@ -325,7 +327,7 @@ def _take(folder: Path) -> Hold | None:
     free = (*_OF_OTHERS, *(("manifest.json", "config.yaml") if begun else ()))
     if any(path.name not in free and not is_leftover(path) for path in folder.iterdir()):
         return None
-    hold = _hold(folder)
+    hold = holder.take(folder)
     if hold is None:
         return None
     try:  # of two processes that find it empty, one can make the file
@@ -339,50 +341,12 @@ def _take(folder: Path) -> Hold | None:
     return hold
 
 
-def _hold(folder: Path) -> Hold | None:
-    """Hold `folder` and record it in holder.json; None if another process has it."""
-    path = folder / HOLDER
-    try:
-        hold = Hold.take(path, os.O_RDWR | os.O_CREAT)
-        if hold is None:  # somebody may just have asked whether it is locked
-            time.sleep(0.01)
-            hold = Hold.take(path)
-    except FileNotFoundError as error:
-        raise ConfigError(Problem("resume", f"{folder} does not exist")) from error
-    except OSError as error:
-        refuse(path, error)
-    if hold is None:
-        return None
-    who = {"pid": os.getpid(), "host": platform.node(), "since": _now(),
-           "command": disclosure.command(sys.orig_argv)}  # fmt: skip
-    try:
-        os.ftruncate(hold.descriptor, 0)
-        os.write(hold.descriptor, (json.dumps(who) + "\n").encode())
-    except OSError as error:
-        hold.release()
-        refuse(path, error)
-    return hold
-
-
-def _held_by(folder: Path) -> str:
-    try:
-        who = mapping(plain_json.read(folder / HOLDER, _LARGEST_HOLDER))
-        said = {name: str(who[name])[:200] for name in ("pid", "host", "since", "command")}
-        holder = "process {pid} on {host} since {since} ({command})".format(**said)
-    except (OSError, JsonError, LookupError):  # the holder is just writing it
-        holder = "another process"
-    return f"{folder} is in use by {holder}; wait for it or stop it, or set another run_dir"
-
-
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None if it is not there."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def _finite(value: Any) -> Any:

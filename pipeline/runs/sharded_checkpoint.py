@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.distributed.group import Group
@@ -216,9 +215,3 @@ def _digest(content: dict[str, Any]) -> str:
 def _file_digest(path: Path) -> str:
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def own_group(group: Group) -> tuple[Group, Any]:
-    """A process group of the same ranks for one purpose; every rank makes this call."""
-    parts: Any = None if group.alone else dist.new_group(backend="gloo")
-    return Group(group.world, parts), parts

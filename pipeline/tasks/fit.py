@@ -31,10 +31,11 @@ from pipeline.config import disclosure, environment, hydra_output, project
 from pipeline.config.allowances import OPTIONS
 from pipeline.config.data_rules import mode_of
 from pipeline.config.schema import TASK_KEYS, Config
+from pipeline.distributed import lost
 from pipeline.distributed.group import Group, join
 from pipeline.distributed.parallel import Parallel, prepare
 from pipeline.distributed.preemption import Preempted, Preemption, Stop
-from pipeline.distributed.world import World, threads_of_job, usable_cpus
+from pipeline.distributed.world import World, starts_again, threads_of_job, usable_cpus
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.loading.loader import Loader
 from pipeline.order.plan import Plan
@@ -129,7 +130,12 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
             optimizer, scheduler = scheduled(*last)
         if opened.renewed is not None and state is not None and scheduler is not None:
             state = renewed(state, optimizer, scheduler)
-        with watched(config, parts, group, opened, train) as (trackers, observers):
+        if opened.checkpoints:
+            group.hint(_how_to_resume(opened.checkpoints.folder.parent))
+        with (
+            watched(config, parts, group, opened, train) as (trackers, observers),
+            group.explained(),
+        ):
             confusions, extremes = Confusions(objective), Extremes(group.world.size)
             observers += [confusions, extremes]
             compared = config.trainer.baseline
@@ -137,15 +143,21 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
                 if compared:
                     try_one_batch(data.val, objective, val)
             echo = 0.0 if group.alone else _REPEATS_AFTER
-            with Preemption(echo, say if group.is_first else None, tell=group.tell) as preemption:
+            with (
+                Preemption(echo, say if group.is_first else None, tell=group.tell) as preemption,
+                lost.ends_with_others(group.store),
+                group.explained(),  # a rank that is late is not lost
+            ):
                 result = fit(
                     model, objective, optimizer, train, val, options, scheduler=scheduler,
                     checkpoints=opened.checkpoints, observers=observers, seed=config.seed,
                     group=group, parallel=parallel, preemption=preemption, resume=state,
-                    fingerprint=opened.fingerprint,
+                    fingerprint=opened.fingerprint, memory=opened.memory,
                 )  # fmt: skip
             if opened.checkpoints:
                 opened.checkpoints.flush()
+            if opened.memory:
+                opened.memory.remove()
             with _placed("after the last step"):
                 shown = [one for one in observers if isinstance(one, progress.Display)]
                 constant = baseline(data, objective, val, group, shown) if compared else {}
@@ -308,8 +320,10 @@ def watched(
             raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error
         if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
             raise Preempted(str(error)) from error  # the sweep says how to resume
-        again = disclosure.command([*started_words(), f"resume={folder.path}"])
-        raise Preempted(f"{error}. To resume:\n  {again}") from error
+        then = ""
+        if starts_again():
+            then = "Ranks that remain are started again from there. "
+        raise Preempted(f"{error}. {then}{_how_to_resume(folder.path)}") from error
     except KeyboardInterrupt:
         status, reason = "interrupted", "Ctrl-C"
         say(f"stopped; the run is in {folder.path}")
@@ -352,6 +366,10 @@ def _tracked(config: Config, opened: Opened) -> TrackedRun:
         path, config.written(), dict(opened.folder.manifest), sweep, resumed, before,
         bool(config.resume_despite),
     )  # fmt: skip
+
+
+def _how_to_resume(folder: Path) -> str:
+    return f"To resume:\n  {disclosure.command([*started_words(), f'resume={folder}'])}"
 
 
 def command_line(*given: str) -> str:

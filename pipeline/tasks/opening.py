@@ -1,7 +1,8 @@
 """The folder that a fit writes to, new or of the run it resumes, and the state it resumes from.
 
 Only the first rank writes. All ranks read the checkpoint, so the folder must be on a disk that all
-machines share.
+machines share. Where the launcher has started the ranks again, and a machine has a newer state in
+its memory (runs/memory.py), that goes to all ranks instead.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.config.schema import Config
 from pipeline.distributed import world
 from pipeline.distributed.group import Group
 from pipeline.errors import ConfigError, Problem
 from pipeline.order.address import Address
-from pipeline.runs import checkpoint, resumption, run_state
+from pipeline.runs import checkpoint, memory, resumption, run_state
 from pipeline.runs.checkpoint import Checkpoints, Newest, State, steps_of
 from pipeline.runs.identity.fingerprints import first_difference, in_mode_of, mode_in
 from pipeline.runs.identity.sources import changes
 from pipeline.runs.manifest import has_manifest, read_manifest
+from pipeline.runs.memory import Memory
 from pipeline.runs.resumption import Source, same_but_for_length
 from pipeline.runs.run_folder import RunFolder, last_code
+from pipeline.tasks import machines
+from pipeline.tasks.machines import Machines
 from pipeline.terminal import say
 
 _NAMED = 30  # differences from a checkpoint that are listed
@@ -38,6 +42,7 @@ class Opened:
     state: State | None  # to resume from
     fingerprint: dict[str, str]  # with all schedules, past and present
     renewed: int | None = None  # the steps of a new schedule, if one begins now
+    memory: Memory | None = None  # where to keep copies for ranks that are started again
 
     def put_back(self) -> None:
         """Remove what this session wrote to the folder's logs."""
@@ -70,24 +75,68 @@ def open_run(
         ConfigError: there is nothing to resume, or it is of another run.
         CheckpointError: the named checkpoint, or all of them, cannot be used.
     """
-    folder, newest, where = None, None, ("", "")
+    members = machines.gather(group)
+    folder, newest, where, source = None, None, ("", "", ""), None
+    if group.is_first:
+        wanted = _wanted(config, Machines(members, Path(config.run_dir)))
+        found = Machines(members, wanted.folder if wanted else None)
+        source = _copy(wanted, found)
+    source = group.from_first(source)
+    copy = None
+    if source is not None:
+        rank, start = source
+        copy = memory.share(group, rank, start, run_state.check)
     if group.is_first:
         folder, newest = _open(
-            config, group, fingerprint, list(overrides), data_in, facts, fits, scheduled
-        )
-        where = str(folder.path), str(newest.path) if newest else ""
-    path, taken = group.from_first(where)
+            config, group, fingerprint, list(overrides), data_in, facts, fits, scheduled,
+            wanted, found, copy,
+        )  # fmt: skip
+        last = folder.manifest["sessions"][-1]["id"]
+        where = str(folder.path), str(newest.path) if newest else "", last
+    path, taken, session = group.from_first(where)
     state = newest.state if newest else None
     if taken and newest is None:  # another rank has found it
-        state = checkpoint.load(Path(taken))
+        shared = copy is not None and taken == str(copy.path)
+        state = copy.state if copy is not None and shared else checkpoint.load(Path(taken))
     kept, made = config.trainer.checkpoint, None
     if kept is not None:
         made = Checkpoints(Path(path) / "checkpoints", kept.keep_last, kept.background, group)
     if made and newest:
         made.set_aside_after(int(newest.state["updates"]))
-    if state is None:
-        return Opened(folder, made, state, dict(fingerprint))
-    return Opened(folder, made, state, *_going_on(state, fingerprint, config))
+    opened = Opened(folder, made, state, dict(fingerprint))
+    if state is not None:
+        opened.fingerprint, opened.renewed = _going_on(state, fingerprint, config)
+    # In parts (FSDP), the state of a lost machine would be lost with it.
+    every = group.from_first(_every(config)) if config.distributed.strategy == "ddp" else None
+    if every is not None:
+        opened.memory = Memory(session, every, group, state is not None)
+    return opened
+
+
+def _every(config: Config) -> int | Literal["auto"] | None:
+    """Steps between two copies in memory; None if nothing will ask for them."""
+    kept = config.trainer.checkpoint
+    every = kept.memory_every_steps if kept is not None else None
+    wanted = every is not None and (every != "auto" or world.starts_again())
+    return every if wanted and memory.launcher() is not None else None
+
+
+def _wanted(config: Config, there: Machines) -> Source | None:
+    """What to resume from; the run itself, if its launcher has started all ranks again."""
+    if config.resume is None and there.started_again:
+        return Source(Path(config.run_dir), required=False)
+    return resumption.source(config)
+
+
+def _copy(wanted: Source | None, found: Machines) -> tuple[int, str] | None:
+    """Rank and start of a state in memory, if no checkpoint is newer."""
+    copy = found.newest_copy()
+    if wanted is None or wanted.folder is None or wanted.checkpoint is not None or copy is None:
+        return None
+    saved = Checkpoints(wanted.folder / "checkpoints").saved()
+    steps, rank, start = copy
+    newest = max((checkpoint.steps_of(path) or 0 for path in saved), default=0)
+    return (rank, start) if steps >= newest else None
 
 
 def _going_on(
@@ -103,22 +152,27 @@ def _going_on(
 def _open(
     config: Config, group: Group, fingerprint: Mapping[str, str], overrides: list[str],
     data_in: Callable[[str], str], facts: dict[str, Any], fits: Callable[[State], None] | None,
-    scheduled: Callable[[int], object],
+    scheduled: Callable[[int], object], wanted: Source | None, found: Machines,
+    copy: Newest | None,
 ) -> tuple[RunFolder, Newest | None]:  # fmt: skip
-    wanted = resumption.source(config)
-    if config.resume is None and world.restarts():  # the launcher restarted all ranks
-        wanted = Source(Path(config.run_dir), required=False)
-
     def check(state: State) -> None:
         run_state.check(state)
         saved = same_but_for_length(state["fingerprint"], fingerprint)
         if fits is not None and saved == dict(fingerprint):
             fits(state)
 
-    newest, renewed = _newest(wanted, check) if wanted else None, None
+    newest, renewed = copy, None
+    if newest is not None:
+        try:
+            check(newest.state)
+        except ValueError as error:
+            say(f"the copy in memory cannot be used: {error}")
+            newest = copy = None
+    if newest is None and wanted:
+        newest = _newest(wanted, check)
     if newest is not None:
         _check_same(newest.state["fingerprint"], fingerprint, config, data_in)
-        run = resumption.run_of(newest.path)
+        run = wanted.folder if copy and wanted else resumption.run_of(newest.path)
         for part, module, before, now in changes(run and last_code(run), facts["code"]):
             say(f"{part}: the code of {module} has changed since the run was last started "
                 f"({before} then, {now} now); samples may differ")  # fmt: skip
@@ -132,18 +186,18 @@ def _open(
             Path(config.run_dir), config.written(), world=size, overrides=overrides,
             fingerprint=dict(fingerprint), **facts,
         )  # fmt: skip
+        folder.note(**found.facts)
     else:
         at = _address(newest.state) if newest else (0, 0)
         longer = [word for word in overrides if word.partition("=")[0] in resumption.LENGTH]
         folder = RunFolder.reopen(
             old, world=size, longer=longer, overrides=overrides, at=list(at), code=facts["code"],
-            resumed=str(newest.path) if newest else None,
+            resumed=str(newest.path) if newest else None, lost=found.same_launch, **found.facts,
         )  # fmt: skip
         repeated = folder.rewind(*at, int(newest.state["updates"]) if newest else 0)
         if repeated:
             folder.note(repeated=repeated)
-    if newest is not None:
-        _say(folder, newest)
+    _say(folder, newest, found, copy is not None)
     if newest is not None and renewed is not None and config.scheduler is not None:
         planned = sum(resumption.spans(newest.state["fingerprint"]))
         unit = "epochs" if config.scheduler.get("interval") == "epoch" else "steps"
@@ -191,8 +245,13 @@ def _address(state: State) -> Address:
     return Address(int(state["loader"]["epoch"]), int(state["loader"]["step"]))
 
 
-def _say(folder: RunFolder, newest: Newest) -> None:
-    """Say where the run resumes, and the cost of damaged checkpoints."""
+def _say(folder: RunFolder, newest: Newest | None, found: Machines, copied: bool) -> None:
+    """Say where the run resumes, who takes part, and the cost of damaged checkpoints."""
+    change = f"{changed}; " if (changed := found.changes()) else ""
+    if newest is None:
+        if change:
+            say(f"{change}starting {folder.path} again, as there is no checkpoint")
+        return
     for path, reason in newest.skipped:
         say(f"cannot use {path}: {reason}")
     if newest.skipped:
@@ -201,4 +260,7 @@ def _say(folder: RunFolder, newest: Newest) -> None:
         lost = f"the {steps} steps" if steps > 0 else "the steps"
         say(f"resuming from an older one, after {updates} steps; {lost} since then are repeated")
     epoch, step = _address(newest.state)
-    say(f"resuming {folder.path} at epoch {epoch}, step {step} ({newest.path.name})")
+    source, copy = newest.path.name, found.newest_copy()
+    if copied and copy is not None:
+        source = f"from the memory of rank {copy[1]} on {found.members[copy[1]].host}"
+    say(f"{change}resuming {folder.path} at epoch {epoch}, step {step} ({source})")

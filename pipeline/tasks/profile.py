@@ -1,29 +1,35 @@
 """`task=profile`: the bottleneck of this run, measured on real training steps.
 
 `steps` steps on a cached batch (the ceiling), then with num_workers=0, then with the configured
-loader. Prints a table and a verdict; draws timeline.png and trace.json. Tracing costs about 2 us a
-sample and 50 us a batch.
+loader. Prints a table and a verdict; draws timeline.png and trace.json. Then saves the state of the
+training a few times, and prints how often a run should. Tracing costs about 2 us a sample and 50 us
+a batch.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pipeline.config.schema import Config
 from pipeline.distributed.world import usable_cpus
 from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.order.streams import StreamPlan
+from pipeline.runs.checkpoint import CheckpointError, Checkpoints
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.fit import command_line
 from pipeline.tasks.measuring import Course, fixed, steps_of
 from pipeline.tasks.tables import new_table, put_table
 from pipeline.terminal import put, say
-from pipeline.tuning import timeline, verdict
+from pipeline.tuning import checkpoint_interval, timeline, verdict
 from pipeline.tuning.timeline import Timeline
 from pipeline.tuning.verdict import Measured, Verdict
 
 DEFAULT_STEPS = 40
+SAVES = 3
 STAGES = ("read", "transform", "collate", "batch", "transfer")
 
 
@@ -46,7 +52,9 @@ def run(config: Config) -> None:
     put(f"timeline     {timeline.draw(timelines, folder.path / 'timeline.png', heading)}")
     put(f"trace        {timeline.write_trace(timelines, folder.path / 'trace.json')}"
           "   (opens in https://ui.perfetto.dev)")  # fmt: skip
-    folder.finish("done", bound=found.bound, overrides=list(found.overrides))
+    minutes = recommend_interval(course, folder.path, timelines[-1].pace)
+    folder.finish("done", bound=found.bound, overrides=list(found.overrides),
+                  checkpoint_minutes=minutes)  # fmt: skip
 
 
 # Those of the configured options that need workers.
@@ -58,7 +66,9 @@ def record(course: Course, options: LoaderOptions | None, steps: int) -> Timelin
     """Train with a loader, as configured if `options` is None."""
     loader = course.loader(options, traced=True)
     given = loader.options
-    kind = {"thread": "threads", "process": "processes", "main": ""}[given.backend]
+    kind = {"thread": "threads", "process": "processes", "ray": "Ray actors", "main": ""}[
+        given.backend
+    ]
     several = given.backend != "main" and given.num_workers > 0
     title = f"{given.num_workers} {kind}" if several else "num_workers=0"
     title = f"auto, from {title} on" if given.auto else title
@@ -123,3 +133,45 @@ def print_verdict(found: Verdict, measured: Measured) -> None:
     if found.overrides:
         put(f"to paste     {' '.join(found.overrides)}")
         put(f"             {command_line(*found.overrides)}")
+
+
+def recommend_interval(course: Course, folder: Path, pace: float) -> float | None:
+    """Save in `folder`, and print how often a run should; in minutes, None if it saves nothing.
+
+    What a save costs is the time for which it stops the training: all of it, or with
+    `trainer.checkpoint.background` the copy of the state. Then the next save waits for the writing
+    of the last, so that an interval is never shorter than that.
+
+    Args:
+        pace: seconds of a batch.
+    """
+    config, wanted = course.config.profile, course.config.trainer.checkpoint
+    if wanted is None:
+        return None
+    blocked, written, size = [], [], 0
+    try:
+        with TemporaryDirectory(prefix=".profile-", dir=folder) as there:
+            checkpoints = Checkpoints(Path(there), background=wanted.background)
+            for step in range(SAVES):
+                began = time.perf_counter()
+                path = checkpoints.save(course.train_step.state_dict(), step)
+                blocked.append(time.perf_counter() - began)
+                checkpoints.flush()
+                written.append(time.perf_counter() - began)
+            size = path.stat().st_size
+    except CheckpointError as error:
+        say(f"no interval of checkpoints is recommended: {error}")
+        return None
+    cost, least = statistics.median(blocked), statistics.median(written)
+    between = 3600 * config.node_hours_between_failures / config.nodes
+    seconds = max(checkpoint_interval.daly(cost, between), least, pace)
+    young = checkpoint_interval.young(cost, between)
+    share = checkpoint_interval.useful_share(seconds, cost, 0.0, between)
+    minutes = float(f"{seconds / 60:.3g}")
+    put(f"checkpoint   {size / 2**20:,.1f} MiB; a save stops training for {1000 * cost:,.0f} ms "
+        f"and is on the disk after {1000 * least:,.0f} ms")  # fmt: skip
+    put(f"save every   trainer.checkpoint.every_minutes={minutes:g}, {seconds / pace:,.0f} batches "
+        f"(Daly; Young: {young / 60:.3g} minutes)")  # fmt: skip
+    put(f"             at a failure in {between / 3600:,.4g} hours (profile.nodes={config.nodes}); "
+        f"saves and what failures undo then take {100 * (1 - share):.2g}% of the time")  # fmt: skip
+    return minutes

@@ -198,4 +198,6 @@ def describe(record: Record) -> str:
         if name.startswith(("train/", "val/")) and name.count("/") == 1  # not one a class
     ]
     speed = f"{record['samples_per_second']:,.0f} samples/s"
-    return "  ".join([*metrics, speed, f"{record['wait_share']:.0%} waiting"])
+    shared = record.get("shared_batches")
+    taken = [] if shared is None else [f"{shared:.0f} batches of other runs"]
+    return "  ".join([*metrics, speed, f"{record['wait_share']:.0%} waiting", *taken])

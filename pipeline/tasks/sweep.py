@@ -25,6 +25,7 @@ from pipeline import program
 from pipeline.config import disclosure
 from pipeline.distributed import preemption
 from pipeline.files.disk import write_atomically
+from pipeline.loading.sharing.folder import JobsToCome
 from pipeline.runs.job_result import FINISHED, JobResult, best_of, read_results
 from pipeline.runs.stored_sweep import jobs_of, must_be_typed, quoted, read_sweep
 from pipeline.tasks import report
@@ -41,7 +42,9 @@ class SweepTable(Callback):
         if "joblib" in str(config.hydra.launcher._target_):
             preemption.keep_from_children()
         folder = Path(str(config.hydra.sweep.dir))
-        running[:] = [Running(folder, time.time(), reports=_reports(config))]
+        name = OmegaConf.select(config, "loader.share")
+        shared = None if name is None else JobsToCome(str(name))
+        running[:] = [Running(folder, time.time(), reports=_reports(config), shared=shared)]
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         if config.hydra.mode == RunMode.MULTIRUN and _reports(config):
@@ -49,6 +52,7 @@ class SweepTable(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         sweep = running.pop()
+        sweep.leave()
         jobs = sweep.jobs()
         if not jobs:
             return
@@ -73,6 +77,7 @@ class Running:
         mine: the folders of this command's jobs; empty if only the sweeper knows them.
         typed: the words of the command line, after the program's own.
         reports: whether it has a report.
+        shared: keeps batches from one job to the next, where jobs share them.
     """
 
     folder: Path
@@ -80,6 +85,12 @@ class Running:
     mine: list[str] = field(default_factory=list)
     typed: Sequence[str] = ()
     reports: bool = True
+    shared: JobsToCome | None = None
+
+    def leave(self) -> None:
+        """No job comes any more."""
+        if self.shared is not None:
+            self.shared.end()
 
     def jobs(self) -> list[tuple[str, JobResult]]:
         """Name and result of each job, or its state if it has none yet."""
@@ -127,6 +138,7 @@ def say_how_far(words: Sequence[str]) -> None:
     if not running:
         return
     sweep = running.pop()
+    sweep.leave()
     sweep.typed = words
     if jobs := sweep.jobs():
         sweep.show(jobs)

@@ -7,8 +7,9 @@ on a sweep at once, and each may be killed. Cost of a job that is done: reading 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import BrokenExecutor
+from concurrent.futures import BrokenExecutor, Future
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,25 @@ def _launch(
         size = config.hydra.sweeper.get("max_batch_size") or len(jobs)
         batches = [(jobs[at : at + size], at) for at in range(0, len(jobs), size)]
     for batch, number in batches:
-        for done in launcher.launch(batch, initial_job_idx=number):
+        for done in _launched(launcher, batch, number):
             _ = done.return_value  # raises what a job raised: a bug, as jobs report their errors
+
+
+def _launched(launcher: Any, jobs: Sequence[Sequence[str]], first: int) -> Any:
+    """What the launcher returns of its jobs."""
+    if "hydra_ray_launcher" not in type(launcher).__module__:
+        return launcher.launch(jobs, initial_job_idx=first)
+    # Ray loses what a signal's handler raises while the main thread waits in it; so a thread does.
+    returned: Future[Any] = Future()
+
+    def launch() -> None:
+        try:
+            returned.set_result(launcher.launch(jobs, initial_job_idx=first))
+        except BaseException as error:
+            returned.set_exception(error)
+
+    threading.Thread(target=launch, daemon=True).start()
+    return returned.result()
 
 
 def _todo(folder: Path, names: Sequence[str], stored: StoredSweep) -> list[str]:

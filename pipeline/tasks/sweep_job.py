@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from pipeline.config import environment
 from pipeline.config.nodes import direction
 from pipeline.config.schema import Config
-from pipeline.distributed import preemption
+from pipeline.distributed import preemption, slurm
 from pipeline.errors import PREEMPTED, ConfigError
 from pipeline.runs.job_result import FINISHED, PRUNING, JobResult
 from pipeline.runs.manifest import has_manifest, read_manifest
@@ -82,11 +83,24 @@ def run_job(job: Job, in_turn: bool) -> float | None:
             config, result, failure = _attempt(job)
     if isinstance(failure, KeyboardInterrupt):
         raise KeyboardInterrupt
+    if result.status == "preempted" and slurm.is_of_submitit(os.environ):
+        _requeue(job, result)
     if in_turn and config is not None and _stops(result, config):
         raise SystemExit(result.exit_code)
     preemption.forget()  # the request was for this job only
     unknown = failure is not None or (result.metric is not None and result.value is None)
     return math.nan if unknown else result.value
+
+
+def _requeue(job: Job, result: JobResult) -> None:
+    """Let submitit requeue this job of Slurm; raises its SystemExit, or why it does not."""
+    result.remove(job.folder)  # a job that is to go on keeps no other job from starting
+    try:
+        # Its handler had to wait for the checkpoint.
+        signal.raise_signal(signal.SIGUSR1)
+    except Exception:
+        result.write(job.folder)
+        raise
 
 
 def _attempt(job: Job) -> tuple[Config | None, JobResult, BaseException | None]:

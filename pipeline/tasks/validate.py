@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from pipeline.build.data import DataParts, Split
+from pipeline.build.sharing import share_of
 from pipeline.build.training import TrainingParts
 from pipeline.config.schema import Config
 from pipeline.distributed.group import Group, join
@@ -121,7 +122,8 @@ def baseline(
         plan = Plan(Subset(len(dataset), 0, indices=rows, shuffle=False), plan.batch_size)
     options = replace(loader.options, persistent_workers=False)
     alone = replace(loader.world, rank=0, size=1)
-    with Loader(plan, fetch, options, alone) as batches:
+    share = share_of(data.train, use="baseline", world=alone)
+    with Loader(plan, fetch, options, alone, share=share) as batches:
         count = math.ceil(BASELINE_SAMPLES / plan.batch_size)
         some = islice(batches.epoch(0), count)
         constant = objective.constant(watched(some, count, "finding the best constant"))
@@ -141,7 +143,7 @@ def try_one_batch(val: Split, objective: Objective, loader: Loader) -> None:
     workers = min(loader.options.num_workers, 1)
     options = replace(loader.options, num_workers=workers, auto=None, persistent_workers=False)
     objective.to(loader.world.device).reset()
-    with Loader(plan, val.fetch(), options, loader.world) as batches:
+    with Loader(plan, val.fetch(), options, loader.world, share=share_of(val)) as batches:
         for batch in batches.epoch(0):
             if batch.request.valid:  # else a rank's share is all padding
                 constant = Constant(objective.constant([batch])).to(loader.world.device)

@@ -30,6 +30,7 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.loader import Loader
 from pipeline.order.address import Address
 from pipeline.runs.checkpoint import Checkpoints, State
+from pipeline.runs.memory import Memory
 from pipeline.training.epoch_metrics import EpochMetrics, NonFiniteLossError, Step, order_hash
 from pipeline.training.objective import Objective
 from pipeline.training.observer import Observer, Record
@@ -65,6 +66,7 @@ def fit(
     observers: Sequence[Observer] = (), seed: int = 0, group: Group | None = None,
     parallel: Parallel | None = None, preemption: Preemption | None = None,
     resume: State | None = None, fingerprint: Mapping[str, Any] | None = None,
+    memory: Memory | None = None,
 ) -> Result:  # fmt: skip
     """Train `model` in place, on the device that `train` delivers to.
 
@@ -79,6 +81,7 @@ def fit(
         preemption: asked before every batch whether to stop.
         resume: state of a checkpoint to resume from.
         fingerprint: plain values saved in checkpoints, to recognize the same run later.
+        memory: where to keep copies of the state for ranks that are started again.
 
     Raises:
         NonFiniteLossError: at the next log after a batch had such a loss.
@@ -86,7 +89,9 @@ def fit(
     """
     group = group or Group(train.world)
     train_step = TrainStep(model, objective, optimizer, scheduler, options, group, seed, parallel)
-    run = _Fit(train_step, train, val, checkpoints, observers, preemption, dict(fingerprint or {}))
+    run = _Fit(
+        train_step, train, val, checkpoints, observers, preemption, dict(fingerprint or {}), memory
+    )
     if resume is not None:
         run.restore(resume)
     while not run.ended():
@@ -100,11 +105,11 @@ class _Fit(Observer):
     def __init__(
         self, train_step: TrainStep, train: Loader, val: Loader | None,
         checkpoints: Checkpoints | None, observers: Sequence[Observer],
-        preemption: Preemption | None, fingerprint: dict[str, Any],
+        preemption: Preemption | None, fingerprint: dict[str, Any], memory: Memory | None = None,
     ) -> None:  # fmt: skip
         self.train_step, self.train, self.val = train_step, train, val
         self.checkpoints, self.observers = checkpoints, (self, *observers)
-        self.preemption, self.fingerprint = preemption, fingerprint
+        self.preemption, self.fingerprint, self.memory = preemption, fingerprint, memory
         self.options, self.group = train_step.options, train_step.group
         self.result = Result()
         self.epoch_metrics = EpochMetrics(self.group)
@@ -116,7 +121,7 @@ class _Fit(Observer):
         self.saved_at = time.monotonic()
 
     def restore(self, state: State) -> None:
-        """Resume from a result of `_state`."""
+        """Resume from a result of `_settled`."""
         self.train_step.load_state_dict(state)
         self.address = Address(int(state["loader"]["epoch"]), int(state["loader"]["step"]))
         progress = state["progress"]
@@ -209,14 +214,18 @@ class _Fit(Observer):
         """
         minutes = self.options.save_every_minutes
         late = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
-        stop, due = self.group.agree(broken_off or self._asked(), late)
+        updates = self.train_step.updates
+        copied = self.memory is not None and self.memory.is_due(updates)
+        stop, due, copied = self.group.agree(broken_off or self._asked(), late, copied)
         if stop:
             self._stop()
         if due and not self.train_step.pending:
             self._save()
+        if copied and not self.train_step.pending and self.memory is not None:
+            self.memory.keep(self._settled, updates)
 
     def _val_turn(self, broken_off: bool) -> None:
-        if self.group.agree(broken_off or self._asked(), False)[0]:
+        if self.group.agree(broken_off or self._asked(), False, False)[0]:
             self._stop()  # before this validation, which the next session repeats
 
     def _asked(self) -> bool:
@@ -226,6 +235,9 @@ class _Fit(Observer):
         epoch, step = self.address
         self.train_step.drop_pending()  # batches since the last step, which are learned from again
         self.epoch_metrics.drop_from(self.address)
+        if self.memory is not None:  # first, as a disk may take longer than the launcher waits
+            self.memory.keep(self._settled, self.train_step.updates)
+            self.memory.flush()
         self._save()
         if self.checkpoints:
             self.checkpoints.flush()
@@ -233,14 +245,14 @@ class _Fit(Observer):
 
     def _save(self, improved: bool = False) -> None:
         self.saved_at = time.monotonic()
-        if self.checkpoints is None:
-            return
+        if self.checkpoints is not None:
+            self.checkpoints.save(self._settled(), self.train_step.updates, improved)
+
+    def _settled(self) -> State:
+        """Everything to resume from; observers have been told of all steps in it."""
         _tell(self.observers, self.epoch_metrics.read())
         same_buffers(self.train_step.model, self.group)
         same_buffers(self.train_step.measured, self.group)
-        self.checkpoints.save(self._state(), self.train_step.updates, improved)
-
-    def _state(self) -> State:
         epoch, step = self.address
         return {
             **self.train_step.state_dict(),
@@ -327,12 +339,13 @@ def _tell(observers: Sequence[Observer], steps: Sequence[Step]) -> None:
 
 def _speed(train_step: TrainStep, loader: Loader, epoch_metrics: EpochMetrics) -> Record:
     """Samples a second and dead workers of all ranks; waiting and milliseconds of this one."""
-    stats = loader.stats
+    stats, gather = loader.stats, train_step.group.gather
+    shared = {} if loader.share is None else {"shared_batches": sum(gather(stats.shared))}
     return {
         **epoch_metrics.speed(stats.wait_seconds),
         **{f"ms/{stage}": 1000 * seconds / max(stats.samples, 1)
            for stage, seconds in stats.stages.items()},
-        "worker_deaths": sum(train_step.group.gather(stats.deaths)),
+        "worker_deaths": sum(gather(stats.deaths)), **shared,
     }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Mean and standard deviation of the training images, computed once and kept as JSON.
 
-Threads decode; sums are added in the order of the rows, so their number does not change the result.
+Threads decode, or the workers of a loader; sums are added in the order of the rows, so neither
+their number nor their kind changes the result.
 """
 
 from __future__ import annotations
@@ -11,19 +12,27 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torchvision import tv_tensors
 
+from pipeline.distributed.world import World
 from pipeline.errors import DataError
 from pipeline.files import plain_json
 from pipeline.files.disk import write_atomically
 from pipeline.files.own_files import check_own, own_folder
 from pipeline.files.plain_json import JsonError, mapping, shown
+from pipeline.loading.collate import Stack
 from pipeline.loading.encoded import EncodedImage
+from pipeline.loading.fetch import Fetch
+from pipeline.loading.loader import Loader
 from pipeline.loading.named_fields import Fields
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.plan import Plan
+from pipeline.order.samplers import Sequential
 from pipeline.terminal import watched
 
 log = logging.getLogger(__name__)
@@ -32,6 +41,7 @@ Sums = tuple[int, torch.Tensor, torch.Tensor]
 _LARGEST = 1 << 20  # bytes
 _MOST_CHANNELS = 10_000
 _AHEAD = 4  # images in flight per thread
+_TOGETHER = 32  # images of a batch
 
 
 def statistics_of(
@@ -39,6 +49,7 @@ def statistics_of(
     cache_dir: str | Path,
     fingerprint: str | None = None,
     names: Fields | None = None,
+    options: LoaderOptions | None = None,
 ) -> dict[str, list[float]]:
     """Per-channel statistics of all images of `dataset`, scaled to [0, 1].
 
@@ -48,6 +59,7 @@ def statistics_of(
         fingerprint: of the data; None takes `dataset.fingerprint`. Without one the result is not
             kept.
         names: for samples that are not dicts.
+        options: of the workers that decode; None: threads of this process.
 
     Returns:
         {"mean": [C], "std": [C]}; every pixel has the same weight, so large images have more.
@@ -65,7 +77,7 @@ def statistics_of(
     if named and os.path.lexists(path):
         return _kept(path)
     log.info("computing image statistics of %d training samples", len(dataset))
-    result = _computed(dataset, names or Fields())
+    result = _computed(dataset, names or Fields(), options)
     if not named:
         return result
     own_folder(folder)
@@ -90,10 +102,11 @@ def _kept(path: Path) -> dict[str, list[float]]:
         raise DataError(f"{path} is damaged: {reason}. Delete it to compute it again") from error
 
 
-def _computed(dataset: Any, names: Fields) -> dict[str, list[float]]:
+def _computed(dataset: Any, names: Fields, options: LoaderOptions | None) -> dict[str, list[float]]:
     pixels, total, squares = 0, torch.zeros(()), torch.zeros(())
     total_rows = len(dataset)
-    shown = watched(_sums(dataset, names), total_rows, "computing image statistics")
+    found = _sums(dataset, names) if options is None else _sums_by(options, dataset, names)
+    shown = watched(found, total_rows, "computing image statistics")
     for count, sums, square_sums in shown:
         pixels, total, squares = pixels + count, total + sums, squares + square_sums
     if not pixels:
@@ -116,11 +129,33 @@ def _sums(dataset: Any, names: Fields) -> Iterator[Sums]:
             yield pending.popleft().result()
 
 
+def _sums_by(options: LoaderOptions, dataset: Any, names: Fields) -> Iterator[Sums]:
+    """The same by the workers of a loader."""
+    options = replace(options, pin_memory=False, in_order=True, persistent_workers=False)
+    fetch = Fetch(dataset, _ToSums(), Stack(), 0, fields=names)
+    plan = Plan(Sequential(len(dataset)), _TOGETHER)
+    with Loader(plan, fetch, options, World()) as loader:
+        for batch in loader.epoch(0):
+            yield from zip(batch["pixels"].tolist(), batch["sums"], batch["squares"], strict=True)
+
+
+class _ToSums:
+    """A transform: a sample to the sums of its image."""
+
+    keyed = True  # it draws nothing
+
+    def __call__(self, sample: Any) -> dict[str, Any]:
+        return dict(zip(("pixels", "sums", "squares"), _sums_of(sample, ""), strict=True))
+
+
 def _image_sums(dataset: Any, row: int, names: Fields) -> Sums:
-    fields = names.named(dataset[row]).values()
-    decoded = (v.decode() if isinstance(v, EncodedImage) else v for v in fields)
+    return _sums_of(names.named(dataset[row]), f"sample {row} ")
+
+
+def _sums_of(sample: Any, who: str) -> Sums:
+    decoded = (v.decode() if isinstance(v, EncodedImage) else v for v in sample.values())
     images = [v for v in decoded if isinstance(v, tv_tensors.Image)]
     if not images:
-        raise DataError(f"sample {row} has no image to normalise by statistics of the dataset")
+        raise DataError(f"{who}has no image to normalise by statistics of the dataset")
     values = images[0].as_subclass(torch.Tensor).flatten(1).double()
     return values.shape[1], values.sum(1), (values**2).sum(1)

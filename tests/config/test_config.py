@@ -25,7 +25,10 @@ GOOD = {
         "backend": "process", "num_workers": 2, "prefetch_factor": None,
         "persistent_workers": None, "pin_memory": None, "pin_memory_device": "", "timeout": 0,
         "worker_init_fn": None, "multiprocessing_context": None, "in_order": True,
-        "generator": None, "max_memory": None, "max_deaths": 3,
+        "generator": None, "max_memory": None, "max_deaths": 3, "slow_memory": 0.25, "cost": None,
+        "share": None, "share_size": None,
+        "ray": {"address": None, "num_actors": "auto", "cpus_per_actor": 1.0, "resources": {},
+                "runtime_env": {}, "window": 1.0},
     },
     "bad_samples": {"on_error": "raise", "budget": 0.01, "quarantine": None},
     "distributed": {
@@ -42,7 +45,7 @@ GOOD = {
         "log_every": 1, "val_every": 1, "monitor": None, "mode": "min", "patience": None,
         "checkpoint": {
             "every_epochs": 1, "every_steps": None, "every_minutes": None, "keep_last": 1,
-            "background": True,
+            "background": True, "memory_every_steps": "auto",
         },
         "baseline": True,
         "digest": False, "ledger": False, "report": True,

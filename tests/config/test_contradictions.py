@@ -53,6 +53,16 @@ def test_options_of_workers_without_workers(override, off, none):
     assert f"set loader.{off}, or loader.backend=process with loader.num_workers=1" in message
 
 
+def test_what_is_shared_with_other_runs_has_to_be_known():
+    init = "loader.worker_init_fn=tests.own_parts.start_worker"
+    assert "tests.own_parts.start_worker does to them" in only(
+        "loader.share", "loader.share=auto", init
+    )
+    assert "set loader.share=auto" in only("loader.share_size", "loader.share_size=2")
+    assert "../elsewhere" in only("loader.share", "loader.share=../elsewhere")
+    assert pipeline.compose(*OWN, "loader.share=my-sweep_2.0", "loader.share_size=0.5")
+
+
 def test_no_workers_alone_is_fine():
     assert pipeline.compose(*OWN, "loader.num_workers=0").loader.num_workers == 0
     assert pipeline.compose(*OWN, "loader.backend=main").loader.backend == "main"

@@ -564,7 +564,7 @@ def test_what_only_looks_like_a_checksum_is_found_out(tmp_path, memory, monkeypa
 
 
 def test_checksums_of_the_stores():
-    s3, gs = Store("s3", {}, 1), object.__new__(Store)
+    s3, gs = Store("s3", {}, 1, None), object.__new__(Store)
     digest = hashlib.md5(b"x")
     assert s3._version({"ETag": f'"{digest.hexdigest()}"'}) == "md5:" + digest.hexdigest()
     assert s3._version({"ETag": f'"{digest.hexdigest()}-7"'}) == digest.hexdigest() + "-7"

@@ -101,6 +101,9 @@ def test_rows_are_divided_once(root):
     found = [data[index]["text"] for data in (train, val) for index in range(len(data))]
     assert sorted(found) == sorted(f"row {row}" for row in range(30))
     assert len({data.fingerprint for data in (train, val, everything(root))}) == 3
+    shards = train.locality(np.arange(len(train)))
+    assert shards.tolist() == [shard for shard, _ in train._places(range(len(train)))]
+    assert len(set(shards.tolist())) > 1
 
 
 def test_folders_that_are_divided_already(writer, tmp_path):

@@ -228,7 +228,7 @@ def test_credentials_come_from_the_environment_only(server, tmp_path, capsys, mo
 def test_a_store_that_stays_away_ends_the_run_with_one_message(data, tmp_path):
     server = S3Server(data, tmp_path / "log", delay=0.05).start()
     cache = tmp_path / "cache"
-    options = [*patient(2, 0.1), "loader.num_workers=2"]
+    options = [*patient(2, 0.1), "loader.num_workers=2", "dataset.files.concurrency=2"]
     running = forked(tmp_path / "run", program, *DIGEST, *at(server, cache), *options)
     try:
         wait_until(lambda: len(server.downloads()) > 8, 60)

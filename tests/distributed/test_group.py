@@ -1,16 +1,13 @@
 """Ranks that talk: real processes over gloo."""
 
 import multiprocessing
-import re
 
 import pytest
 import torch
 
 from pipeline.distributed.group import Group, join
-from pipeline.distributed.presence import LateError
 from pipeline.distributed.world import World, from_environment, is_launched
 from pipeline.errors import ConfigError
-from pipeline.loading.workers.failures import state_of
 
 
 def talk(rank, size, port, answers):
@@ -52,41 +49,6 @@ def test_ranks_hear_each_other():
         assert found[rank]["first"] == ("from", 0)
         # Said and heard by all at the third call.
         assert [stop for stop, _ in found[rank]["heard"]] == [False, False, True, False, False]
-
-
-def stand_still(rank, port, answers):
-    import os
-    import signal
-    import time
-
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
-                   "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}  # fmt: skip
-    try:
-        with join(from_environment("cpu"), timeout=4) as group:
-            group.meet()
-            if rank == 1:
-                os.kill(os.getpid(), signal.SIGSTOP)
-                time.sleep(60)
-            group.sum(torch.ones(1))
-    except LateError as error:
-        answers.put(str(error))
-
-
-def test_a_rank_that_is_stopped_is_named():
-    context = multiprocessing.get_context("fork")
-    answers, port = context.Queue(), free_port()
-    ranks = [context.Process(target=stand_still, args=(rank, port, answers)) for rank in range(2)]
-    try:
-        for rank in ranks:
-            rank.start()
-        pid, said = ranks[1].pid, answers.get(timeout=60)
-        assert re.fullmatch(rf"rank 1 \(process {pid} on .*\) is stopped \(SIGSTOP\)\. The others "
-                            r"have waited for 4 s \(distributed\.timeout\)", said)  # fmt: skip
-        assert state_of(pid) != "T"  # it was let go on, so that it can end
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.join()
 
 
 def test_alone_nothing_is_waited_for():

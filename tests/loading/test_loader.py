@@ -113,7 +113,7 @@ def test_threads_notice_a_draw_that_comes_late():
 def test_datasets_see_their_worker_as_usual():
     for options, workers in ((MAIN, {-1}), (LoaderOptions("process", 2), {0, 1})):
         batches = list(toy.loader(options, toy.WorkerSeen()))
-        assert {int(w) for batch in batches for w in batch["worker"]} == workers
+        assert {int(w) for batch in batches for w in batch["worker"]} <= workers
         assert all(bool(batch["own"].all()) for batch in batches)
     options = LoaderOptions("process", 1, worker_init_fn=toy.mark_dataset)
     loader = toy.loader(options, toy.WorkerSeen())

@@ -101,6 +101,16 @@ def test_hashes_and_traces_of_real_batches_come_through():
     assert same(dict(sent(listed)), dict(listed))
 
 
+@pytest.mark.parametrize("tensor", [
+    torch.rand(2, 4, 5, 3).permute(0, 3, 1, 2), torch.rand(2, 3, 4).mT, torch.rand(1, 3, 4, 1),
+], ids=["channels last", "transposed", "ones"])  # fmt: skip
+def test_a_tensor_lies_as_it_lay(tensor):
+    """A convolution of channels that lie last rounds in another way."""
+    found = sent(Batch({"x": tensor}, REQUEST, ROWS))["x"]
+    assert found.stride() == tensor.stride()
+    assert torch.equal(found, tensor)
+
+
 def test_failures_and_ends_come_through():
     end = End(StreamRequest(1, 4, 1, 2))
     assert sent(end) == end
@@ -117,7 +127,7 @@ def test_failures_and_ends_come_through():
 @pytest.mark.parametrize("value", [
     object(), {1.5: 2}, torch.rand(2, requires_grad=True), np.array([object()]), 2**64,
     [torch.rand(3).to_sparse()],
-], ids=str)  # fmt: skip
+], ids=range(6))  # fmt: skip
 def test_what_is_not_plain_is_refused_by_name(value):
     with pytest.raises(NotPlainError, match="'odd'"):
         encode(Batch({"odd": value}, REQUEST, ROWS))
@@ -135,6 +145,8 @@ def test_a_damaged_header_is_refused():
     hostile = [
         ({"tensor": [0, "float32", [-1, -3]]}, "bytes"), ({"tensor": [0, "load", [3]]}, "KeyError"),
         ({"tensor": [-1, "float32", [3]]}, "negative"),
+        ({"tensor": [0, "uint8", [3, 4], [0, 0]]}, "order"),
+        ({"tensor": [0, "uint8", [3, 4], [0, True]]}, "whole"),
         ({"tensor": [0, "float32", [2**40]]}, "bytes"),
         ({"array": [0, "O", [1]]}, "type"), ({"array": [0, "V0", [1]]}, "type"),
         ({"eval": "1"}, "KeyError"), ({"tensor": [0, "uint8", [12]], "bytes": 0}, "unpack"),

@@ -1,5 +1,7 @@
 """A curriculum and repeated rows."""
 
+from itertools import pairwise
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,8 +21,8 @@ def test_a_curriculum_goes_up_in_stages(length, stages, descending, data):
     rows = order.indices(1, 0, length)
     assert np.array_equal(np.sort(rows), np.arange(length))
     edges = np.arange(stages + 1) * length // stages
-    parts = [values[rows[a:b]] for a, b in zip(edges[:-1], edges[1:], strict=True)]
-    for before, after in zip(parts[:-1], parts[1:], strict=True):
+    parts = [values[rows[a:b]] for a, b in pairwise(edges)]
+    for before, after in pairwise(parts):
         assert before.min() >= after.max() if descending else before.max() <= after.min()
     start = data.draw(st.integers(0, length))
     assert np.array_equal(order.indices(1, start, length), rows[start:])

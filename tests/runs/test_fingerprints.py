@@ -294,7 +294,7 @@ def test_a_store_vouches_for_content(tmp_path):
     assert far() == before
     memory.pipe("/prints/a/00.png", memory.cat("/prints/a/00.png"))  # of another time
     assert far() != before
-    assert not (tmp_path / "files").exists(), "nothing is fetched"
+    assert not (tmp_path / "files" / "files").exists(), "nothing is fetched"
 
 
 class Own:

@@ -27,6 +27,7 @@ RUN = [
 PLUGINS = {
     "joblib": ["hydra.launcher.n_jobs=2"],
     "submitit_local": ["hydra.launcher.timeout_min=5"],
+    "ray": ["+hydra.launcher.ray.init.num_cpus=2"],
 }
 
 

@@ -57,8 +57,9 @@ def case(monkeypatch, tmp_path, capsys):
     ],
 )
 def test_the_verdict_on_a_built_case_is_right(case, name, overrides, bound, tmp_path):
-    done = case(name, "task=profile", "steps=8", *overrides)
+    done = case(name, "task=profile", "steps=8", "trainer.checkpoint=null", *overrides)
     assert done.code == 0, done.err
+    assert "save every" not in done.out, "it saves nothing"
     lines = [line for line in done.out.splitlines() if line.startswith("bound by")]
     manifest = json.loads((tmp_path / "here" / "manifest.json").read_text())
     # Where the tests themselves take the cores from training, that is what is said.
@@ -71,11 +72,16 @@ def test_the_verdict_on_a_built_case_is_right(case, name, overrides, bound, tmp_
 
 
 def test_what_it_leaves_behind(case, tmp_path):
-    done = case("latency", "task=profile", "steps=6", "loader=threads", "loader.num_workers=2")
+    done = case("latency", "task=profile", "steps=6", "loader=threads", "loader.num_workers=2",
+                "profile.nodes=630")  # fmt: skip
     assert done.code == 0, done.err
-    assert {"timeline.png", "trace.json", "manifest.json", "config.yaml"} <= {
-        path.name for path in (tmp_path / "here").iterdir()
-    }
+    left = {path.name for path in (tmp_path / "here").iterdir()}
+    assert {"timeline.png", "trace.json", "manifest.json", "config.yaml"} <= left
+    assert not [name for name in left if "checkpoint" in name or name.startswith(".")]
+    minutes = json.loads((tmp_path / "here" / "manifest.json").read_text())["checkpoint_minutes"]
+    assert minutes > 0
+    assert f"trainer.checkpoint.every_minutes={minutes:g}, " in done.out
+    assert "at a failure in 10 hours (profile.nodes=630); " in done.out
     with Image.open(tmp_path / "here" / "timeline.png") as picture:
         colors = {tuple(color[:3]) for _, color in picture.getcolors(1 << 24)}
         assert picture.width > 2 * picture.height
@@ -127,8 +133,8 @@ def test_traces_of_processes_compare_with_the_clock_of_this_one():
             assert [lap[0] for lap in one.laps][-1] == "collate"
             ends = [lap[1:] for lap in one.laps]
             assert all(a[1] == b[0] for a, b in pairwise(ends))
-        if options.num_workers:
-            assert len({(one.process, one.thread) for one in traces}) == 2
+        workers = {(one.process, one.thread) for one in traces}
+        assert 1 <= len(workers) <= max(options.num_workers, 1)  # whoever is free
 
 
 def test_without_tracing_nothing_is_kept():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils import data
@@ -61,6 +61,8 @@ class ShardFetch(BackendFetch):
         worker_init_fn: called for shards that are read from a copy.
         keyed: whether each batch's draws come from a key of its own.
     """
+
+    in_turn: ClassVar[bool] = True  # a shard is read by the worker that it is asked of
 
     dataset: Any
     collate: Callable[[Any], Any]

@@ -6,6 +6,7 @@ raised when its turn comes and reads alike wherever it happened.
     main       in this process, when a batch is asked for
     process    in worker processes (pipeline/loading/workers/process_backend.py)
     thread     in threads (pipeline/loading/workers/thread_backend.py)
+    ray        in Ray actors, here or elsewhere (pipeline/loading/workers/ray_backend.py)
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ from pipeline.loading import worker_status
 from pipeline.loading.autotune import Auto
 from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import Fetch
+from pipeline.loading.workers.ray_cluster import RayOptions
+from pipeline.loading.workers.window import Window
 from pipeline.order.plan import Request
 from pipeline.order.randomness import scope
 from pipeline.order.streams import End, StreamRequest
 from pipeline.torch_internals import ExceptionWrapper
 
 DEFAULT_TIMEOUT = 300.0
-BackendName = Literal["main", "process", "thread"]
+BackendName = Literal["main", "process", "thread", "ray"]
+SLOW_MEMORY = 256 << 20
 POLL = 0.5  # seconds between two looks at workers that report nothing
 
 
@@ -42,8 +46,8 @@ class LoaderOptions:
     die or hang are replaced.
 
     Attributes:
-        backend: "main", "process" or "thread"; with no workers it is "main".
-        num_workers: processes or threads, per rank.
+        backend: "main", "process", "thread" or "ray"; with no workers it is "main".
+        num_workers: processes, threads or actors, per rank.
         prefetch_factor: batches each worker is ahead; None is torch's 2.
         timeout: seconds without a sign of life from a worker (a sample begun, a stage) after which
             it hangs; None is DEFAULT_TIMEOUT, 0 waits for ever, for debuggers.
@@ -56,6 +60,8 @@ class LoaderOptions:
             from the generators as they are, in worker processes from `generator` plus the worker's
             number on.
         auto: tune the number of workers during the run, starting from `num_workers`.
+        slow_memory: bytes of batches that may wait, beyond the window, behind a slow one.
+        ray: where actors run; None is Ray on this machine.
     """
 
     backend: BackendName = "main"
@@ -73,6 +79,8 @@ class LoaderOptions:
     keyed: bool = True
     max_deaths: int = 3
     auto: Auto | None = None
+    slow_memory: int = SLOW_MEMORY
+    ray: RayOptions | None = None
 
     @property
     def limit(self) -> float:
@@ -179,27 +187,85 @@ class Pool(Protocol):
         """A report on workers that have made no batch in `limit` seconds; may be empty."""
 
 
+class Requests(Iterator[Asked]):
+    """Requests in order.
+
+    Attributes:
+        expects: whether one will take long, as far as is known; None: nothing is known of any.
+    """
+
+    def __init__(
+        self, requests: Iterator[Asked], expects: Callable[[Asked], bool] | None = None
+    ) -> None:
+        self._requests, self.expects = requests, expects
+
+    def __next__(self) -> Asked:
+        return next(self._requests)
+
+
+class _Feed:
+    """Hands requests to a pool in order, but those that will take long before their turn.
+
+    Args:
+        reach: how many requests before their turn.
+    """
+
+    def __init__(self, pool: Pool, requests: Iterator[Asked], window: Window, reach: int) -> None:
+        self._pool, self._requests, self._window, self._reach = pool, requests, window, reach
+        self._expects = getattr(requests, "expects", None) if reach else None
+        self._coming: deque[Asked | Task] = deque()
+        window.measures = self._expects is not None
+
+    def next(self, count: int) -> list[Task]:
+        """The next tasks, in order; fewer at the end."""
+        tasks = []
+        for _ in range(count):
+            one = self._coming.popleft() if self._coming else next(self._requests, None)
+            if one is None:
+                break
+            if isinstance(one, Task):
+                self._window.early -= 1
+                tasks.append(one)
+            else:
+                tasks.append(self._pool.submit(one))
+        if self._expects is not None:
+            self._look_ahead(2 * max(count, 1))
+        return tasks
+
+    def _look_ahead(self, count: int) -> None:
+        """Look at some more requests, a few at a time, so that the first batch does not wait."""
+        assert self._expects is not None
+        for request in islice(self._requests, min(count, self._reach - len(self._coming))):
+            is_early = self._window.has_room and self._expects(request)
+            self._coming.append(self._pool.submit(request) if is_early else request)
+            self._window.early += is_early
+
+
 def windowed(pool: Pool, requests: Iterator[Asked], options: LoaderOptions) -> Results:
     """Results of `requests`, a window of which is handed to the pool at once."""
-    window = options.num_workers * options.ahead
-    return _taken(pool, deque(map(pool.submit, islice(requests, window))), requests, options)
+    window = Window(options.num_workers, options.ahead, options.slow_memory)
+    feed = _Feed(pool, requests, window, window.most if options.in_order else 0)
+    return _taken(pool, deque(feed.next(window.size)), feed, window, options)
 
 
 def _taken(
-    pool: Pool, pending: deque[Task], requests: Iterator[Asked], options: LoaderOptions
+    pool: Pool, pending: deque[Task], feed: _Feed, window: Window, options: LoaderOptions
 ) -> Results:
     limit = options.batch_timeout
     while pending:
         heard = time.monotonic()
         candidates = [pending[0]] if options.in_order else pending
         while (task := next((one for one in candidates if one.result is not None), None)) is None:
+            if options.in_order and window.grow(pending):
+                pending += feed.next(window.size - len(pending))
             if pool.wait(min(limit or POLL, POLL)):
                 heard = time.monotonic()
             elif limit and time.monotonic() - heard >= limit:
                 # torch's words, which programs look for
                 raise RuntimeError(f"DataLoader timed out after {limit} seconds{pool.late(limit)}")
         pending.remove(task)
-        pending.extend(map(pool.submit, islice(requests, 1)))
+        window.deliver(task.result)
+        pending += feed.next(window.size - len(pending))
         yield task.take()
 
 

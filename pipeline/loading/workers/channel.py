@@ -34,6 +34,7 @@ import torch.multiprocessing
 
 from pipeline import torch_internals
 from pipeline.errors import PenstockError
+from pipeline.loading.mapped_file import MappedFile, file_of
 
 _HEADER = struct.Struct("<QQ")  # bytes of the message, number of descriptors
 _AT_ONCE = 200  # descriptors in one call; the kernel takes 253
@@ -53,12 +54,12 @@ class Message(NamedTuple):
         data: the pickled thing.
         descriptors: of its tensors' memory, in the order in which `data` counts them. Of one that
             has arrived, `unpack` or `drop` closes them.
-        storages: that own the descriptors of one to be sent.
+        storages: that own the descriptors of one to be sent, or files.
     """
 
     data: memoryview
     descriptors: list[int]
-    storages: Sequence[torch.UntypedStorage] = ()
+    storages: Sequence[Any] = ()
 
     def drop(self) -> None:
         for descriptor in self.descriptors:
@@ -71,9 +72,17 @@ class _Pickler(ForkingPickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.descriptors: list[int] = []
-        self.storages: list[torch.UntypedStorage] = []
+        self.storages: list[torch.UntypedStorage | MappedFile] = []
 
     def reducer_override(self, thing: Any) -> Any:
+        mapped = file_of(thing) if type(thing) is torch.UntypedStorage else None
+        if mapped is not None:  # the file itself, once for all its tensors
+            file, start = mapped
+            if not any(one is file for one in self.storages):
+                self.descriptors.append(file.descriptor)
+                self.storages.append(file)
+            place = self.descriptors.index(file.descriptor)
+            return _received_part, (place, len(file), start, thing.nbytes())
         if (
             type(thing) is not torch.UntypedStorage
             or torch.multiprocessing.get_sharing_strategy() != "file_descriptor"
@@ -113,6 +122,13 @@ def _received(place: int, size: int) -> torch.UntypedStorage:
     return torch_internals.map_descriptor(_incoming.descriptors[place], size)
 
 
+def _received_part(place: int, size: int, start: int, length: int) -> torch.UntypedStorage:
+    files: dict[int, MappedFile] = _incoming.files
+    if place not in files:
+        files[place] = MappedFile(_incoming.descriptors[place], size)
+    return files[place].storage(start, length)
+
+
 def pack(thing: Any) -> Message:
     """A message of `thing`; raises pickling's errors."""
     file = io.BytesIO()
@@ -129,11 +145,11 @@ def framed(thing: Any) -> memoryview:
 
 def unpack(message: Message) -> Any:
     """The thing that was sent; raises pickling's errors."""
-    _incoming.descriptors = message.descriptors
+    _incoming.descriptors, _incoming.files = message.descriptors, {}
     try:
         return pickle.loads(message.data)
     finally:
-        _incoming.descriptors = []
+        _incoming.descriptors, _incoming.files = [], {}
         message.drop()
 
 

@@ -33,7 +33,7 @@ class FailureReport:
     Attributes:
         who: which worker, with its pid where it has one.
         how: what happened to it, as the end of a sentence about it.
-        status: where it stood last.
+        status: where it stood last, or UNKNOWN.
         held: its requests without a result; it worked on the first.
         stack: of its threads; "" if there is none.
         hint: what else is known.
@@ -48,7 +48,9 @@ class FailureReport:
 
     def report(self, dataset: Any) -> str:
         """Some lines, without an end of line."""
-        lines = [f"{self.who} {self.how}", f"    it was {self._place(dataset)}"]
+        lines = [f"{self.who} {self.how}"]
+        if self.status != worker_status.UNKNOWN:
+            lines.append(f"    it was {self._place(dataset)}")
         lines += [f"    it held {_described(request, dataset)}" for request in self.held]
         if self.hint:
             lines.append(f"    {self.hint}")
@@ -153,7 +155,12 @@ def stack_of(descriptor: int) -> str:
     """The stack that a worker has written, without the frames that started its work."""
     text = os.pread(descriptor, _STACK_BYTES, 0).decode(errors="replace").strip()
     threads = [thread for thread in text.split("\n\n") if not _OWN_THREAD.search(thread)]
-    return "\n".join(_START_OF_WORK.split(thread)[0] for thread in threads)
+    return "\n".join(map(without_start, threads))
+
+
+def without_start(thread: str) -> str:
+    """The stack of a thread, most recent call first, without the frames that started its work."""
+    return _START_OF_WORK.split(thread)[0]
 
 
 def ask_for_stack(pid: int, number: int, descriptor: int, stopped: bool) -> str:

@@ -1,5 +1,8 @@
 """A pool of worker processes, which are replaced when they die or hang.
 
+Whichever is free takes the next request (request_queue.py), so that one with a slow sample holds up
+nothing else. Where batches depend on the worker, requests are dealt to workers in turn, as torch's.
+
 Deaths are looked for while somebody waits for a result: the main thread, another one, or the thread
 that pins. The other workers continue; only what the dead one had not handed over is made again.
 After `max_deaths` at one address, an error takes that batch's place in the order.
@@ -34,6 +37,7 @@ from pipeline.loading.workers import failures
 from pipeline.loading.workers.backends import Asked, Failure, LoaderOptions, Task, WorkerError
 from pipeline.loading.workers.channel import ChannelError
 from pipeline.loading.workers.failures import FailureReport
+from pipeline.loading.workers.request_queue import RequestQueue
 from pipeline.loading.workers.worker import Worker
 from pipeline.loading.workers.worker_side import SharedState, WorkerContext
 from pipeline.torch_internals import ExceptionWrapper, pin_memory
@@ -69,8 +73,12 @@ class WorkerPool:
         self._owner, size = os.getpid(), options.num_workers
         self._options, self._dataset = options, fetch.dataset
         self._shared = SharedState(context, size)
-        given = WorkerContext(fetch, options.worker_init_fn, size, seed, self._shared, self._owner)
-        self.workers = [Worker(number, context, given) for number in range(size)]
+        deals = not options.keyed or getattr(fetch, "in_turn", False)
+        self._queue = None if deals else RequestQueue(context, size)
+        reader = None if self._queue is None else self._queue.reader
+        given = WorkerContext(fetch, options.worker_init_fn, size, seed, self._shared, self._owner,
+                              reader)  # fmt: skip
+        self.workers = [Worker(number, context, given, self._queue) for number in range(size)]
         self._turns = count()
         self._lock = threading.RLock()
         self._ready: deque[tuple[Task, Any]] = deque()
@@ -86,7 +94,8 @@ class WorkerPool:
         # multiprocessing waits for its processes at exit, for one that does not end without end.
         # This comes before, also where this process is itself one of multiprocessing's.
         # It holds all that it takes, since nothing else may be left at the interpreter's end.
-        things = self.workers, self._shared, self._lock, (self._bell, self._rings)
+        closed = [self._bell, self._rings, *([] if self._queue is None else [self._queue])]
+        things = self.workers, self._shared, self._lock, closed
         self._end_all = Finalize(self, _end_all, args=things, exitpriority=100)
         try:
             for worker in self.workers:
@@ -106,6 +115,9 @@ class WorkerPool:
     def begin(self) -> None:
         """Another run: its first request goes to the first worker."""
         self._turns = count()
+        with self._lock:
+            if self._queue is not None:
+                self._queue.take_back()  # of a run that was left
         if self._pinner is None:  # which looks all the time for workers that died while idle
             with self._lock:
                 self._supervise()
@@ -113,17 +125,28 @@ class WorkerPool:
     def submit(self, request: Asked) -> Task:
         """Hand a request to a worker; never waits."""
         with self._lock:
-            loads = [len(worker.tasks) for worker in self.workers]
-            if hasattr(request, "assigned"):
-                number, request = request.assigned(loads)
-            elif self._options.in_order:
-                number = next(self._turns) % len(loads)
+            if self._queue is None:
+                task = self._deal(request)
             else:
-                number = loads.index(min(loads))
-            task = Task(request)
-            self.workers[number].take(task)
+                task = Task(request)
+                self._queue.put(task)
+                for worker in self.workers:
+                    if worker.process is None and not worker.rests:
+                        worker.start()
         if self._pinner is not None:  # there may be a new process to wait for
             _ring(self._bell)
+        return task
+
+    def _deal(self, request: Any) -> Task:
+        loads = [len(worker.tasks) for worker in self.workers]
+        if hasattr(request, "assigned"):
+            number, request = request.assigned(loads)
+        elif self._options.in_order:
+            number = next(self._turns) % len(loads)
+        else:
+            number = loads.index(min(loads))
+        task = Task(request)
+        self.workers[number].take(task)
         return task
 
     def wait(self, seconds: float) -> bool:
@@ -191,6 +214,8 @@ class WorkerPool:
             sources += [worker.sock for worker in there if not worker.is_cut_off]
             sources += [worker.process.sentinel for worker in there]
             busy = any(worker.unsent for worker in there)
+            if self._queue is not None:
+                self._queue.flush()
         if not self._ready:
             with waiting():
                 heard = wait(sources, min(seconds, 0.01 if busy else _POLL))
@@ -216,13 +241,15 @@ class WorkerPool:
         try:
             self._ready.extend(worker.results())
         except ChannelError as error:  # and nothing after it can be read
-            self._fail(worker, error)
+            worker.note_claims()
+            self._fail(worker, worker.tasks[0], error)
             worker.end()
+            self._take_back(worker)
             worker.replace()
 
-    def _fail(self, worker: Worker, error: Exception) -> None:
-        """Let an error be the result of a worker's first task."""
-        task = worker.tasks.popleft()
+    def _fail(self, worker: Worker, task: Task, error: Exception) -> None:
+        """Let an error be the result of one of a worker's tasks."""
+        worker.tasks.remove(task)
         self._ready.append((task, Failure(task.request, error)))
 
     def _supervise(self) -> None:
@@ -272,21 +299,27 @@ class WorkerPool:
             return
         worker.deaths += 1
         worker.is_reported = True
+        self._blame_for_start(worker)
         who = f"DataLoader worker {worker.number} (pid {worker.pid})"
         held = [task.request for task in worker.tasks]
         found = FailureReport(who, how, worker.status, held, stack(), hint)
         text = found.report(self._dataset)
         worker.end()
+        worker.note_claims()
         if not worker.tasks:
             log.warning("%s\n    it is started again when there is work", text)
+            self._take_back(worker)
+            worker.replace()
             return
-        code, task = worker.exitcode, worker.tasks[0]
+        code, place = worker.exitcode, found.status[:2]
+        # Results of those before it may have died with it.
+        task = next((one for one in worker.tasks if one.request.address == place), worker.tasks[0])
         task.deaths += 1
         last, task.last_death = task.last_death, (code, found.status)
         # Each try takes seconds where processes are slow to start.
         repeats = (
             self._is_slow_to_start and code in _FAULTS and last == task.last_death
-            and found.status[:2] == task.request.address
+            and place == task.request.address
         )  # fmt: skip
         limit = self._options.max_deaths
         if task.deaths < limit and not repeats:
@@ -301,8 +334,9 @@ class WorkerPool:
             "(task=replay makes that one batch again in this process), or leave them out"
         )
         error.died = None if code is None else (worker.pid, code)
-        self._fail(worker, error)
+        self._fail(worker, task, error)
         if self._is_slow_to_start:
+            self._take_back(worker)
             worker.rests = True
         else:
             self._replace(worker)
@@ -311,8 +345,12 @@ class WorkerPool:
         """Have what a dead worker held made again, as soon as can be.
 
         A fork is there at once. Where a process takes seconds to start, one that is there makes it
-        meanwhile.
+        meanwhile. From a queue, whoever is free does.
         """
+        if self._queue is not None:
+            self._take_back(worker)
+            worker.start()
+            return
         others = [one for one in self.workers if one is not worker and one.is_alive()]
         ready = [one for one in others if one.status.stage != worker_status.STARTING]
         if self._is_slow_to_start and ready:
@@ -321,8 +359,27 @@ class WorkerPool:
         else:
             worker.replace()
 
+    def _take_back(self, dead: Worker) -> None:
+        """Put what a dead worker had taken before everything else in the queue."""
+        if self._queue is None:
+            return
+        for worker in self.workers:
+            worker.note_claims()
+        self._queue.put_first(dead.tasks)
+        dead.tasks.clear()
 
-def _end_all(workers: list[Worker], shared: SharedState, lock: Any, bells: tuple[Any, Any]) -> None:
+    def _blame_for_start(self, worker: Worker) -> None:
+        """Let a worker that died before it took anything have died of the next request.
+
+        Else workers that cannot start would be started for ever.
+        """
+        worker.note_claims()
+        starts = worker.status.stage == worker_status.STARTING
+        if self._queue is not None and starts and not worker.tasks:
+            worker.tasks.extend(self._queue.take_back(1))
+
+
+def _end_all(workers: list[Worker], shared: SharedState, lock: Any, closed: list[Any]) -> None:
     # multiprocessing calls it once, and only in the process in which the pool was made. It knows no
     # pool, which could not be collected if its own finalizer led back to it.
     shared.end()
@@ -333,8 +390,8 @@ def _end_all(workers: list[Worker], shared: SharedState, lock: Any, bells: tuple
                 worker.process.kill()
         for worker in workers:
             worker.end()
-        for bell in bells:
-            bell.close()
+        for one in closed:
+            one.close()
 
 
 def _ring(bell: socket.socket) -> None:

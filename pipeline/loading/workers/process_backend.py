@@ -120,15 +120,19 @@ def require_picklable(fetch: Fetch, options: LoaderOptions) -> None:
             raise ConfigError(problems)
 
 
-def _unpicklable(fetch: Fetch, method: str) -> list[Problem]:
-    """The parts that cannot be sent to a worker, by name."""
+def parts_of(fetch: Fetch) -> dict[str, Any]:
+    """What a fetch is made of, by key; each goes to workers."""
     steps = getattr(fetch.transform, "steps", {"": fetch.transform})
     parts = {"dataset": fetch.dataset, "collate": fetch.collate}
     parts |= {f"transform.{name}".rstrip("."): step for name, step in steps.items()}
     of_batches = getattr(fetch.batch_transform, "steps", {})
-    parts |= {f"transform.*_batch.{name}": step for name, step in of_batches.items()}
+    return parts | {f"transform.*_batch.{name}": step for name, step in of_batches.items()}
+
+
+def _unpicklable(fetch: Fetch, method: str) -> list[Problem]:
+    """The parts that cannot be sent to a worker, by name."""
     problems = []
-    for key, part in parts.items():
+    for key, part in parts_of(fetch).items():
         try:
             with _as_if_spawning():
                 ForkingPickler.dumps(part)

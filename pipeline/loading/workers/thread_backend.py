@@ -26,6 +26,7 @@ from pipeline.loading.workers.backends import (
     Asked,
     Failure,
     LoaderOptions,
+    Requests,
     Result,
     Results,
     Task,
@@ -65,7 +66,7 @@ class ThreadBackend:
         if not self._probed and (first := next(requests, None)) is not None:
             self._probe(first)
             self._probed = True
-            requests = chain([first], requests)
+            requests = Requests(chain([first], requests), getattr(requests, "expects", None))
         yield from windowed(pool, requests, self._options)
 
     def _probe(self, request: Asked) -> None:
@@ -77,7 +78,7 @@ class ThreadBackend:
 
         def run(mode: ThreadRandomness) -> None:
             with mode:
-                attempt(partial(self._fetch, draws=mode), request)
+                attempt(partial(self._fetch.make, draws=mode), request)
 
         # Nobody gets this batch: the next one is the first to be made twice and compared.
         checked, self._fetch.repeat_checked = self._fetch.repeat_checked, True

@@ -1,13 +1,12 @@
 """A worker of a pool: a process, replaced when it dies, and the tasks that it has.
 
-Results come in the order of the tasks, so a new process is simply handed those without one again.
+Results come in the order of the tasks. They are those that its process took from the pool's queue,
+or, where the pool deals, those that it was handed; then a new process is handed them again.
 """
 
 from __future__ import annotations
 
-import os
 import socket
-import tempfile
 import threading
 import time
 from collections import deque
@@ -22,11 +21,8 @@ from pipeline.loading.worker_status import WorkerStatus
 from pipeline.loading.workers import failures
 from pipeline.loading.workers.backends import Failure, Task, WorkerError
 from pipeline.loading.workers.channel import Message, Receiver, framed, unpack
-from pipeline.loading.workers.worker_side import (
-    DUMP,
-    WorkerContext,
-    run,
-)
+from pipeline.loading.workers.request_queue import RequestQueue, anonymous_file
+from pipeline.loading.workers.worker_side import DUMP, WorkerContext, run
 
 _KILL_SECONDS = 2.0  # for a killed process to be gone
 _SIZE_SECONDS = 0.1  # between two looks at its memory
@@ -39,6 +35,7 @@ class Worker:
     Args:
         context: multiprocessing's, of the start method.
         given: what all workers of the pool are given.
+        queue: from which its process takes requests; None: it is handed them.
 
     Attributes:
         number: its place in the pool, from 0.
@@ -55,8 +52,10 @@ class Worker:
         is_reported: whether the end of its process is known, or intended.
     """
 
-    def __init__(self, number: int, context: Any, given: WorkerContext) -> None:
-        self.number = number
+    def __init__(
+        self, number: int, context: Any, given: WorkerContext, queue: RequestQueue | None
+    ) -> None:
+        self.number, self._queue = number, queue
         self.tasks: deque[Task] = deque()
         self.deaths = 0
         self.process: Any = None
@@ -113,22 +112,24 @@ class Worker:
     def start(self) -> None:
         """Start a process and hand it the tasks that there are."""
         self._reset()
+        if self._queue is not None:
+            self._queue.forget(self.number)
         self.sock, theirs = socket.socketpair()
         self.sock.setblocking(False)
         self._receiver = Receiver(self.sock)
-        self._stack = Connection(_anonymous_file())
+        self._stack = Connection(anonymous_file())
         steady = threading.current_thread() is threading.main_thread()
         with theirs:
             given = replace(self._given, number=self.number, steady=steady, sock=theirs,
                             stack=self._stack)  # fmt: skip
-            self.process = self._context.Process(target=run, args=(given,), daemon=True)
+            process = self._context.Process(target=run, args=(given,), daemon=True)
             try:
-                self.process.start()
+                process.start()
             except BaseException:
-                self.process = None
                 self.end()
                 raise
-        for task in self.tasks:
+            self.process = process  # only now, since other threads look for its pid
+        for task in self.tasks if self._queue is None else ():
             self._send(task)
 
     def take(self, task: Task) -> None:
@@ -142,7 +143,7 @@ class Worker:
     def replace(self) -> None:
         """Start another process if there is anything to do; else with the next task."""
         self.rests = False
-        if self.tasks:
+        if self.tasks or (self._queue is not None and self._queue.has_open):
             self.start()
 
     def take_over(self, dead: Worker) -> None:
@@ -150,14 +151,21 @@ class Worker:
         while dead.tasks:
             self.take(dead.tasks.popleft())
 
+    def note_claims(self) -> None:
+        """Learn what its process has taken from the queue."""
+        if self._queue is not None:
+            self.tasks.extend(self._queue.claimed(self.number))
+
     def look(self, passed: float) -> None:
         """Count the time without a sign of life: a change of its status, or bytes that came."""
+        self.note_claims()
         seen = (self.status, self._receiver.arrived)
         now = time.monotonic()
         if now - self._sized >= _SIZE_SECONDS:
             # A process that has just ended has no size any more.
             self.size, self._sized = memory.size_of(self.process.pid) or self.size, now
-        alive = seen != self._seen or not self.tasks
+        idle = not self.tasks and not (self._queue and self._queue.has_open)
+        alive = seen != self._seen or idle
         self.silent = 0.0 if alive else self.silent + passed
         self._seen = seen
         if self.silent < _QUIET:  # so that nothing of this is asked of one that works
@@ -181,6 +189,8 @@ class Worker:
             except (EOFError, OSError):
                 self.is_cut_off = True  # dead, as a rule; its exit code will tell
                 return
+            if message is not None and not self.tasks:
+                self.note_claims()
             result = None if message is None else self._unpacked(message)
             if result is None:
                 return
@@ -257,11 +267,3 @@ class Worker:
             self._stack.close()
             self.sock = self._stack = None
         self.unsent.clear()
-
-
-def _anonymous_file() -> int:
-    """A file that has no name, so that nothing stays behind however this process ends."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("penstock", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

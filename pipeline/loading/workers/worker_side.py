@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import os
 import queue
 import random
@@ -30,6 +31,7 @@ from pipeline.loading import worker_status
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.workers.backends import attempt
 from pipeline.loading.workers.channel import Receiver, pack, send, share_anonymously, unpack
+from pipeline.loading.workers.request_queue import QueueReader
 from pipeline.torch_internals import ExceptionWrapper, WorkerInfo, numpy_seed, worker_info
 
 DUMP = getattr(signal, "SIGRTMAX", signal.SIGUSR2)  # asks a worker for its stack
@@ -73,6 +75,7 @@ class WorkerContext:
         workers: how many there are.
         seed: of the first worker's generators, the next number for the next worker's.
         owner: pid of the process that it works for.
+        queue: to take requests from; None: they come by `sock`.
         steady: whether the thread that starts it lives as long as that process.
         sock: to the pool.
         stack: descriptor to write the stack to, in a `multiprocessing.connection.Connection`, which
@@ -85,6 +88,7 @@ class WorkerContext:
     seed: int
     shared: SharedState
     owner: int
+    queue: QueueReader | None
     number: int = 0
     steady: bool = False
     sock: Any = None
@@ -93,7 +97,12 @@ class WorkerContext:
 
 def run(given: WorkerContext) -> None:
     """The worker process."""
+    # What a fork has copied is its owner's to collect: finalizers of libraries with threads, such
+    # as Ray's, crash here. Memory that nobody goes through also stays shared.
+    gc.freeze()
     _end_with(given.owner, given.steady)
+    # Enabled twice, it would not take its signals back from others, such as Ray.
+    faulthandler.disable()
     faulthandler.enable(given.stack.fileno(), all_threads=True)
     faulthandler.register(DUMP, given.stack.fileno(), all_threads=True, chain=False)
     # Signals that stop a run may reach the whole group; the main process ends its workers itself.
@@ -111,7 +120,7 @@ def run(given: WorkerContext) -> None:
         id=number, num_workers=given.workers, seed=given.seed + number,
         dataset=fetch.dataset_of_worker(),
     )  # fmt: skip
-    requests = PoolConnection(given.sock, given.shared)
+    requests = PoolConnection(given)
     where = f"in DataLoader worker process {number}"
     with worker_info(info):
         error: Any = None
@@ -167,12 +176,16 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 class PoolConnection:
     """The worker's side of its socket."""
 
-    def __init__(self, sock: socket.socket, shared: SharedState) -> None:
-        self._sock, self._shared = sock, shared
+    def __init__(self, given: WorkerContext) -> None:
+        sock: socket.socket = given.sock
+        self._sock, self._shared = sock, given.shared
+        self._queue, self._number = given.queue, given.number
         self._parent = os.getppid()
         self._receiver = Receiver(sock)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        if self._queue is not None:
+            self._poll.register(self._queue, select.POLLIN)
         self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # A thread sends, so that the next batch is worked on while one is under way.
         threading.Thread(target=self._send_all, name="penstock-send", daemon=True).start()
@@ -180,6 +193,8 @@ class PoolConnection:
     def get(self) -> Any:
         """The next request; None once all is done."""
         while not self._shared.is_done and os.getppid() == self._parent:
+            if self._queue is not None and (request := self._queue.take(self._number)) is not None:
+                return request
             try:
                 message = self._receiver.take()
             except (EOFError, OSError):

@@ -77,7 +77,7 @@ def _hashes(found: Any) -> Iterator[tuple[str, str]]:
             except (OSError, TypeError):
                 yield name, UNKNOWN
         elif path.startswith(str(_OURS) + os.sep):
-            yield OURS, _of_penstock()
+            yield OURS, of_penstock()
         elif path.startswith(_INSTALLED):
             yield name, _of_files((path,))
         else:
@@ -91,7 +91,8 @@ def _path(module: str) -> str | None:
 
 
 @functools.cache
-def _of_penstock() -> str:
+def of_penstock() -> str:
+    """The hash of all of Penstock's own code; UNKNOWN if it cannot be read."""
     # In a checkout, `pipeline/datasets` is a link to the folder beside it.
     found = (Path(folder, name) for folder, _, names in os.walk(_OURS, followlinks=True)
              for name in names)  # fmt: skip

@@ -1,0 +1,112 @@
+"""What makes the batches of a split: runs with the same of it may hand each other batches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config.schema import TASK_KEYS
+from pipeline.distributed.world import World
+from pipeline.errors import ConfigError, Problem
+from pipeline.loading.sharing.folder import KEY, ShareFolder
+from pipeline.loading.sharing.share import Share
+from pipeline.order.streams import length_of
+from pipeline.runs.identity.sources import UNKNOWN, code_of, of_penstock
+from pipeline.runs.run_folder import PACKAGES, version_of
+
+if TYPE_CHECKING:
+    from pipeline.build.data import Split
+
+# Others measure the loader, or look for errors in the data.
+TASKS = ("fit", "validate", "digest", "lr_find")
+_READERS = ("pyarrow", "soundfile", "scipy", "opencv-python", "av", "transformers", "tokenizers")
+_GIB = 2**30
+# No batch depends on them; what the rest says of the objective are the names of fields.
+_OTHER_KEYS = frozenset({
+    "loader", "tune", "lr_find", "diff", "distributed", "model", "objective", "optimizer",
+    "scheduler", "trainer", "tracker", "resume", "resume_despite", "sweep", "task", "run_dir",
+    "cache_dir", *TASK_KEYS,
+})  # fmt: skip
+
+
+def share_of(
+    split: Split, hashed: bool = False, use: str = "", world: World | None = None
+) -> Share | None:
+    """Where the batches of `split` are shared; None where they are not to be.
+
+    Args:
+        hashed: whether their samples are hashed.
+        use: what else they are made for than training or validation, with other requests.
+        world: whose batches they are, if not the split's.
+
+    Raises:
+        ConfigError: it is not known what makes them.
+    """
+    config = split.config
+    given = config.loader
+    if given.share is None or config.task not in TASKS:
+        return None
+    size = None if given.share_size is None else int(given.share_size * _GIB)
+    digest = hashlib.blake2b(digest_size=16)
+    world = world or split.data.world
+    for part in ((use, hashed, world.rank, world.size), *_parts(split)):
+        digest.update(json.dumps(part, sort_keys=True, default=str).encode() + b"\n")
+    again = split.name == "val"  # every validation asks for the same epoch
+    last = config.trainer.max_epochs if config.task == "fit" and not use else None
+    return Share(ShareFolder(given.share, size), digest.hexdigest(), None if again else last, again)
+
+
+def _parts(split: Split) -> Iterator[Any]:
+    config, fields = split.config, split.data.fields
+    yield split.name
+    yield {key: value for key, value in config.plain().items() if key not in _OTHER_KEYS}
+    yield split.fingerprint, fields.given, fields.usual, split.data.on_device
+    # Statistics and facts of the training split go into steps of both.
+    for one in dict.fromkeys((split, split.data.train)):
+        yield one.name, one.contents
+    code = code_of(config)
+    for key, modules in code.items():
+        if UNKNOWN in modules.values():
+            name = next(name for name, digest in modules.items() if digest == UNKNOWN)
+            raise ConfigError(
+                Problem(KEY, f"the source of {name} ({key}) is not known, so other runs may have "
+                        "another one; put it into a file, or set loader.share=null")
+            )  # fmt: skip
+    yield code, of_penstock(), platform.python_version()
+    yield {name: version_of(name) for name in (*PACKAGES, *_READERS)}
+
+
+def contents_of(dataset: Any, told: str) -> str:
+    """A hash of what tells data apart, down to the times of its files; costs a `stat` a file.
+
+    Args:
+        told: the dataset's fingerprint.
+
+    Raises:
+        ConfigError: it says nothing.
+    """
+    if told == "None" or told.isdigit():
+        raise ConfigError(
+            Problem(KEY, f"{type(dataset).__name__} does not say what its samples are made of, so "
+                    "other runs may have other samples; give it a `fingerprint` "
+                    "(docs/own_dataset.md), or set loader.share=null")
+        )  # fmt: skip
+    files: Iterable[Sequence[str]] = ()
+    if hasattr(dataset, "data_files"):
+        files = ((str(path), *map(str, rest)) for _, path, *rest in dataset.data_files())
+    elif callable(getattr(dataset, "path", None)):
+        files = ((str(dataset.path(index)),) for index in range(length_of(dataset) or 0))
+    digest = hashlib.blake2b(told.encode(), digest_size=16)
+    for one in files:
+        try:
+            found = Path(one[0]).stat()
+        except (OSError, ValueError):  # at an address, where the version tells
+            place: list[Any] = list(one)
+        else:
+            place = [str(Path(one[0]).absolute()), found.st_size, found.st_mtime_ns]
+        digest.update(json.dumps(place).encode() + b"\n")
+    return digest.hexdigest()

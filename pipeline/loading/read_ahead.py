@@ -1,0 +1,186 @@
+"""A process beside the loader that fetches files before the samples in them are read.
+
+    loader -> "step 12 delivered, workers have steps to 15" -> this process -> the cache of files
+
+The next requests are known, so it needs no more than that. It is not a thread: threads of a store's
+library don't survive the forks that start workers, and would take the training's turns. It only
+fills the cache. Whatever becomes of it, workers fetch what is missing, and report what is wrong.
+
+Only for rows whose dataset names their files (`protocols.FilesAhead`), and some are at addresses.
+Cost: a fork and a few MiB for each loader of remote files; 5 us a batch.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from multiprocessing.util import Finalize
+from typing import Any
+
+from pipeline.loading.workers.backends import Asked, LoaderOptions
+from pipeline.loading.workers.process_backend import start_method
+from pipeline.order.plan import Plan
+
+log = logging.getLogger(__name__)
+
+_NEWS = struct.Struct("<qqqq")  # epoch, steps delivered, steps handed out, whether it goes on
+_LOOK = 0.5  # seconds between two looks whether the loader's process lives
+_MOST_STARTS = 3
+
+
+class ReadAhead:
+    """The loader's side.
+
+    Args:
+        plan, rank, world: whose rows are read.
+        dataset: names their files.
+        method: how the process is started.
+    """
+
+    def __init__(self, plan: Plan, dataset: Any, rank: int, world: int, method: str) -> None:
+        self._given = plan, dataset, rank, world
+        self._method = method
+        self._process: Any = None
+        self._socket: socket.socket | None = None
+        self._starts = 0
+        self._owner = os.getpid()
+        self._news = (0, 0, 0)
+
+    def requests(self, epoch: int, step: int, requests: Iterator[Asked]) -> Iterator[Asked]:
+        """`requests` from `step` on, noted as they are handed out."""
+        self._news = epoch, step, step
+        self._tell()
+        for request in requests:
+            _, delivered, _ = self._news
+            self._news = epoch, delivered, request.step + 1
+            self._tell()
+            yield request
+
+    def delivered(self, step: int) -> None:
+        """The batch of `step` is done with."""
+        epoch, _, handed = self._news
+        self._news = epoch, step + 1, max(handed, step + 1)
+        self._tell()
+
+    def __enter__(self) -> ReadAhead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """No more batches are asked for now."""
+        self._tell(goes_on=False)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._socket is not None and self._owner == os.getpid():
+            self._starts = _MOST_STARTS
+            self._end()
+
+    def _tell(self, goes_on: bool = True) -> None:
+        if self._owner != os.getpid():
+            return
+        if self._socket is None and not (goes_on and self._starts < _MOST_STARTS and self._start()):
+            return
+        assert self._socket is not None
+        try:
+            sent = self._socket.send(_NEWS.pack(*self._news, goes_on))
+        except BlockingIOError:  # the next news say more
+            return
+        except OSError:
+            sent = 0
+        if sent != _NEWS.size:
+            code = self._end()
+            again = "is started again" if self._starts < _MOST_STARTS else "is not started again"
+            log.warning("the process that fetches files ahead (loader) ended with code %s; it %s, "
+                        "and no batch depends on it", code, again)  # fmt: skip
+
+    def _start(self) -> bool:
+        self._starts += 1
+        ours, theirs = socket.socketpair()
+        context: Any = multiprocessing.get_context(self._method)
+        with theirs:
+            self._process = context.Process(
+                target=_run, args=(*self._given, ours if self._method == "fork" else None, theirs),
+                name="penstock-ahead", daemon=True,
+            )  # fmt: skip
+            try:
+                self._process.start()
+            except Exception as error:  # a process of somebody's own that may have no children
+                ours.close()
+                self._process, self._starts = None, _MOST_STARTS
+                log.info("no files are fetched ahead: %s", error)
+                return False
+        ours.setblocking(False)
+        self._socket = ours
+        # Before multiprocessing waits for it at exit, and where nobody calls `close`.
+        self._at_exit = Finalize(self, self._process.kill, exitpriority=100)
+        return True
+
+    def _end(self) -> int | None:
+        assert self._socket is not None
+        self._socket.close()
+        self._at_exit()
+        self._process.join()
+        code: int | None = self._process.exitcode
+        self._process.close()
+        self._socket = None
+        return code
+
+
+def read_ahead(
+    plan: Any, dataset: Any, rank: int, world: int, options: LoaderOptions
+) -> ReadAhead | None:
+    """What reads ahead for a loader; None where nothing can be."""
+    ahead = getattr(getattr(dataset, "remote_files", None), "ahead", 0)
+    known = isinstance(plan, Plan) and hasattr(dataset, "files_of")
+    if not ahead or not known or not hasattr(os, "fork"):
+        return None
+    return ReadAhead(plan, dataset, rank, world, start_method(options))
+
+
+def _run(
+    plan: Plan, dataset: Any, rank: int, world: int, other: socket.socket | None,
+    news: socket.socket,
+) -> None:  # fmt: skip
+    """The process. Ends with its loader, and at any signal but Ctrl-C, which the loader gets."""
+    gc.freeze()  # as in a worker: what a fork has copied is its owner's to collect
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    if other is not None:
+        other.close()
+    with suppress(Exception):  # the workers find the same, and report it
+        _serve(plan, dataset, rank, world, news)
+    os._exit(0)  # downloads under way are left, and with them their locks
+
+
+def _serve(plan: Plan, dataset: Any, rank: int, world: int, news: socket.socket) -> None:
+    def rows_of(epoch: int, step: int) -> Sequence[Sequence[str]]:
+        request = plan.request(epoch, step, rank, world)
+        files: Sequence[Sequence[str]] = dataset.files_of(request.indices)
+        return files
+
+    prefetcher = dataset.remote_files.prefetcher(rows_of, lru_cache(plan.steps))
+    parent = multiprocessing.parent_process()
+    busy, record = False, b""
+    while parent is None or parent.is_alive():
+        ready, _, _ = select.select([news, prefetcher.bell], [], [], 0 if busy else _LOOK)
+        if news in ready:
+            received = news.recv(_NEWS.size << 10)
+            if not received:
+                return
+            record += received
+            ends = len(record) - len(record) % _NEWS.size
+            if ends:  # only the last counts
+                epoch, delivered, handed, goes_on = _NEWS.unpack_from(record, ends - _NEWS.size)
+                prefetcher.go_to(epoch, delivered, handed, bool(goes_on))
+                record = record[ends:]
+        busy = prefetcher.work()

@@ -1,0 +1,1 @@
+"""Batches that runs of one machine hand each other: `share.py`, with files in `batch_file.py`."""

@@ -1,0 +1,111 @@
+"""The machines that take part in a start of a run, and what has changed since the start before."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.distributed import world
+from pipeline.distributed.group import Group
+from pipeline.errors import PenstockError
+from pipeline.files.plain_json import mapping
+from pipeline.runs import memory
+from pipeline.runs.manifest import has_manifest, read_manifest
+
+_LONGEST = 200  # characters of a name that a manifest gives
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank at the start of a run.
+
+    Attributes:
+        host: name of its machine.
+        launcher: that has started it, see `memory.launcher`.
+        restarted: whether that has started it before.
+        copies: steps of the newest state in its machine's memory, by start of the run.
+    """
+
+    host: str
+    launcher: str | None
+    restarted: bool
+    copies: Mapping[str, int]
+
+
+class Machines:
+    """All members of a start, by rank, beside the starts before it."""
+
+    def __init__(self, members: Sequence[Member], folder: Path | None) -> None:
+        self.members = members
+        self._starts: list[Mapping[str, Any]] = []  # their entries in the manifest, the last first
+        if folder is not None and has_manifest(folder):
+            with suppress(PenstockError, ValueError):  # reported when it is opened
+                starts = reversed(read_manifest(folder).get("sessions", []))
+                self._starts = [mapping(one) for one in starts]
+        self._before = self._starts[0] if self._starts else {}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the manifest's entry of this start."""
+        launchers = sorted({one.launcher for one in self.members if one.launcher})
+        return {"ranks": dict(self._now), "launchers": launchers} if launchers else {}
+
+    @property
+    def same_launch(self) -> bool:
+        """Whether a launcher of the last start is still there: what that start had is lost."""
+        before = self._before.get("launchers")
+        return isinstance(before, list) and any(
+            one.launcher in before for one in self.members if one.launcher
+        )
+
+    @property
+    def started_again(self) -> bool:
+        return self.same_launch or any(one.restarted for one in self.members)
+
+    def newest_copy(self) -> tuple[int, int, str] | None:
+        """Steps, rank and start of the newest state of the last start that a machine has.
+
+        If that start ended before it had a copy, what it was resumed from is still in memory.
+        """
+        for entry in self._starts if self.same_launch else []:
+            start, resumed = str(entry.get("id")), str(entry.get("resumed"))
+            found = [(one.copies[start], -rank) for rank, one in enumerate(self.members)
+                     if start in one.copies]  # fmt: skip
+            if found:
+                steps, rank = max(found)
+                return steps, -rank, start
+            if not memory.is_copy(Path(resumed)):
+                break
+        return None
+
+    def changes(self) -> str:
+        """Which machines have left or joined since the last start; "" if none."""
+        known = self._before.get("ranks")
+        if not self.same_launch or not isinstance(known, dict):
+            return ""
+        before = Counter({str(host)[:_LONGEST]: count for host, count in known.items()
+                          if isinstance(count, int)})  # fmt: skip
+        left, joined = before - self._now, self._now - before
+        total, size = before.total(), len(self.members)
+        if not left and not joined:
+            return ""
+        parts = [f"{', '.join(sorted(names))} {verb}" for names, verb in
+                 ((left, "left"), (joined, "joined")) if names]  # fmt: skip
+        ranks = f"{size} of {total} ranks remain" if not joined else f"{size} ranks after {total}"
+        return f"{'; '.join(parts)}; {ranks}"
+
+    @property
+    def _now(self) -> Counter[str]:
+        return Counter(one.host for one in self.members)
+
+
+def gather(group: Group) -> list[Member]:
+    """All ranks' `Member`s, on all of them."""
+    copies = memory.found() if group.world.local_rank == 0 else {}
+    own = Member(platform.node(), memory.launcher(), world.restarts() > 0, copies)
+    return group.gather(own)

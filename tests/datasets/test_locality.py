@@ -1,0 +1,49 @@
+"""Datasets say which rows lie in one file or shard."""
+
+import numpy as np
+import pytest
+
+from pipeline.datasets.image_folder import ImageFolder
+from pipeline.datasets.packed import Packed
+from pipeline.datasets.parquet import Parquet
+from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.packing.packing import pack
+from pipeline.packing.recipe import Recipe
+from tests.packs import Everything
+from tests.tables import make, write
+from tests.web_server import WebServer
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_tables_tell_row_groups_here_and_files_elsewhere(tmp_path, suffix):
+    files = [tmp_path / f"part-{number}.{suffix}" for number in range(3)]
+    for number, path in enumerate(files):
+        write(path, make(20, first=20 * number), group=10)
+    here = Parquet(str(tmp_path), val_fraction=0.25, fields={"number": None})
+    rows = np.random.default_rng(0).permutation(len(here))
+    numbers = np.array([int(here[row]["number"]) for row in rows])
+    assert here.locality(rows).tolist() == (numbers // 10).tolist()
+    with WebServer() as server:
+        server.contents = {f"/{path.name}": path.read_bytes() for path in files}
+        away = Parquet(
+            f"{server.address}/part-{{0..2}}.{suffix}", val_fraction=0.25,
+            fields={"number": None},
+        )  # fmt: skip
+        assert away.locality(rows).tolist() == (numbers // 20).tolist()
+
+
+def test_folders_have_a_file_a_row(tmp_path):
+    from PIL import Image
+
+    for name in ("a/1", "a/2", "b/1", "b/2"):
+        path = tmp_path / f"{name}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (4, 4)).save(path)
+    dataset = ImageFolder(str(tmp_path), val_fraction=0.0)
+    assert len(set(dataset.locality(np.arange(4)).tolist())) == 4
+
+
+def test_packs_have_neighbours(tmp_path):
+    folder = pack(Everything(), "train", Recipe(), tmp_path, options=LoaderOptions())
+    dataset = Packed(str(folder))
+    assert dataset.locality(np.array([0, 1023, 1024, 5000])).tolist() == [0, 0, 1, 4]
