@@ -394,8 +394,7 @@ def bad_samples(config: Config, found: Found) -> Messages:
 
 RULES: tuple[Callable[[Config, Found], Messages], ...] = (
     no_workers, threads, actors, start_method, worker_function, share, unordered, pinned_device,
-    ranks,
-    columns, streams, same_data_twice, tail, both_splits, bad_samples, distributed_sampler, device,
-    monitor, schedule, tracker_packages, data_rules.batch_steps, data_rules.packed,
+    ranks, columns, streams, same_data_twice, tail, both_splits, bad_samples, distributed_sampler,
+    device, monitor, schedule, tracker_packages, data_rules.batch_steps, data_rules.packed,
     data_rules.dataset_keys,
 )  # fmt: skip
