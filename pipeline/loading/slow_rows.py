@@ -2,9 +2,6 @@
 
 They are known by a column of costs, or from the epoch before: fetch tells which rows of a batch
 took far longer than its others. A loader knows the rows that it has loaded itself, in this run.
-
-Cost: 30 ns a sample to take the time; 5 us a batch where a batch took long, and 2 us to look up a
-request of 64 rows once there are slow ones.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.order.randomness import IntArray, Permutation, hash64
+from pipeline.order.permutation import Permutation
+from pipeline.order.randomness import IntArray, hash64
 from pipeline.order.samplers import Order, Random, column_of
 
 

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import ConfigError, Problem
-from pipeline.order.randomness import FloatArray, IntArray, Permutation, hash64
+from pipeline.order.permutation import Permutation
+from pipeline.order.randomness import FloatArray, IntArray, hash64
 from pipeline.order.samplers import Order, Tail
 
 Knots = Sequence[tuple[int, float]]  # (step, weight), ascending

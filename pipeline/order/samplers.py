@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.order.bucketing import bucket_sizes
-from pipeline.order.randomness import IntArray, Permutation, hash64, uniform
+from pipeline.order.permutation import Permutation
+from pipeline.order.randomness import IntArray, hash64, uniform
 
 Tail = Literal["keep", "drop", "pad"]
 

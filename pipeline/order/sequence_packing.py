@@ -24,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.order.randomness import IntArray, Permutation, hash64
+from pipeline.order.permutation import Permutation
+from pipeline.order.randomness import IntArray, hash64
 from pipeline.order.samplers import BatchStrategy, Order, Random, Tail, column_of
 
 Split = Literal["never", "tail"]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from pipeline.order.permutation import Permutation
 from pipeline.order.randomness import (
-    Permutation,
     hash64,
     hash64_array,
     hash64_each,

@@ -37,7 +37,7 @@ class Window:
         extra: batches that it has grown by.
         early: batches that were begun before they came into the window.
         largest: bytes of the largest batch that was measured.
-        measures: whether to measure all batches, which costs 5 us each.
+        measures: whether to measure all batches.
     """
 
     def __init__(self, workers: int, ahead: int, budget: int) -> None:
@@ -65,7 +65,7 @@ class Window:
         return self._budget // max(self.largest, 1)
 
     def grow(self, pending: Collection[Waiting]) -> bool:
-        """Grow by one if workers get idle while the first of `pending` is waited for; 1 us."""
+        """Grow by one if workers get idle while the first of `pending` is waited for."""
         if len(pending) < self.size or self.extra >= self.most or not self._budget:
             return False
         there = [one.result for one in pending if one.result is not None]
