@@ -41,8 +41,9 @@ from pipeline.loading.collate import Stack
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.loader import Loader
 from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.permutation import Permutation
 from pipeline.order.plan import Plan, Request
-from pipeline.order.randomness import Permutation, hash64, hash64_array
+from pipeline.order.randomness import hash64, hash64_array
 from pipeline.order.samplers import Bucket, Random, Sequential, Subset, Weighted
 from pipeline.tuning.checkpoint_interval import daly, useful_share
 

@@ -18,7 +18,8 @@ from torch.utils.data import IterableDataset
 
 from pipeline.datasets.reading.data_file import DataFile
 from pipeline.errors import ConfigError, Problem
-from pipeline.order.randomness import Permutation, hash64, uniform
+from pipeline.order.permutation import Permutation
+from pipeline.order.randomness import hash64, uniform
 
 Record = tuple[str, Any]
 

@@ -21,11 +21,13 @@ ROOT = Path(__file__).parent.parent
 # What a dataset may know of the pipeline: packages, or single modules of one.
 KNOWN_TO_DATASETS = (
     "pipeline.errors", "pipeline.terminal", "pipeline.files", "pipeline.order.randomness",
+    "pipeline.order.permutation",
     "pipeline.transforms", "pipeline.loading.encoded", "pipeline.loading.stored",
     "pipeline.packing",
 )  # fmt: skip
 KNOW_HYDRA = {
-    "run.py", "pipeline/command.py", "pipeline/tasks/fit.py", "pipeline/tasks/sweep.py",
+    "run.py", "pipeline/command.py", "pipeline/tasks/fit.py", "pipeline/tasks/own_command.py",
+    "pipeline/tasks/sweep.py",
     "pipeline/tasks/sweep_grid.py", "pipeline/tasks/optuna_sweeper.py",
     *(f"pipeline/config/{name}.py" for name in (
         "composition", "environment", "hydra_internals", "hydra_loader", "hydra_output",

@@ -239,11 +239,17 @@ class Split:
                 order = make(config.sampler, "sampler", {"seed": config.seed})
             return StreamPlan(order, self._batch_size, tail, length_of(dataset), *short)
         sampler: Any = Sequential(len(dataset))
-        if self._is_train:
-            steps = self.transform.steps
-            sampler = sampler_of(config, dataset, self._batch_size, self.data.fields, steps)
+        if self._is_train or self._packs:
+            given = (config, dataset, self._batch_size, self.data.fields, self.transform.steps)
+            sampler = sampler_of(*given, order=None if self._is_train else sampler)
         together = self.batch_transform.together
         return not_empty(Plan(sampler, self._batch_size, tail, together, *short))
+
+    @property
+    def _packs(self) -> bool:
+        """Whether rows are put together into blocks."""
+        found = allow_list.resolve(self.config.sampler["_target_"], "sampler._target_")
+        return bool(getattr(found, "packs", False))
 
     @property
     def _batch_size(self) -> int:
@@ -336,11 +342,12 @@ class Split:
         config, mode = self.config, mode_of(self.config)
         parts = {"seed": config.seed, "dataset": self.data_fingerprint(mode), **recorded(mode)}
         if self._is_train:
-            parts |= {"sampler": config.sampler, "batch.size": config.batch.size,
-                      "batch.tail": config.batch.tail}  # fmt: skip
-            parts |= lengths_told(config, self.transform.steps)
+            parts |= {"batch.size": config.batch.size, "batch.tail": config.batch.tail}
         else:
             parts["batch.val_size"] = self._batch_size
+        if self._is_train or self._packs:
+            parts["sampler"] = config.sampler
+            parts |= lengths_told(config, self.transform.steps)
         step = decode_step(self.transform)
         if step is not None:  # pixels differ by rounding from one decoder to another
             parts["decoder"] = step.decoder

@@ -22,6 +22,7 @@ from pipeline.config.signatures import arguments
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.collate import Single
 from pipeline.loading.dataset_facts import table_of, tokenizer_of, with_token_lengths
+from pipeline.loading.flatten import Flatten
 from pipeline.loading.named_fields import Fields, OwnCollate
 from pipeline.order.samplers import BatchStrategy, Order
 
@@ -61,12 +62,15 @@ def dataset_of(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> 
 
 
 def sampler_of(
-    config: Config, dataset: Any, batch_size: int, fields: Fields, steps: Mapping[str, Any]
-) -> Order | BatchStrategy:
-    """The order of the training split.
+    config: Config, dataset: Any, batch_size: int, fields: Fields, steps: Mapping[str, Any],
+    order: Order | None = None,
+) -> Order | BatchStrategy:  # fmt: skip
+    """The order of a split.
 
     Args:
         steps: of the split's transform; a text's length is the number of tokens that they make.
+        order: in which every row is read once, for a sampler that packs rows; None: it is the
+            training split, whose tail may be dropped.
     """
     table = partial(_table, dataset, fields, steps if _reads_lengths(config) else {})
     supply = {
@@ -75,18 +79,24 @@ def sampler_of(
         # No lambda: it may go to worker processes, which look there for a bad row's substitute.
         "metadata": Lazy(table),
         "batch_size": batch_size,
-        "tail": config.batch.tail,
+        "tail": config.batch.tail if order is None else "keep",
+        "order": order,
         "dataset": dataset,
         "data_source": dataset,
         "long_tail": bool(lengths_told(config, steps)),
     }
-    build = partial(make, config.sampler, "sampler", supply, True)
+    node = config.sampler if order is None else _without(config.sampler, "order")
+    build = partial(make, node, "sampler", supply, True)
     sampler = build()
     if isinstance(sampler, (Order, BatchStrategy)):
         return sampler
     from pipeline.order.torch_samplers import adapt
 
     return adapt(build, config.seed, len(dataset))
+
+
+def _without(node: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in node.items() if key != name}
 
 
 def _table(dataset: Any, fields: Fields, steps: Mapping[str, Any]) -> Any:
@@ -129,7 +139,7 @@ def collate_of(config: Config, fields: Fields) -> Any:
     node = config.collate
     made = make(node_of(node), "collate")
     target = allow_list.resolve(node["_target_"], "collate._target_")
-    if (getattr(target, "__module__", None) or "") == Single.__module__:
+    if (getattr(target, "__module__", None) or "") in (Single.__module__, Flatten.__module__):
         return made
     names = of_the_build(node, "fields") or fields.given
     return OwnCollate(made, Fields(names, fields.usual), one=config.batch.size is None)

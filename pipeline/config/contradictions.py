@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import allow_list, data_rules
+from pipeline.config import allow_list, data_rules, order_rules
 from pipeline.config.messages import nearest, show
 from pipeline.config.nodes import called, datasets, direction, trackers, walk
+from pipeline.config.order_rules import datasets_found
 from pipeline.config.schema import Config, RaySection
 from pipeline.config.signatures import arguments
 from pipeline.distributed import world
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.workers.ray_cluster import refuse_client, require_installed
-from pipeline.order.samplers import BatchStrategy, Sequential
+from pipeline.order.samplers import Sequential
 from pipeline.order.streams import StreamOrder, is_stream
 
 Found = Mapping[str, Any]  # the callable of each part, by key
@@ -201,38 +202,11 @@ def ranks(config: Config, found: Found) -> Messages:
         )
 
 
-def columns(config: Config, found: Found) -> Messages:
-    """A metadata column that a sampler reads has to be one that the dataset says it has."""
-    sampler: Any = found.get("sampler")
-    if not hasattr(sampler, "column_arguments"):
-        return
-    values = {**arguments(sampler).defaults, **config.sampler}
-    names = sampler.column_arguments
-    if "weights" in names and values.get("weights") is not None:
-        names = ("weights",)  # explicit weights replace a column to balance
-    for key, dataset in _datasets(config, found):
-        known = getattr(dataset, "columns", None)
-        if key == "dataset.val" or known is None:
-            continue
-        for name in names:
-            column = values.get(name)
-            if isinstance(column, str) and column not in known:
-                yield (
-                    f"sampler.{name}: {dataset.__name__} has no metadata column "
-                    f"{column!r}{nearest(column, known)}; it has {', '.join(known)}"
-                )
-
-
-def _datasets(config: Config, found: Found) -> list[tuple[str, Any]]:
-    keys = [key for key, _ in datasets(config.dataset)]
-    return [(key, found[key]) for key in keys if found.get(key) is not None]
-
-
 def streams(config: Config, found: Found) -> Messages:
     """A stream has an order of its own kind, and only a stream has."""
     sampler: Any = found.get("sampler")
     ordered = isinstance(sampler, type) and issubclass(sampler, StreamOrder)
-    for key, dataset in _datasets(config, found):
+    for key, dataset in datasets_found(config, found):
         stream = is_stream(dataset)
         if key == "dataset.val" or not (stream or isinstance(dataset, type)):
             continue
@@ -267,42 +241,6 @@ def same_data_twice(config: Config, found: Found) -> Messages:
         "validation would read the same samples; add it, or write one node under dataset.train and "
         "one under dataset.val"
     )
-
-
-def tail(config: Config, found: Found) -> Messages:
-    from torch.utils.data import BatchSampler
-
-    tail = config.batch.tail
-    sampler: Any = found.get("sampler")
-    if tail == "keep":
-        return
-    forms = isinstance(sampler, type) and issubclass(sampler, (BatchStrategy, BatchSampler))
-    if forms and tail == "pad":
-        yield (
-            f"batch.tail: pad cannot fill {sampler.__name__}'s batches, which it forms itself; set "
-            "batch.tail=keep"
-        )
-    elif forms and "tail" not in arguments(sampler).names:
-        yield (
-            f"batch.tail: drop has nothing to drop: {sampler.__name__} forms its batches itself; "
-            "set batch.tail=keep"
-        )
-    if config.batch.size is None:  # torch refuses `batch_size=None` with `drop_last=True`
-        yield (
-            f"batch.tail: {tail} is for batches, but batch.size=null passes samples through one by "
-            "one; set batch.tail=keep, or batch.size"
-        )
-
-
-def distributed_sampler(config: Config, found: Found) -> Messages:
-    from torch.utils.data import DistributedSampler
-
-    sampler = found.get("sampler")
-    if isinstance(sampler, type) and issubclass(sampler, DistributedSampler):
-        yield (
-            "sampler._target_: DistributedSampler would share the data out a second time: every "
-            "global batch is formed first and then dealt out to the ranks; set sampler=random"
-        )
 
 
 def device(config: Config, found: Found) -> Messages:
@@ -394,7 +332,6 @@ def bad_samples(config: Config, found: Found) -> Messages:
 
 RULES: tuple[Callable[[Config, Found], Messages], ...] = (
     no_workers, threads, actors, start_method, worker_function, share, unordered, pinned_device,
-    ranks, columns, streams, same_data_twice, tail, both_splits, bad_samples, distributed_sampler,
-    device, monitor, schedule, tracker_packages, data_rules.batch_steps, data_rules.packed,
-    data_rules.dataset_keys,
+    ranks, streams, same_data_twice, both_splits, bad_samples, device, monitor, schedule,
+    tracker_packages, *order_rules.RULES, *data_rules.RULES,
 )  # fmt: skip

@@ -134,3 +134,6 @@ def _steps(config: Config, section: str) -> dict[str, Any]:
     nodes = getattr(config.transform, section)
     found = {f"transform.{section}.{name}": called(node) for name, node in nodes.items()}
     return {key: step for key, step in found.items() if step is not None}
+
+
+RULES = (batch_steps, packed, dataset_keys)

@@ -28,8 +28,9 @@ import numpy as np
 import torch
 
 from pipeline.errors import ConfigError, DataError, PenstockError, UnreachableError
+from pipeline.order.permutation import Permutation
 from pipeline.order.plan import Request
-from pipeline.order.randomness import Permutation, hash64
+from pipeline.order.randomness import hash64
 from pipeline.order.samplers import BatchStrategy, Order
 
 OnError = Literal["raise", "substitute", "skip"]

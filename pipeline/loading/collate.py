@@ -37,7 +37,7 @@ class Stack:
     """
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        return {field: stack(field, values) for field, values in _columns(samples).items()}
+        return {field: stack(field, values) for field, values in columns(samples).items()}
 
 
 class _Padding:
@@ -51,9 +51,9 @@ class _Padding:
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
         batch: dict[str, Any] = {}
-        columns = _columns(samples)
-        padded = self._names(columns)
-        for name, values in columns.items():
+        given = columns(samples)
+        padded = self._names(given)
+        for name, values in given.items():
             if name in padded:
                 tensors = [plain(torch.as_tensor(value)) for value in values]
                 batch[name], batch[f"{name}_lengths"] = self._padded(name, tensors)
@@ -61,13 +61,13 @@ class _Padding:
                 batch[name] = stack(name, values)
         return batch
 
-    def _names(self, columns: Mapping[str, list[Any]]) -> list[str]:
+    def _names(self, given: Mapping[str, list[Any]]) -> list[str]:
         if self.fields is None:
-            return [name for name, values in columns.items()
+            return [name for name, values in given.items()
                     if getattr(values[0], "ndim", 0) >= self.least]  # fmt: skip
         for name in self.fields:
-            if name not in columns:
-                known = ", ".join(columns)
+            if name not in given:
+                known = ", ".join(given)
                 raise Mismatch(name, (0, 0), f"to be padded, but the samples have only {known}")
         return list(self.fields)
 
@@ -98,7 +98,7 @@ class Pad(_Padding):
 
     def order(self, samples: Sequence[Sample]) -> list[int] | None:
         """The rows in the order in which the batch will hold them; None leaves them."""
-        padded = self._names(_columns(samples)) if self.sort else []
+        padded = self._names(columns(samples)) if self.sort else []
         if not padded:
             return None
         lengths = [len(sample[padded[0]]) for sample in samples]
@@ -143,7 +143,7 @@ class List:
     """Every field as a plain list of the samples' values; nothing is stacked."""
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        return _columns(samples)
+        return columns(samples)
 
 
 class Single:
@@ -161,7 +161,8 @@ def plain(value: Tensor) -> Tensor:
     return value.as_subclass(Tensor) if type(value) is not Tensor else value
 
 
-def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+def columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """The values of each field, sample by sample; raises Mismatch where fields differ."""
     fields = list(samples[0])
     for row, sample in enumerate(samples):
         differing = set(fields) ^ set(sample)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -213,7 +213,8 @@ class Fetch:
             given = [given[place] for place in order]
             samples = [samples[place] for place in order]
         try:
-            fields = dict(self.collate(given))
+            parts, collate = request.parts, cast(Any, self.collate)
+            fields = dict(collate(given) if parts is None else collate(given, parts))
         except Mismatch as error:
             first, second = (int(request.indices[order[row]]) for row in error.rows)
             raise DataError(
@@ -224,7 +225,11 @@ class Fetch:
             ) from error
         except Exception as error:
             raise explained(error, "collate", request) from error
-        hashes = [hash_sample(sample) for sample in samples] if self.hashed else None
+        hashes = None
+        if self.hashed:
+            hashes = [hash_sample(sample) for sample in samples]
+            if parts is not None:  # which tokens of it are in the batch, and in which block
+                hashes = [hash_sample([*both]) for both in zip(hashes, parts, strict=True)]
         kinds = kinds_of(samples[0])
         timer.lap("collate")
         return self._finished(

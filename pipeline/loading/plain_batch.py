@@ -137,7 +137,9 @@ class _Writer:
         if type(request) is not Request:
             raise NotPlainError(f"the request is a {type(request).__name__}")
         rows = [self.ints(request.positions), self.ints(request.indices)]
-        return ["rows", request.epoch, request.step, *rows, int(request.valid), request.total]
+        parts = None if request.parts is None else self.ints(request.parts)
+        valid = int(request.valid)
+        return ["rows", request.epoch, request.step, *rows, valid, request.total, parts]
 
     def error(self, error: Exception) -> list[Any]:
         name = type(error).__name__
@@ -232,12 +234,13 @@ class _Reader:
     def request(self, said: Sequence[Any]) -> Any:
         if said[0] == "stream":
             return self.stream_request(said)
-        kind, epoch, step, positions, indices, valid, total = said
+        kind, epoch, step, positions, indices, valid, total, parts = said
         if kind != "rows":
             raise ValueError(f"a request of kind {kind!r}")
         rows = self.ints(positions), self.ints(indices)
         of_all = None if total is None else _int(total)
-        return Request(_int(epoch), _int(step), *rows, _int(valid), of_all)
+        cut = None if parts is None else self.ints(parts).reshape(-1, 4)
+        return Request(_int(epoch), _int(step), *rows, _int(valid), of_all, cut)
 
     def stream_request(self, said: Sequence[Any]) -> StreamRequest:
         kind, *numbers = said

@@ -119,10 +119,15 @@ class SampleReader:
         valid = sum(place < request.valid for place in places)
         places = places or [0]
         indices = request.indices.copy()
+        parts = None if request.parts is None else request.parts.copy()
         for place in bad.keys() & places:
             indices[place], samples[place] = self._substitute(place, bad[place], keys[place])
-        self.request = replace(request, positions=request.positions[places],
-                               indices=indices[places], valid=valid)  # fmt: skip
+            if parts is not None:
+                parts[place, 2] = -1  # another row has another length
+        self.request = replace(
+            request, positions=request.positions[places], indices=indices[places], valid=valid,
+            parts=None if parts is None else parts[places],
+        )  # fmt: skip
         self.places = np.array(places, dtype=np.int64)
         return [samples[place] for place in places]
 

@@ -23,8 +23,9 @@ from pipeline.loading.bad_samples import ATTEMPTS, Substitutes
 from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.stage_timer import StageTimer
+from pipeline.order.permutation import Permutation
 from pipeline.order.plan import Request, deal
-from pipeline.order.randomness import GLOBAL, Draws, IntArray, Permutation, hash64
+from pipeline.order.randomness import GLOBAL, Draws, IntArray, hash64
 from pipeline.order.samplers import Tail
 from pipeline.order.streams import End, StreamOrder, StreamRequest, forwards, length_of
 from pipeline.torch_internals import worker_info

@@ -27,6 +27,9 @@ class Request(Addressed):
         indices: rows of the dataset, int64[n].
         valid: rows from this one on are padding: copies of earlier rows that are not counted.
         total: rows of the whole global batch, padding included; None: this is all of it.
+        parts: where rows stand in blocks (`SequencePacking`), int64[n, 4]: the first token, one
+            past the last, the tokens of the whole row (-1: unknown, as of one that stands in for
+            another), and the block, ascending. None: rows are no parts of blocks.
     """
 
     epoch: int
@@ -35,6 +38,7 @@ class Request(Addressed):
     indices: IntArray
     valid: int
     total: int | None = None
+    parts: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -59,9 +63,22 @@ def share_of(
 
 
 def deal(batch: Request, size: int, rank: int, world: int, together: int = 1) -> Request:
-    """The share of `rank` in a global batch that has no padding yet; see `share_of`."""
+    """The share of `rank` in a global batch that has no padding yet; see `share_of`. Blocks stay
+    whole.
+    """
+    if batch.parts is not None:
+        return _deal_blocks(batch, batch.parts, rank, world)
     mine, valid = share_of(len(batch), size, rank, world, together)
     return Request(batch.epoch, batch.step, batch.positions[mine], batch.indices[mine], valid, size)
+
+
+def _deal_blocks(batch: Request, parts: IntArray, rank: int, world: int) -> Request:
+    blocks = parts[:, 3]
+    count = int(blocks[-1]) + 1
+    start, stop = np.searchsorted(blocks, [count * one // world for one in (rank, rank + 1)])
+    mine = slice(start, stop) if start < stop else slice(0, 1)
+    return Request(batch.epoch, batch.step, batch.positions[mine], batch.indices[mine],
+                   int(stop - start), len(batch), parts[mine])  # fmt: skip
 
 
 def not_empty(plan: Plan) -> Plan:
@@ -136,6 +153,10 @@ class Plan:
         of = 0 if self.again else epoch
         if isinstance(self.sampler, BatchStrategy):
             positions, indices = self.sampler.batch(of, step)
+            parts = self.sampler.parts(of, step)
+            if parts is not None:
+                whole = Request(epoch, step, positions, indices, len(indices), parts=parts)
+                return _deal_blocks(whole, parts, rank, world)
             size = self._padded(len(indices))
             mine, valid = share_of(len(indices), size, rank, world, self.together)
             return Request(epoch, step, positions[mine], indices[mine], valid, size)

@@ -43,8 +43,8 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _mix_array(values: KeyArray) -> KeyArray:
-    """The same function on an array; `values` is overwritten."""
+def mix_array(values: KeyArray) -> KeyArray:
+    """The mixing function on an array (uint64), which is overwritten."""
     shift_1, factor_1, shift_2, factor_2, shift_3 = _MIXERS
     values ^= values >> shift_1
     values *= factor_1
@@ -75,8 +75,8 @@ def hash64_on(state: int, *parts: int | str) -> int:
 def hash64_last(first: Sequence[int | str], last: npt.ArrayLike) -> KeyArray:
     """`hash64(*first, part)` for each part of `last`, int64[n]: uint64[n]."""
     state = hash64_on(len(first) + 1, *first)
-    ends = _mix_array(np.array(last).astype(np.uint64) + np.uint64(_GOLDEN))
-    return _mix_array(ends + np.uint64((state + _GOLDEN) & _MASK))
+    ends = mix_array(np.array(last).astype(np.uint64) + np.uint64(_GOLDEN))
+    return mix_array(ends + np.uint64((state + _GOLDEN) & _MASK))
 
 
 def hash64_array(key: int, counters: npt.ArrayLike) -> KeyArray:
@@ -85,16 +85,16 @@ def hash64_array(key: int, counters: npt.ArrayLike) -> KeyArray:
     values *= np.uint64(_GOLDEN)
     values += np.uint64(key & _MASK)
     # Two rounds: with one, two keys that differ by a multiple of _GOLDEN would share a sequence.
-    values = _mix_array(values)
+    values = mix_array(values)
     values ^= np.uint64(_mix(key + 1))
-    return _mix_array(values)
+    return mix_array(values)
 
 
 def hash64_each(keys: KeyArray, counters: npt.ArrayLike) -> KeyArray:
     """`hash64_array(key, counter)` of each key (uint64) and its counter; the two broadcast."""
-    values = _mix_array(np.asarray(counters).astype(np.uint64) * np.uint64(_GOLDEN) + keys)
-    values ^= _mix_array(keys + np.uint64(1))
-    return _mix_array(values)
+    values = mix_array(np.asarray(counters).astype(np.uint64) * np.uint64(_GOLDEN) + keys)
+    values ^= mix_array(keys + np.uint64(1))
+    return mix_array(values)
 
 
 def uniform(key: int, counters: npt.ArrayLike) -> FloatArray:
@@ -110,63 +110,6 @@ def as_uniform(hashes: KeyArray) -> FloatArray:
 def uniform_at(key: int, counter: int) -> float:
     """One draw, the same as `uniform(key, counter)`; 1 us instead of 10."""
     return (_mix(_mix(counter * _GOLDEN + key) ^ _mix(key + 1)) >> 11) * 2.0**-53
-
-
-class Permutation:
-    """A keyed random order of `range(length)`, evaluated at positions instead of listed.
-
-    Short orders are a sort of hashes, so that every order is possible; longer ones are an
-    alternating Feistel network on the next power of two, walked until it lands inside
-    (Black, Rogaway: "Ciphers with arbitrary finite domains", 2002).
-
-    Args:
-        length: number of elements, at most 2^62.
-        key: from `hash64`.
-
-    Cost: constant memory; about 1 us an element in batches of 256.
-    """
-
-    SORTED_BELOW = 4096
-    ROUNDS = 8  # even, so that the halves come back to their places
-
-    def __init__(self, length: int, key: int) -> None:
-        self.length = length
-        self.key = key
-        bits = max(2, (length - 1).bit_length())
-        self._low_bits, self._high_bits = (bits + 1) // 2, bits // 2
-        self._round_keys = [hash64(key, "feistel", number) for number in range(self.ROUNDS)]
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __call__(self, positions: npt.ArrayLike) -> IntArray:
-        """Elements at `positions` (int64[n], each in [0, length)): int64[n]."""
-        wanted = np.asarray(positions, dtype=np.int64)
-        if wanted.size and (int(wanted.min()) < 0 or int(wanted.max()) >= self.length):
-            raise IndexError(f"a position lies outside [0, {self.length})")
-        if self.length < self.SORTED_BELOW:
-            return _sorted_permutation(self.length, self.key)[wanted]
-        values = self._network(wanted.astype(np.uint64))
-        outside = values >= np.uint64(self.length)
-        while outside.any():
-            values[outside] = self._network(values[outside])
-            outside = values >= np.uint64(self.length)
-        return values.astype(np.int64)
-
-    def _network(self, values: KeyArray) -> KeyArray:
-        low_bits, high_bits = self._low_bits, self._high_bits
-        high, low = values >> np.uint64(low_bits), values & np.uint64((1 << low_bits) - 1)
-        for key in self._round_keys:
-            mask = np.uint64((1 << high_bits) - 1)
-            high, low = low, (high ^ _mix_array(low + np.uint64(key))) & mask
-            high_bits, low_bits = low_bits, high_bits
-        return (high << np.uint64(low_bits)) | low
-
-
-@lru_cache(maxsize=64)
-def _sorted_permutation(length: int, key: int) -> IntArray:
-    order = np.argsort(hash64_array(key, np.arange(length)), kind="stable")
-    return order.astype(np.int64)
 
 
 class KeyedRandom:

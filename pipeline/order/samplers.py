@@ -15,13 +15,21 @@ import numpy.typing as npt
 
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.order.bucketing import bucket_sizes
-from pipeline.order.randomness import IntArray, Permutation, hash64, uniform
+from pipeline.order.permutation import Permutation
+from pipeline.order.randomness import IntArray, hash64, uniform
 
 Tail = Literal["keep", "drop", "pad"]
 
 
 class _Sampler(ABC):
+    """
+    Attributes:
+        column_arguments: arguments that name columns of the dataset's table.
+        packs: whether rows stand in blocks, so that validation packs them, too.
+    """
+
     column_arguments: ClassVar[tuple[str, ...]] = ()
+    packs: ClassVar[bool] = False
 
     @abstractmethod
     def size(self, epoch: int) -> int:
@@ -51,7 +59,12 @@ class BatchStrategy(_Sampler):
 
     @abstractmethod
     def batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
-        """Positions and rows of one global batch: int64[n] each. No position comes twice."""
+        """Positions and rows of one global batch: int64[n] each. No position comes twice, but where
+        rows are cut into parts."""
+
+    def parts(self, epoch: int, step: int) -> IntArray | None:
+        """Which parts of its rows a batch has, in which blocks: int64[n, 4] as `Request.parts`."""
+        return None
 
 
 class Sequential(Order):

@@ -19,7 +19,8 @@ from torch.utils.data import IterableDataset
 
 from pipeline.errors import ConfigError, Problem
 from pipeline.order.address import Addressed
-from pipeline.order.randomness import IntArray, Permutation, hash64
+from pipeline.order.permutation import Permutation
+from pipeline.order.randomness import IntArray, hash64
 from pipeline.order.samplers import Tail
 
 

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields
@@ -25,12 +24,10 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pipeline import program
 from pipeline.build.training import TrainingParts
-from pipeline.config import disclosure, environment, hydra_output, project
-from pipeline.config.allowances import OPTIONS
+from pipeline.config import environment
 from pipeline.config.data_rules import mode_of
-from pipeline.config.schema import TASK_KEYS, Config
+from pipeline.config.schema import Config
 from pipeline.distributed import lost
 from pipeline.distributed.group import Group, join
 from pipeline.distributed.parallel import Parallel, prepare
@@ -52,6 +49,7 @@ from pipeline.runs.trackers.tracker import TrackedRun, measured
 from pipeline.tasks import outcome, predictions, progress, pruning
 from pipeline.tasks import report as report_page
 from pipeline.tasks.opening import Opened, open_run
+from pipeline.tasks.own_command import command_line, how_to_resume, overrides
 from pipeline.tasks.recording import Confusions, Digests, Extremes, Ledger, Metrics, Quarantine
 from pipeline.tasks.report_facts import write_data_facts, write_facts
 from pipeline.tasks.validate import baseline, load_weights, monitored, try_one_batch
@@ -131,7 +129,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
         if opened.renewed is not None and state is not None and scheduler is not None:
             state = renewed(state, optimizer, scheduler)
         if opened.checkpoints:
-            group.hint(_how_to_resume(opened.checkpoints.folder.parent))
+            group.hint(how_to_resume(opened.checkpoints.folder.parent))
         with (
             watched(config, parts, group, opened, train) as (trackers, observers),
             group.explained(),
@@ -323,7 +321,7 @@ def watched(
         then = ""
         if starts_again():
             then = "Ranks that remain are started again from there. "
-        raise Preempted(f"{error}. {then}{_how_to_resume(folder.path)}") from error
+        raise Preempted(f"{error}. {then}{how_to_resume(folder.path)}") from error
     except KeyboardInterrupt:
         status, reason = "interrupted", "Ctrl-C"
         say(f"stopped; the run is in {folder.path}")
@@ -366,34 +364,3 @@ def _tracked(config: Config, opened: Opened) -> TrackedRun:
         path, config.written(), dict(opened.folder.manifest), sweep, resumed, before,
         bool(config.resume_despite),
     )  # fmt: skip
-
-
-def _how_to_resume(folder: Path) -> str:
-    return f"To resume:\n  {disclosure.command([*started_words(), f'resume={folder}'])}"
-
-
-def command_line(*given: str) -> str:
-    """This job's command with its task's overrides replaced by `given`."""
-    mine = ("task", "run_dir", "resume", "resume_despite", *TASK_KEYS)
-    own = [word for word in overrides() if word.split("=")[0] not in mine]
-    return disclosure.command([*started_words(), *own, *given])
-
-
-def started_words() -> list[str]:
-    """The program, with this job's options for allowances and configuration folders."""
-    words, said = program.words(), project.current()
-    for option, variable in OPTIONS.items():
-        allowed = os.environ.get(variable)
-        if allowed and not (option == "--trust" and said and allowed == ",".join(said.trust)):
-            words += [option, allowed]
-    if HydraConfig.initialized():
-        for source in HydraConfig.get().runtime.config_sources:
-            known = said is not None and said.config_dir == source.path
-            if source.provider == "command-line" and not known:
-                words += ["--config-dir", source.path]
-    return words
-
-
-def overrides() -> list[str]:
-    """The overrides of this job without secrets, also if a launcher started it."""
-    return disclosure.words(hydra_output.overrides())

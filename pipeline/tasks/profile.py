@@ -20,8 +20,8 @@ from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.order.streams import StreamPlan
 from pipeline.runs.checkpoint import CheckpointError, Checkpoints
 from pipeline.runs.run_folder import RunFolder
-from pipeline.tasks.fit import command_line
 from pipeline.tasks.measuring import Course, fixed, steps_of
+from pipeline.tasks.own_command import command_line
 from pipeline.tasks.tables import new_table, put_table
 from pipeline.terminal import put, say
 from pipeline.tuning import checkpoint_interval, timeline, verdict

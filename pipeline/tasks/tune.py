@@ -22,8 +22,8 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.loader import Loader
 from pipeline.loading.memory import tree_pss
 from pipeline.loading.workers.backends import LoaderOptions
-from pipeline.tasks.fit import command_line
 from pipeline.tasks.measuring import Course, fixed
+from pipeline.tasks.own_command import command_line
 from pipeline.tasks.tables import new_table, put_table
 from pipeline.terminal import ProgressDisplay, put, say
 from pipeline.tuning.search import Backend, Search, Setting, Slice, Space, Trial

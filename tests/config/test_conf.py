@@ -33,6 +33,7 @@ NEEDS = {
     "objective/regression": ["dataset=arrays", "dataset.root=x"],
     "sampler/bucket": ["dataset=sequences"],
     "sampler/identity": ["dataset=sequences"],
+    "sampler/packed": ["dataset=sequences", "collate=packed"],
     "dataset/mixture": ["dataset.sources.photographs.root=x"],
     "sampler/stream": ["dataset=mixture", "dataset.sources.photographs.root=x"],
     "sampler/weighted": ["dataset=sequences"],

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from pipeline.order.permutation import Permutation
 from pipeline.order.randomness import (
-    Permutation,
     hash64,
     hash64_array,
     hash64_each,
@@ -69,6 +69,16 @@ def test_a_slice_is_the_same_alone_as_within_a_larger_one(length, data):
     assert len(set(whole.tolist())) == 200
     assert whole.min() >= 0
     assert whole.max() < length
+
+
+@given(length=st.integers(1, 10**12), seed=st.integers(0, 2**63))
+@settings(deadline=None)
+def test_the_inverse_of_a_permutation_finds_positions(length, seed):
+    order, places = Permutation(length, seed), np.unique(np.linspace(0, length - 1, 50, dtype=int))
+    assert np.array_equal(order.inverse(order(places)), places)
+    assert np.array_equal(order(order.inverse(places)), places)
+    with pytest.raises(IndexError):
+        order.inverse([length])
 
 
 @pytest.mark.parametrize("length", [5000, 10**9])

@@ -5,8 +5,8 @@ import pytest
 
 from benchmarks import scale
 from benchmarks.failures import Clock, Policy, day, failures_of
+from pipeline.order.permutation import Permutation
 from pipeline.order.plan import Plan
-from pipeline.order.randomness import Permutation
 from pipeline.order.samplers import Random
 from pipeline.tuning.checkpoint_interval import daly, useful_share
 

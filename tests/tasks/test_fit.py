@@ -12,7 +12,7 @@ from pipeline import command
 from pipeline.distributed.world import World
 from pipeline.errors import ConfigError
 from pipeline.runs import checkpoint
-from pipeline.tasks import fit, outcome
+from pipeline.tasks import fit, outcome, own_command
 from pipeline.tasks.fit import scheduler_moves, spare_cores
 from pipeline.tasks.outcome import print_report
 from pipeline.training.runner import Result
@@ -239,8 +239,8 @@ def test_cores_are_left_to_those_that_make_batches(monkeypatch):
 
 def test_trust_and_folders_are_part_of_the_command_to_paste(monkeypatch):
     monkeypatch.setenv("PENSTOCK_TRUST", "mine")
-    monkeypatch.setattr(fit, "overrides", lambda: ["task=fit", "model.name=a b", "epoch=3"])
-    assert fit.command_line("task=replay") == (
+    monkeypatch.setattr(own_command, "overrides", lambda: ["task=fit", "model.name=a b", "epoch=3"])
+    assert own_command.command_line("task=replay") == (
         "python run.py --trust mine 'model.name=a b' task=replay"
     )
     assert "hydra" in sys.modules  # tasks may know it

@@ -228,6 +228,7 @@ def _name(request: Request | StreamRequest) -> str:
         total = -1 if request.total is None else request.total
         digest.update(struct.pack("<qqq", len(request), request.valid, total))
         digest.update(request.positions.tobytes() + request.indices.tobytes())
+        digest.update(b"" if request.parts is None else request.parts.tobytes())
     else:
         digest.update(struct.pack("<qq", request.rank, request.world))
     return f"{request.epoch}-{request.step}-{digest.hexdigest()}"

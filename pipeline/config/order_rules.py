@@ -1,0 +1,101 @@
+"""Rules on samplers, and on what they need of datasets, batches and collate functions.
+
+For `config/contradictions.py`. A rule gets the configuration and the callable of each part by key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pipeline.config.messages import nearest
+from pipeline.config.nodes import datasets
+from pipeline.config.schema import Config
+from pipeline.config.signatures import arguments
+from pipeline.order.samplers import BatchStrategy
+
+Found = Mapping[str, Any]
+Messages = Iterator[str]
+
+
+def datasets_found(config: Config, found: Found) -> list[tuple[str, Any]]:
+    """Key and callable of each dataset."""
+    keys = [key for key, _ in datasets(config.dataset)]
+    return [(key, found[key]) for key in keys if found.get(key) is not None]
+
+
+def columns(config: Config, found: Found) -> Messages:
+    """A metadata column that a sampler reads has to be one that the dataset says it has."""
+    sampler: Any = found.get("sampler")
+    if not hasattr(sampler, "column_arguments"):
+        return
+    values = {**arguments(sampler).defaults, **config.sampler}
+    names = sampler.column_arguments
+    if "weights" in names and values.get("weights") is not None:
+        names = ("weights",)  # explicit weights replace a column to balance
+    for key, dataset in datasets_found(config, found):
+        known = getattr(dataset, "columns", None)
+        if key == "dataset.val" or known is None:
+            continue
+        for name in names:
+            column = values.get(name)
+            if isinstance(column, str) and column not in known:
+                yield (
+                    f"sampler.{name}: {dataset.__name__} has no metadata column "
+                    f"{column!r}{nearest(column, known)}; it has {', '.join(known)}"
+                )
+
+
+def tail(config: Config, found: Found) -> Messages:
+    from torch.utils.data import BatchSampler
+
+    tail = config.batch.tail
+    sampler: Any = found.get("sampler")
+    if tail == "keep":
+        return
+    forms = isinstance(sampler, type) and issubclass(sampler, (BatchStrategy, BatchSampler))
+    if forms and tail == "pad":
+        yield (
+            f"batch.tail: pad cannot fill {sampler.__name__}'s batches, which it forms itself; set "
+            "batch.tail=keep"
+        )
+    elif forms and "tail" not in arguments(sampler).names:
+        yield (
+            f"batch.tail: drop has nothing to drop: {sampler.__name__} forms its batches itself; "
+            "set batch.tail=keep"
+        )
+    if config.batch.size is None:  # torch refuses `batch_size=None` with `drop_last=True`
+        yield (
+            f"batch.tail: {tail} is for batches, but batch.size=null passes samples through one by "
+            "one; set batch.tail=keep, or batch.size"
+        )
+
+
+def packing(config: Config, found: Found) -> Messages:
+    """Blocks need a sampler that forms them and a collate function that knows what they are."""
+    sampler, collate = (getattr(found.get(key), "packs", False) for key in ("sampler", "collate"))
+    if sampler and not collate:
+        yield (
+            f"collate: {config.collate['_target_']} knows no blocks, which the sampler packs rows "
+            "into; set collate=packed"
+        )
+    mixing = [name for name, node in config.transform.train_batch.items() if node is not None]
+    if sampler and mixing:
+        yield (
+            f"transform.train_batch.{mixing[0]}: transforms of batches take a row for each sample, "
+            "and rows of packed batches are blocks; transform samples instead (transform.train)"
+        )
+
+
+def distributed_sampler(config: Config, found: Found) -> Messages:
+    from torch.utils.data import DistributedSampler
+
+    sampler = found.get("sampler")
+    if isinstance(sampler, type) and issubclass(sampler, DistributedSampler):
+        yield (
+            "sampler._target_: DistributedSampler would share the data out a second time: every "
+            "global batch is formed first and then dealt out to the ranks; set sampler=random"
+        )
+
+
+RULES = (columns, tail, packing, distributed_sampler)

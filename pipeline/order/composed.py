@@ -1,0 +1,95 @@
+"""Orders that are made of others, or of stages: a curriculum, and rows that come several times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.order.permutation import Permutation
+from pipeline.order.randomness import IntArray, hash64
+from pipeline.order.samplers import Order, Random, column_of
+
+
+class Curriculum(Order):
+    """Every row once, from easy to hard: in stages by a column, shuffled within each.
+
+    Args:
+        column: metadata column of numbers, of which the smallest come first.
+        stages: of equal size, to the nearest row.
+        descending: the largest come first.
+    """
+
+    column_arguments = ("column",)
+
+    def __init__(
+        self,
+        length: int,
+        seed: int,
+        metadata: Any,
+        column: str = "length",
+        stages: int = 4,
+        descending: bool = False,
+    ) -> None:
+        if not 1 <= stages <= max(length, 1):
+            raise ConfigError(
+                Problem("sampler.stages", f"{stages}; allowed: 1 to {length}, the number of rows")
+            )
+        values = column_of(metadata, column, "column")
+        if values.dtype.kind not in "biuf":
+            raise DataError(f"column {column!r} does not hold numbers, so rows cannot be ordered")
+        keys = -values.astype(np.float64) if descending else values
+        self._rows = np.argsort(keys, kind="stable").astype(np.int64)
+        self._edges = np.arange(stages + 1) * length // stages
+        self.seed = seed
+
+    def size(self, epoch: int) -> int:
+        return len(self._rows)
+
+    def indices(self, epoch: int, start: int, stop: int) -> IntArray:
+        positions = np.arange(start, stop, dtype=np.int64)
+        stage = np.searchsorted(self._edges, positions, side="right") - 1
+        rows = np.empty(len(positions), np.int64)
+        for one in np.unique(stage).tolist():
+            first, last = int(self._edges[one]), int(self._edges[one + 1])
+            order = Permutation(last - first, hash64(self.seed, "stage", epoch, one))
+            here = stage == one
+            rows[here] = self._rows[first + order(positions[here] - first)]
+        return rows
+
+
+class Repeated(Order):
+    """Every row of another order several times in a row, each time with augmentation of its own.
+
+    Args:
+        times: how often a row comes; it divides the batch, so that all stand in the same one.
+        order: the other order; None: each row once, at random.
+        shorten: an epoch has as many positions as the other order, and so only the first of its
+            rows, as repeated augmentation is used in DeiT; else `times` as many.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        seed: int,
+        batch_size: int,
+        times: int = 3,
+        order: Order | None = None,
+        shorten: bool = True,
+    ) -> None:
+        if times < 1 or batch_size % times:
+            raise ConfigError(
+                Problem("sampler.times", f"{times} does not divide batch.size={batch_size}, so a "
+                        "row's repetitions would stand in two batches")
+            )  # fmt: skip
+        self.times, self.order, self.shorten = times, order or Random(length, seed), shorten
+
+    def size(self, epoch: int) -> int:
+        size = self.order.size(epoch)
+        return size // self.times * self.times if self.shorten else size * self.times
+
+    def indices(self, epoch: int, start: int, stop: int) -> IntArray:
+        first, last = start // self.times, -(-stop // self.times)
+        rows = np.repeat(self.order.indices(epoch, first, last), self.times)
+        return rows[start - first * self.times : stop - first * self.times]

@@ -1,0 +1,91 @@
+"""Keyed random orders of a range, evaluated at positions instead of listed, and their inverse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.order.randomness import IntArray, KeyArray, hash64, hash64_array, mix_array
+
+
+class Permutation:
+    """A keyed random order of `range(length)`, evaluated at positions instead of listed.
+
+    Short orders are a sort of hashes, so that every order is possible; longer ones are an
+    alternating Feistel network on the next power of two, walked until it lands inside
+    (Black, Rogaway: "Ciphers with arbitrary finite domains", 2002).
+
+    Args:
+        length: number of elements, at most 2^62.
+        key: from `hash64`.
+
+    Cost: constant memory; about 1 us an element in batches of 256.
+    """
+
+    SORTED_BELOW = 4096
+    ROUNDS = 8  # even, so that the halves come back to their places
+
+    def __init__(self, length: int, key: int) -> None:
+        self.length = length
+        self.key = key
+        bits = max(2, (length - 1).bit_length())
+        self._low_bits, self._high_bits = (bits + 1) // 2, bits // 2
+        self._round_keys = [hash64(key, "feistel", number) for number in range(self.ROUNDS)]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __call__(self, positions: npt.ArrayLike) -> IntArray:
+        """Elements at `positions` (int64[n], each in [0, length)): int64[n]."""
+        wanted = self._inside(positions)
+        if self.length < self.SORTED_BELOW:
+            return _sorted_permutation(self.length, self.key)[wanted]
+        return self._walk(wanted, self._network)
+
+    def inverse(self, elements: npt.ArrayLike) -> IntArray:
+        """Positions of `elements` (int64[n], each in [0, length)): int64[n]; costs as a call."""
+        given = self._inside(elements)
+        if self.length < self.SORTED_BELOW:
+            return np.argsort(_sorted_permutation(self.length, self.key))[given].astype(np.int64)
+        return self._walk(given, self._network_back)
+
+    def _inside(self, places: npt.ArrayLike) -> IntArray:
+        given = np.asarray(places, dtype=np.int64)
+        if given.size and (int(given.min()) < 0 or int(given.max()) >= self.length):
+            raise IndexError(f"a place lies outside [0, {self.length})")
+        return given
+
+    def _walk(self, start: IntArray, network: Callable[[KeyArray], KeyArray]) -> IntArray:
+        values = network(start.astype(np.uint64))
+        outside = values >= np.uint64(self.length)
+        while outside.any():
+            values[outside] = network(values[outside])
+            outside = values >= np.uint64(self.length)
+        return values.astype(np.int64)
+
+    def _network(self, values: KeyArray) -> KeyArray:
+        low_bits, high_bits = self._low_bits, self._high_bits
+        high, low = values >> np.uint64(low_bits), values & np.uint64((1 << low_bits) - 1)
+        for key in self._round_keys:
+            mask = np.uint64((1 << high_bits) - 1)
+            high, low = low, (high ^ mix_array(low + np.uint64(key))) & mask
+            high_bits, low_bits = low_bits, high_bits
+        return (high << np.uint64(low_bits)) | low
+
+    def _network_back(self, values: KeyArray) -> KeyArray:
+        low_bits, high_bits = self._low_bits, self._high_bits
+        high, low = values >> np.uint64(low_bits), values & np.uint64((1 << low_bits) - 1)
+        for key in reversed(self._round_keys):
+            mask = np.uint64((1 << low_bits) - 1)  # `low` was the round's `high`
+            high, low = (low ^ mix_array(high + np.uint64(key))) & mask, high
+            high_bits, low_bits = low_bits, high_bits
+        return (high << np.uint64(low_bits)) | low
+
+
+@lru_cache(maxsize=64)
+def _sorted_permutation(length: int, key: int) -> IntArray:
+    order = np.argsort(hash64_array(key, np.arange(length)), kind="stable")
+    return order.astype(np.int64)
