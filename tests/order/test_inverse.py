@@ -14,6 +14,7 @@ from pipeline.order.composed import Curriculum, Repeated
 from pipeline.order.orders import Order
 from pipeline.order.plan import Place, Plan
 from pipeline.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from pipeline.order.sequence_packing import SequencePacking
 from pipeline.order.torch_samplers import adapt
 
 SEED = 3
@@ -57,6 +58,11 @@ ORDERS = {
     "curriculum": lambda n: Curriculum(n, SEED, table(n), stages=min(3, n)),
     "repeated": lambda n: Repeated(n, SEED, 4, 2),
     "repeated, weighted": lambda n: Repeated(n, SEED, 4, 4, weighted(n), shorten=False),
+    "packed": lambda n: SequencePacking(n, SEED, table(n), 2, tokens=40, window=8),
+    "packed, cut": lambda n: SequencePacking(n, SEED, table(n), 2, tokens=16, split="tail"),
+    "packed, weighted": lambda n: SequencePacking(
+        n, SEED, table(n), 2, tail="drop", tokens=20, window=16, order=weighted(n)
+    ),
     "torch's": lambda n: adapt(lambda: RandomSampler(range(n)), SEED, n),
     "torch's batches": lambda n: adapt(
         lambda: BatchSampler(SequentialSampler(range(n)), 4, drop_last=False), SEED, n
