@@ -220,6 +220,7 @@ class TrainerSection(Section):
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     limit_batches: LimitBatches = LimitBatches()
     overfit_batches: Count | None = None
+    skip: list[Any] | None = None
     fast_dev_run: bool = False
 
     def short(self, split: str) -> tuple[int | None, bool]:

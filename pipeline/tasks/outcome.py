@@ -19,6 +19,7 @@ from pipeline.distributed.group import Group
 from pipeline.loading.loader import Loader
 from pipeline.order.streams import length_of
 from pipeline.runs.pictures import confusion_matrix
+from pipeline.tasks import skipping
 from pipeline.tasks.recording import Confusions
 from pipeline.tasks.validate import print_table
 from pipeline.terminal import put
@@ -32,7 +33,10 @@ def summary(
 ) -> str:
     """The lines of the summary, without a newline at their end."""
     rows = {"data": _data(data, train), "model": _model(config, model, train.world.device, group),
-            "loader": _loader(train, group), "folder": folder}  # fmt: skip
+            "loader": _loader(train, group),
+            "left out": skipping.describe(train.plan, config.trainer.max_epochs),
+            "folder": folder}  # fmt: skip
+    rows = {name: text for name, text in rows.items() if text}
     return "\n".join(f"{name:<9} {text}" for name, text in rows.items())
 
 
