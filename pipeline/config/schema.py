@@ -17,7 +17,7 @@ Node = dict[str, Any]  # a part: `_target_` and its arguments
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 Task = Literal["fit", "validate", "digest", "replay", "verify", "diff", "check", "pack",
-               "profile", "tune", "lr_find", "report", "runs", "show"]  # fmt: skip
+               "profile", "tune", "lr_find", "report", "runs", "show", "where"]  # fmt: skip
 RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
 
 
@@ -275,6 +275,9 @@ class Config(Section):
     checkpoint: str | None = None
     runs: list[str] | None = None
     run: str | None = None
+    sample: int | str | list[int | str] | None = None
+    address: Annotated[list[Index], Field(min_length=2, max_length=2)] | None = None
+    epochs: Index | Annotated[str, Field(pattern=r"^\d{1,9}:\d{1,9}$")] | None = None
     find: FindSection = FindSection()
 
     _origins: dict[str, disclosure.Origin] = PrivateAttr(default_factory=dict)
@@ -299,4 +302,4 @@ class Config(Section):
 # Tasks that only read files of runs, and need no torch.
 READING = ("report", "diff", "runs", "show")
 TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "run", "find", "tune",
-             "profile", "lr_find", "diff")  # fmt: skip
+             "profile", "lr_find", "diff", "sample", "address", "epochs")  # fmt: skip

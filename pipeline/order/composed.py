@@ -92,6 +92,7 @@ class Repeated(Order):
                         "row's repetitions would stand in two batches")
             )  # fmt: skip
         self.times, self.order, self.shorten = times, order or Random(length, seed), shorten
+        self._rows = batch_size // times  # of the other order, in a batch
 
     def size(self, epoch: int) -> int:
         size = self.order.size(epoch)
@@ -103,10 +104,12 @@ class Repeated(Order):
         return rows[start - first * self.times : stop - first * self.times]
 
     def positions_of(self, epoch: int, row: int) -> list[int]:
-        size = self.size(epoch)
-        return [
-            position
-            for first in self.order.positions_of(epoch, row)
-            for position in range(first * self.times, (first + 1) * self.times)
-            if position < size
-        ]
+        """By a look at each batch that has `row`."""
+        size, batch = self.size(epoch), self._rows * self.times
+        found: list[int] = []
+        for number in dict.fromkeys(at // self._rows for at in self.order.positions_of(epoch, row)):
+            start, stop = number * batch, min((number + 1) * batch, size)
+            if start < stop:
+                rows = self.indices(epoch, start, stop)
+                found += (start + np.flatnonzero(rows == row)).tolist()
+        return found

@@ -4,22 +4,47 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipeline.build.data import Split
+from pipeline.config import preflight
+from pipeline.config.schema import TASK_KEYS, Config
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.dataset_facts import table_of
 from pipeline.loading.row_filter import matching
 from pipeline.order.plan import Plan
 from pipeline.runs.left_out import normal
+from pipeline.runs.record import RunRecord
+from pipeline.tasks import own_command
 
 Sample = int | str | Sequence[int | str]
 
 _KEY = "sample"
 _SHOWN = 5  # paths of an ambiguous name
 _COMPARES = (ast.Compare, ast.BoolOp, ast.Call, ast.UnaryOp, ast.BitAnd, ast.BitOr)
+
+
+def asked_of(config: Config) -> tuple[Config, RunRecord | None]:
+    """The configuration that a question is about: this one, or that of the run in `config.run`.
+
+    Raises:
+        ConfigError: it is not a run's folder, or other keys are given besides it.
+    """
+    if config.run is None:
+        return config, None
+    record = RunRecord.read(Path(config.run), "run")
+    own = {"task", "run_dir", *TASK_KEYS}
+    for word in own_command.overrides():
+        if word.lstrip("+~").partition("=")[0].partition(".")[0] not in (*own, "hydra"):
+            raise ConfigError(
+                Problem("run", f"gives the whole configuration, that of {config.run}, so {word} "
+                        "would have no effect; leave out one of the two")
+            )  # fmt: skip
+    asked = {name: value for name, value in config.plain().items() if name in own}
+    return preflight.stored({**record.config, **asked, "tracker": {}}), record
 
 
 def rows_of(sample: Sample, split: Split) -> list[int]:
