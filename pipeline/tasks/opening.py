@@ -193,7 +193,8 @@ def _open(
             Path(config.run_dir), config.written(), world=size, overrides=overrides,
             fingerprint=dict(fingerprint), **facts,
         )  # fmt: skip
-        folder.note(**found.facts)
+        began = {"at": list(_address(newest.state)), "resumed": str(newest.path)} if newest else {}
+        folder.note(**found.facts, **began)
     else:
         at = _address(newest.state) if newest else (0, 0)
         kept = (*resumption.LENGTH, resumption.SKIP)
