@@ -49,6 +49,7 @@ def of_run(config: Config, choices: Mapping[str, Any]) -> str:
         "runs": f"listing the runs below {' and '.join(shown['runs'] or ['outputs', 'multirun'])}",
         "show": f"the head of the report of {shown['run']}",
         "where": _asked(config, shown, data),
+        "without": f"how {shown['run']} goes on without {shown['sample']}",
         "report": f"making the report of {' and '.join(shown['runs'] or ['no run'])}",
         "lr_find": f"looking for a learning rate for {both}",
     }[config.task]

@@ -17,7 +17,8 @@ Node = dict[str, Any]  # a part: `_target_` and its arguments
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 Task = Literal["fit", "validate", "digest", "replay", "verify", "diff", "check", "pack",
-               "profile", "tune", "lr_find", "report", "runs", "show", "where"]  # fmt: skip
+               "profile", "tune", "lr_find", "report", "runs", "show", "where",
+               "without"]  # fmt: skip
 RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
 
 
@@ -220,6 +221,7 @@ class TrainerSection(Section):
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     limit_batches: LimitBatches = LimitBatches()
     overfit_batches: Count | None = None
+    skip: list[Any] | None = None
     fast_dev_run: bool = False
 
     def short(self, split: str) -> tuple[int | None, bool]:

@@ -15,6 +15,7 @@ from pipeline.errors import ConfigError, Problem
 from pipeline.order.address import Addressed
 from pipeline.order.randomness import IntArray
 from pipeline.order.samplers import BatchStrategy, Order, Tail
+from pipeline.order.skipped import Skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class Plan:
         together: rows of a global batch that stay on one rank; 2 keeps the pairs of mixing.
         most: batches in an epoch; None: all that the sampler gives.
         again: every epoch has the samples of epoch 0 in its order, but its own augmentation.
+        skipped: addresses that training leaves out; they stay addresses, so `steps` counts them.
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class Plan:
         together: int = 1,
         most: int | None = None,
         again: bool = False,
+        skipped: Skipped | None = None,
     ) -> None:
         if batch_size < 1:
             raise ConfigError(Problem("batch.size", f"{batch_size} is below 1"))
@@ -134,6 +137,7 @@ class Plan:
         self.together = together
         self.most = most
         self.again = again
+        self.skipped = skipped or Skipped()
 
     def steps(self, epoch: int) -> int:
         """Number of global batches in `epoch`, the same on every rank."""

@@ -13,11 +13,13 @@ from pipeline.build.data import Split
 from pipeline.config import preflight
 from pipeline.config.schema import TASK_KEYS, Config
 from pipeline.errors import ConfigError, Problem
+from pipeline.loading import kept_rows
 from pipeline.loading.dataset_facts import table_of
 from pipeline.loading.kept_rows import KeptRows, unfiltered
 from pipeline.loading.row_filter import matching
 from pipeline.order.plan import Plan
 from pipeline.runs.left_out import normal
+from pipeline.runs.quarantine import known_rows
 from pipeline.runs.record import RunRecord
 from pipeline.tasks import own_command
 
@@ -64,6 +66,25 @@ def rows_of(sample: Sample, split: Split) -> list[int]:
     if not given:
         raise ConfigError(Problem(_KEY, "is empty; give a row, a path, or an expression"))
     return sorted({row for one in given for row in _rows_of_one(one, split)})
+
+
+def own_row(dataset: Any, row: int) -> int:
+    """The dataset's own number of a row that the plan numbers `row`; another behind a filter."""
+    own = kept_rows.own_row(dataset, row)
+    return row if own is None else own
+
+
+def listed_in(path: Path | str, split: Split) -> dict[int, str]:
+    """Causes by row, as the plan numbers them, of those that a quarantine lists.
+
+    Raises:
+        ConfigError: it cannot be read, or is of another dataset.
+    """
+    dataset = split.dataset
+    found = known_rows(path, unfiltered(dataset), split.name, split.unfiltered_fingerprint)
+    if not isinstance(dataset, KeptRows):
+        return found
+    return {row: found[own] for row, own in dataset.places(list(found)).items()}
 
 
 def plan_of(split: Split) -> Plan:

@@ -46,7 +46,7 @@ from pipeline.runs.resumption import fingerprint, spans
 from pipeline.runs.run_folder import Status
 from pipeline.runs.trackers.guarded import Trackers
 from pipeline.runs.trackers.tracker import TrackedRun, measured
-from pipeline.tasks import outcome, predictions, progress, pruning
+from pipeline.tasks import outcome, predictions, progress, pruning, skipping
 from pipeline.tasks import report as report_page
 from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.own_command import command_line, how_to_resume, overrides
@@ -106,6 +106,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
     with data.train.loader(hashed=config.trainer.digest) as train, data.val.loader() as val:
         objective = parts.objective()
         options = make_options(config, objective)
+        skipping.check(train.plan, options.max_epochs)
         wanted, mode = config.distributed, mode_of(config)
         parallel = Parallel(wanted.strategy, wanted.find_unused_parameters, wanted.sync_batchnorm)
         model = prepare(parts.model(), parallel, group)
@@ -297,7 +298,7 @@ def watched(
     left_out = Quarantine(folder.path / QUARANTINE, datasets, data.train.budget)
     observers: list[Observer] = [Metrics(folder, trackers), display, left_out]
     if trainer.ledger:
-        observers.append(Ledger(folder.path / "ledger.jsonl"))
+        observers.append(Ledger(folder.path / "ledger.jsonl", train.plan.skipped, opened.start))
     if trainer.digest:
         observers.append(Digests(folder.path / "digests.jsonl"))
     status: Status = "failed"
