@@ -85,7 +85,7 @@ def test_a_run_tells_what_became_of_a_sample(trained, capsys):
     last = Address(*max(losses))
     assert history.fate(last) == "trained 2 times, last with this loss"
     asked = run(capsys, "task=where", "address={},{}".format(*last), f"run={trained}")
-    assert f"trained 2 times, last with this loss  loss {losses[last]:.6g}" in asked.out
+    assert f"loss {losses[last]:.6g}  trained 2 times, last with this loss" in asked.out
 
 
 def test_ranks_are_those_of_the_start_that_trained_there(trained, tmp_path, capsys):
