@@ -30,7 +30,7 @@ from pipeline.order.randomness import sample_keys
 from pipeline.runs import left_out
 from pipeline.runs.history import SKIPPED, RunHistory
 from pipeline.runs.record import RunRecord
-from pipeline.tasks.backwards import asked_of, listed_in, own_row, plan_of, rows_of
+from pipeline.tasks.backwards import asked_of, listed_in, own_row, plan_of, rows_of, source_of
 from pipeline.tasks.tables import put_rows
 from pipeline.terminal import one_line, put, say
 
@@ -74,7 +74,7 @@ class _Question:
         shown = rows[:MOST_ROWS]
         for row in shown:
             path, cause = path_of(self.split.dataset, row), self._left_out.get(row)
-            told = [one_line(path)] if path else []
+            told = [one_line(text) for text in (source_of(self.split.dataset, row), path) if text]
             if cause is not None:
                 told.append(f"left out wherever it stands: {one_line(cause)}")
             if told:
@@ -103,11 +103,14 @@ class _Question:
         put("  ".join([*told, self._fate(address)]).rstrip())
         table = table_of(self.split.dataset, self.split.data.fields)
         names = [] if table is None else [name for name in _COLUMNS if name in table.columns]
-        lines = [["position", "row", "rank", "key", *self._packed, *names, ""]]
+        mixes = bool(source_of(self.split.dataset, int(shares[0].indices[0])))
+        sources = ["source"] if mixes else []
+        lines = [["position", "row", "rank", "key", *self._packed, *sources, *names, ""]]
         for rank, share in enumerate(shares):
             for place in range(share.valid):
                 row = int(share.indices[place])
-                known = [] if table is None else [one_line(table[one].iloc[row]) for one in names]
+                known = [one_line(source_of(self.split.dataset, row))] if mixes else []
+                known += [] if table is None else [one_line(table[one].iloc[row]) for one in names]
                 note = "left out" if row in self._left_out else ""
                 lines.append([
                     str(share.positions[place]), str(self._own(row)), str(rank),
