@@ -117,6 +117,7 @@ SAMPLERS = {
 WHOLE = {*ALL, "tail", "repeated", "torch", "torch's batches", "own"}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_each_sampler_sees_a_dataset_of_the_kept_rows(name):
     overrides = [one.replace("identities=8", "") for one in SAMPLERS[name]]
@@ -132,6 +133,7 @@ def test_each_sampler_sees_a_dataset_of_the_kept_rows(name):
     assert name not in WHOLE or rows == set(SHORT.tolist())
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("outer", ["packed", "repeated"])
 @pytest.mark.parametrize(
     "inner",
