@@ -62,6 +62,34 @@ class Located(Protocol):
         """
 
 
+class Column(Protocol):
+    """A whole number a row, read by row. numpy's arrays and memory maps are columns.
+
+    `pipeline.order.columns` has two that copy nothing: `ChosenRows` of another column, for filters
+    and splits, and several `EndToEnd`. What needs all values calls `numpy.asarray`.
+    """
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
+        """The values of rows, int64[n]; a microsecond a row at most."""
+
+
+class Measured(Protocol):
+    """A map-style dataset that knows the length of each row without a table; optional.
+
+    It stands for the column `length`, for samplers that read no other one: they pack, bucket or
+    order 10^9 rows by a memory map. What wraps a dataset maps it; what cannot must not pass it on.
+    """
+
+    @property
+    def lengths(self) -> Column:
+        """Tokens, steps or bytes of each row, as many as there are rows; no sample is read."""
+
+
 class StreamDataset(Protocol):
     """Records that can only be read forwards, the same in every process and every pass.
 

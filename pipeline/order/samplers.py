@@ -212,7 +212,10 @@ class Weighted(Order):
 def column_of(
     metadata: Any, name: str, argument: str, section: str = "sampler"
 ) -> npt.NDArray[Any]:
-    """A column of the dataset's table as an array, checked to exist and to have no gaps."""
+    """A column of the dataset's table, checked to exist and to have no gaps.
+
+    It is an array, or where a dataset tells `lengths` another `pipeline.protocols.Column`.
+    """
     if metadata is None or name not in metadata.columns:
         known = "columns " + ", ".join(metadata.columns) if metadata is not None else (
             "no metadata: give it `metadata`, a table, or `targets`, a list of labels "
@@ -222,6 +225,8 @@ def column_of(
             Problem(f"{section}.{argument}", f"the dataset has no column {name!r}; it has {known}")
         )
     column = metadata[name]
+    if not hasattr(column, "isna"):  # a dataset's own `lengths`
+        return column
     gaps = np.flatnonzero(column.isna().to_numpy())
     if gaps.size:
         raise DataError(f"column {name!r} has no value in row {gaps[0]}; {section} needs one a row")
