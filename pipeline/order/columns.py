@@ -18,7 +18,7 @@ from pipeline.protocols import Column
 _PIECE = 1 << 20  # rows that are read at once where all are wanted
 
 
-class _View:
+class ColumnView:
     """A column that is computed from others; as an array it is read in pieces."""
 
     dtype: np.dtype[Any]
@@ -37,7 +37,7 @@ class _View:
         return values
 
 
-class ChosenRows(_View):
+class ChosenRows(ColumnView):
     """Some rows of a column, as a filter or a split leaves them; nothing is copied.
 
     Args:
@@ -57,7 +57,7 @@ class ChosenRows(_View):
         return self.column[self.rows(np.asarray(rows, dtype=np.int64))]
 
 
-class EndToEnd(_View):
+class EndToEnd(ColumnView):
     """Several columns as one, as files or datasets are joined; nothing is copied."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
