@@ -1,4 +1,4 @@
-"""Columns of numbers by row that need no table in memory: chosen rows of one, several end to end.
+"""Columns of a dataset's table, checked for samplers; and such that need no table in memory.
 
 A dataset that tells `lengths` (pipeline/protocols.py) is sampled by them without a pandas table,
 which for 10^9 rows would take 8 GB and a minute.
@@ -12,10 +12,67 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.order.randomness import IntArray
 from pipeline.protocols import Column
 
 _PIECE = 1 << 20  # rows that are read at once where all are wanted
+
+
+def column_of(
+    metadata: Any, name: str, argument: str, section: str = "sampler"
+) -> npt.NDArray[Any]:
+    """A column of the dataset's table, checked to exist and to have no gaps.
+
+    It is an array, or where a dataset tells `lengths` another `pipeline.protocols.Column`.
+    """
+    if metadata is None or name not in metadata.columns:
+        known = "columns " + ", ".join(metadata.columns) if metadata is not None else (
+            "no metadata: give it `metadata`, a table, or `targets`, a list of labels "
+            "(docs/own_dataset.md)"
+        )  # fmt: skip
+        raise ConfigError(
+            Problem(f"{section}.{argument}", f"the dataset has no column {name!r}; it has {known}")
+        )
+    column = metadata[name]
+    if not hasattr(column, "isna"):  # a dataset's own `lengths`
+        return column
+    gaps = np.flatnonzero(column.isna().to_numpy())
+    if gaps.size:
+        raise DataError(f"column {name!r} has no value in row {gaps[0]}; {section} needs one a row")
+    return np.asarray(column.to_numpy())
+
+
+def weights_of(
+    length: int, metadata: Any, column: str | None, weights: str | npt.ArrayLike | None
+) -> npt.NDArray[np.float64]:
+    if weights is None:
+        if column is None:
+            raise ConfigError(Problem("sampler", "set either column or weights"))
+        _, codes, counts = np.unique(
+            column_of(metadata, column, "column"), return_inverse=True, return_counts=True
+        )
+        return np.asarray(1.0 / counts[codes], dtype=np.float64)
+    where = "sampler.weights"
+    if isinstance(weights, str):
+        where, weights = f"column {weights!r}", column_of(metadata, weights, "weights")
+    try:
+        values = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where} does not hold numbers: {error}") from error
+    if values.shape != (length,):
+        raise ConfigError(
+            Problem("sampler.weights", f"{values.size} weights for {length} rows; give one a row")
+        )
+    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    if bad.size:
+        raise DataError(
+            f"{where}: the weight of row {bad[0]} is {values[bad[0]]}; "
+            "weights must be finite and not negative"
+        )
+    if not values.any():
+        raise DataError(f"{where}: all {length} weights are zero, so nothing could be drawn")
+    return values
 
 
 class ColumnView:
