@@ -126,40 +126,39 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
         """Samples of a whole batch, in one piece of memory."""
         chosen = np.asarray(indices, dtype=np.int64)
         lengths = self._lengths(chosen)
-        tokens = self.parts(chosen, np.zeros_like(lengths), lengths)
+        ends = np.cumsum(lengths)
+        self._check_size(lengths, chosen)
+        tokens = np.empty(int(ends[-1]) if len(ends) else 0, np.int64)
+        self.read_tokens(tokens, ends - lengths, chosen, np.zeros_like(lengths), lengths)
         return [{"tokens": one} for one in torch.from_numpy(tokens).split(lengths.tolist())]
 
-    def parts(self, indices: IntArray, starts: IntArray, stops: IntArray) -> IntArray:
-        """The tokens `starts` to `stops` of each row, one after the other: int64[N].
+    def read_tokens(
+        self, into: IntArray, places: IntArray, indices: IntArray, starts: IntArray, stops: IntArray
+    ) -> None:
+        """Write the tokens `starts` to `stops` of each row to `places` of `into`.
 
         Raises:
-            DataError: a row is damaged, too long, or has no such tokens.
+            DataError: a row is damaged, or has no such tokens.
         """
         of, begins, ends = self._spans(indices)
-        longest = int((stops - starts).max(initial=0))
-        if 8 * longest > self.limits.record_bytes:
-            place = int((stops - starts).argmax())
-            refusal = self.limits.refusal("record_bytes", f"{8 * longest} bytes, as int64")
-            raise DataError(f"{self._where(int(indices[place]))} has {refusal}.")
         last = ends - begins + (self._end is not None)
-        if (starts < 0).any() or (stops < starts).any() or (stops > last).any():
-            place = int(((starts < 0) | (stops < starts) | (stops > last)).argmax())
+        wrong = (starts < 0) | (stops < starts) | (stops > last)
+        if wrong.any():
+            place = int(wrong.argmax())
             raise DataError(
                 f"{self._where(int(indices[place]))} has {last[place]} tokens, and not those from "
                 f"{starts[place]} to {stops[place]}."
             )
-        firsts, lasts = (begins + starts).tolist(), np.minimum(begins + stops, ends).tolist()
+        firsts, lasts = begins + starts, np.minimum(begins + stops, ends)
         arrays = [file.tokens for file in self.files]
-        pieces = [arrays[one][a:b] for one, a, b in zip(of.tolist(), firsts, lasts, strict=True)]
+        for one, at, a, b in zip(of.tolist(), places.tolist(), firsts.tolist(), lasts.tolist(),
+                                 strict=True):  # fmt: skip
+            into[at : at + b - a] = arrays[one][a:b]
         if self._end is not None:
-            whole = (stops == last).tolist()
-            end = np.array([self._end])
-            pieces = [part for piece, closed in zip(pieces, whole, strict=True)
-                      for part in ((piece, end) if closed else (piece,))]  # fmt: skip
-        tokens: IntArray = np.concatenate(pieces, dtype=np.int64, casting="unsafe")
-        if self.vocab_size is not None and len(tokens):
-            self._check(tokens, indices, stops - starts)
-        return tokens
+            closed = (stops == last) & (stops > starts)
+            into[(places + stops - starts)[closed] - 1] = self._end
+        if self.vocab_size is not None and into.size:
+            self._check(into, places, indices, stops - starts)
 
     @property
     def lengths(self) -> _Lengths:
@@ -221,18 +220,30 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
         of, row = self._file_of(np.array([index]))
         return f"{str(self.files[int(of[0])])!r}, row {int(row[0])} of the file,"
 
-    def _check(self, tokens: IntArray, indices: IntArray, lengths: IntArray) -> None:
+    def _check_size(self, lengths: IntArray, indices: IntArray) -> None:
+        """Raise DataError for a row that is too long."""
+        size = 8 * int(lengths.max(initial=0))
+        if size > self.limits.record_bytes:
+            row = self._where(int(indices[lengths.argmax()]))
+            refusal = self.limits.refusal("record_bytes", f"{size} bytes, as int64")
+            raise DataError(f"{row} has {refusal}.")
+
+    def _check(
+        self, into: IntArray, places: IntArray, indices: IntArray, lengths: IntArray
+    ) -> None:
         """Raise DataError for a token outside of the vocabulary."""
-        low, high = int(tokens.min()), int(tokens.max())
-        if low >= 0 and high < (self.vocab_size or 0):
+        size = self.vocab_size or 0
+        if int(into.min()) >= 0 and int(into.max()) < size:
             return
-        at = int(((tokens < 0) | (tokens >= (self.vocab_size or 0))).argmax())
-        place = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
-        raise DataError(
-            f"{self._where(int(indices[place]))} has the token {int(tokens[at])}, and "
-            f"dataset.vocab_size={self.vocab_size}. Set it to that of the tokenizer, and "
-            "dataset.dtype to what is stored."
-        )
+        for place, index, length in zip(places, indices, lengths, strict=True):  # padding may be
+            tokens = into[place : place + length]
+            wrong = (tokens < 0) | (tokens >= size)
+            if wrong.any():
+                raise DataError(
+                    f"{self._where(int(index))} has the token {tokens[wrong.argmax()]}, and "
+                    f"dataset.vocab_size={size}. Set it to that of the tokenizer, and "
+                    "dataset.dtype to what is stored."
+                )
 
 
 class _Lengths(ColumnView):

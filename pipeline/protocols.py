@@ -90,6 +90,29 @@ class Measured(Protocol):
         """Tokens, steps or bytes of each row, as many as there are rows; no sample is read."""
 
 
+class TokenRows(Measured, Protocol):
+    """A dataset whose samples are `tokens` alone, which it can write where they belong; optional.
+
+    `collate=packed` then makes a batch without samples, where no transform wants them. It is looked
+    for in the class, so what wraps a dataset has it only if it says so.
+    """
+
+    def read_tokens(
+        self,
+        into: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],
+        indices: npt.NDArray[np.int64],
+        starts: npt.NDArray[np.int64],
+        stops: npt.NDArray[np.int64],
+        /,
+    ) -> None:
+        """Write the tokens `starts` to `stops` of each row to `places` of `into`.
+
+        Raises:
+            DataError: a row cannot be read, or has no such tokens.
+        """
+
+
 class StreamDataset(Protocol):
     """Records that can only be read forwards, the same in every process and every pass.
 

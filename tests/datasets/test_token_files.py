@@ -103,8 +103,10 @@ def test_offsets_say_where_documents_lie(tmp_path):
     ended = read(tmp_path, eod=99, append_eod=True, vocab_size=100)
     assert rows_of(ended) == [[0, 1, 2, 99], [99], [3, 4, 5, 6, 7, 8, 9, 99]]
     assert np.asarray(ended.lengths).tolist() == [4, 1, 8]
-    parts = ended.parts(np.array([2, 0, 2]), np.array([5, 1, 0]), np.array([8, 3, 2]))
-    assert parts.tolist() == [8, 9, 99, 1, 2, 3, 4]
+    into = np.full(9, -1)
+    three = [np.array(one) for one in ([0, 4, 7], [2, 0, 2], [5, 1, 0], [8, 3, 2])]
+    ended.read_tokens(into, *three)
+    assert into.tolist() == [8, 9, 99, -1, 1, 2, -1, 3, 4]
     assert ended.facts == {"vocab_size": 100}
 
 
