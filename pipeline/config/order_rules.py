@@ -112,7 +112,8 @@ def nested_order(config: Config, found: Found) -> Messages:
     """A sampler may have another one inside, which gives rows one by one."""
     from torch.utils.data import BatchSampler
 
-    key, node, sampler = "sampler", config.sampler, found.get("sampler")
+    key, sampler = "sampler", found.get("sampler")
+    node: Mapping[str, Any] = config.sampler
     while node.get("order") is not None and sampler is not None:
         inner = node["order"]
         if "order" not in arguments(sampler).names:

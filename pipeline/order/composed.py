@@ -38,7 +38,7 @@ class Curriculum(Order):
             raise ConfigError(
                 Problem("sampler.stages", f"{stages}; allowed: 1 to {length}, the number of rows")
             )
-        values = column_of(metadata, column, "column")
+        values = np.asarray(column_of(metadata, column, "column"))
         if values.dtype.kind not in "biuf":
             raise DataError(f"column {column!r} does not hold numbers, so rows cannot be ordered")
         keys = -values.astype(np.float64) if descending else values
@@ -59,6 +59,14 @@ class Curriculum(Order):
             here = stage == one
             rows[here] = self._rows[first + order(positions[here] - first)]
         return rows
+
+    def positions_of(self, epoch: int, row: int) -> list[int]:
+        for place in np.flatnonzero(self._rows == row).tolist():  # of one at most
+            stage = int(np.searchsorted(self._edges, place, side="right")) - 1
+            first, last = int(self._edges[stage]), int(self._edges[stage + 1])
+            order = Permutation(last - first, hash64(self.seed, "stage", epoch, stage))
+            return (first + order.inverse([place - first])).tolist()
+        return []
 
 
 class Repeated(Order):
@@ -108,3 +116,13 @@ class Repeated(Order):
     def _distinct(self, epoch: int) -> int:
         size = self.order.size(epoch)
         return size // self.times if self.shorten else size
+
+    def positions_of(self, epoch: int, row: int) -> list[int]:
+        distinct, found = self._distinct(epoch), list[int]()
+        for place in self.order.positions_of(epoch, row):
+            batch, inside = divmod(place, self._rows)
+            width = min(self._rows, distinct - batch * self._rows)  # of the rows, each once
+            first = batch * self._rows * self.times + inside
+            if place < distinct:
+                found += range(first, first + width * self.times, width)
+        return sorted(found)
