@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from pipeline.build.mixtures import mixture_supply, with_source_orders
 from pipeline.config import allow_list
 from pipeline.config.instantiate import Lazy, make
 from pipeline.config.nodes import collate_of as node_of
@@ -86,6 +87,8 @@ def sampler_of(
         "long_tail": bool(lengths_told(config, steps)),
     }
     node = config.sampler if order is None else _without(config.sampler, "order")
+    supply |= mixture_supply(dataset, supply)
+    node = with_source_orders(node, "sampler", supply)
     build = partial(make, node, "sampler", supply, True)
     sampler = build()
     if isinstance(sampler, (Order, BatchStrategy)):

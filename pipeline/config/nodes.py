@@ -21,7 +21,7 @@ SAME_FACTS = {"in_features": "num_features", "out_features": "num_outputs"}
 FACTS = ("num_classes", "num_features", "num_landmarks", "num_outputs", "classes", *SAME_FACTS)
 _DATASET = ("split", "train", "lazy", "limits")
 _SAMPLER = ("length", "seed", "metadata", "batch_size", "tail", "dataset", "data_source",
-            "long_tail")  # fmt: skip
+            "long_tail", "mixing")  # fmt: skip
 _SCHEDULER = ("optimizer", "total_steps", "T_max", "total_iters")
 SCHEDULE_KEYS = ("warmup", "interval")  # of a scheduler node, but ours
 
