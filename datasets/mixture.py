@@ -6,6 +6,7 @@ number. What sources have in common is handed on: facts, classes, tables, files,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -126,7 +127,7 @@ class Mixture(Dataset[Any]):
 
     @property
     def fingerprint(self) -> str:
-        """Changes with any source's and with their names and order; not with weights."""
+        """Changes with any source's, with their names and order, and with how they are mixed."""
         return self._joined(getattr(one, "fingerprint", len(one)) for one in self._parts)
 
     def names_fingerprint(self) -> str:
@@ -134,7 +135,8 @@ class Mixture(Dataset[Any]):
         return self._joined([self._own(name, "names_fingerprint")() for name in self.sources])
 
     def _joined(self, fingerprints: Iterable[object]) -> str:
-        return f"{hash64(0, *self.sources, *map(str, fingerprints)):016x}"
+        mixing = json.dumps(self.mixing, sort_keys=True)
+        return f"{hash64(0, *self.sources, *map(str, fingerprints), mixing):016x}"
 
     def data_files(self) -> Iterator[DataFile]:
         """The files of all sources, under `source/name`."""

@@ -41,6 +41,8 @@ class StreamMixture(IterableDataset[Record]):
         seed: another seed, another mixture.
     """
 
+    mixes_streams = True
+
     def __init__(
         self,
         sources: Mapping[str, Any],

@@ -83,13 +83,15 @@ class Mixing:
         if self.linear:
             inside = [_stairs(*ends) for ends in zip(edges, edges[1:], strict=False)]
             starts = [start for stairs in inside for start in stairs] + edges[-1:]
-        found = []
+        found: list[tuple[int, FloatArray]] = []
         for start, end in zip(starts, [*starts[1:], starts[-1] + 1], strict=True):
             place = (start + end - 1) / 2 if self.linear else start
             values = np.array([_at(one, place, self.linear) for one in knots])
             if not values.any():
                 raise ConfigError(Problem(_KEY, f"all weights are 0 from {start} {self.knots} on"))
-            found.append((start, values / fsum(values)))
+            shares = values / fsum(values)
+            if not found or not np.array_equal(shares, found[-1][1]):
+                found.append((start, shares))
         return found
 
     def _knots(self, name: str, given: Weight) -> Knots:

@@ -24,6 +24,7 @@ from pipeline.datasets.delimited_stream import DelimitedStream
 from pipeline.datasets.delimited_text import DelimitedText
 from pipeline.datasets.files import Files
 from pipeline.datasets.image_folder import ImageFolder
+from pipeline.datasets.mixture import Mixture
 from pipeline.datasets.mixture_stream import StreamMixture
 from pipeline.datasets.packed import Packed
 from pipeline.datasets.parquet import Parquet
@@ -121,6 +122,11 @@ KINDS = {
     "parquet": (table, lambda root: Parquet(str(root)), (40, 60)),
     "parquet_stream": (table, lambda root: ParquetStream(str(root)), (40, 60)),
     "mixture": (
+        images,
+        lambda root: Mixture({"one": ImageFolder(str(root)), "two": ImageFolder(str(root))}),
+        (60, 200),
+    ),
+    "mixture_stream": (
         images,
         lambda root: StreamMixture({"one": ImageFolder(str(root)), "two": ImageFolder(str(root))}),
         (60, 200),
@@ -329,6 +335,7 @@ def test_a_dataset_of_ones_own_is_told_by_its_paths(tmp_path):
     lacking = [
         (Own(tmp_path / "one"), "content", "data_files"),
         (one, "names", "names_fingerprint"),
+        (Mixture({"a": one}), "content", "names_fingerprint"),
         (StreamMixture({"a": one}), "content", "names_fingerprint"),
     ]
     for dataset, mode, lacks in lacking:
