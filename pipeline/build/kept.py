@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.config.instantiate import make
-from pipeline.config.nodes import KEPT, filters, of_the_build
+from pipeline.config.nodes import KEPT, filters, of_the_build, without_own
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.dataset_facts import columns_of, lengths_of, table_of
 from pipeline.loading.kept_rows import kept_rows
@@ -255,6 +255,6 @@ def with_nested(node: Any, key: str, build: Build) -> Any:
 def _built(node: Any, key: str, build: Build) -> Any:
     if isinstance(node, list):
         return [_built(one, f"{key}[{place}]", build) for place, one in enumerate(node)]
-    if isinstance(node, Mapping) and "_target_" in node and chosen(node):
+    if isinstance(node, Mapping) and "_target_" in node and len(without_own(node)) < len(node):
         return build(node, key)
     return with_nested(node, key, build)

@@ -14,10 +14,11 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from pipeline.build.kept import RowChoice, chosen, with_nested
+from pipeline.build.mixtures import mixture_supply, with_source_orders
 from pipeline.config import allow_list
 from pipeline.config.instantiate import Lazy, make
 from pipeline.config.nodes import collate_of as node_of
-from pipeline.config.nodes import of_the_build
+from pipeline.config.nodes import of_the_build, without_own
 from pipeline.config.order_rules import no_order
 from pipeline.config.schema import Config
 from pipeline.config.signatures import arguments
@@ -72,9 +73,8 @@ def dataset_of(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> 
 
 def _nested(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> Any:
     """The rows of a dataset inside another one's node that the node chooses."""
-    given = chosen(node)
-    bare = {name: value for name, value in node.items() if name not in given}
-    return RowChoice({key: given}, supply["split"]).of(dataset_of(bare, key, supply))[0]
+    dataset = dataset_of(without_own(node), key, supply)
+    return RowChoice({key: chosen(node)}, supply["split"]).of(dataset)[0]
 
 
 def sampler_of(
@@ -102,7 +102,8 @@ def sampler_of(
         "long_tail": bool(lengths_told(config, steps)),
     }
     node = config.sampler if order is None else _without(config.sampler, "order")
-    return _sampler(node, "sampler", supply)
+    supply |= mixture_supply(dataset, supply)
+    return _sampler(with_source_orders(node, "sampler", supply), "sampler", supply)
 
 
 def _sampler(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> Order | BatchStrategy:

@@ -18,7 +18,7 @@ from pipeline.distributed import world
 from pipeline.distributed.group import Group
 from pipeline.errors import ConfigError, Problem
 from pipeline.order.address import Address
-from pipeline.runs import checkpoint, memory, resumption, run_state
+from pipeline.runs import checkpoint, memory, mixture_changes, resumption, run_state
 from pipeline.runs.checkpoint import Checkpoints, Newest, State, steps_of
 from pipeline.runs.identity.fingerprints import first_difference, in_mode_of, mode_in
 from pipeline.runs.identity.sources import changes
@@ -171,7 +171,7 @@ def _open(
     if newest is None and wanted:
         newest = _newest(wanted, check)
     if newest is not None:
-        _check_same(newest.state["fingerprint"], fingerprint, config, data_in)
+        _check_same(newest.state, fingerprint, config, data_in)
         run = wanted.folder if copy and wanted else resumption.run_of(newest.path)
         for part, module, before, now in changes(run and last_code(run), facts["code"]):
             say(f"{part}: the code of {module} has changed since the run was last started "
@@ -208,9 +208,10 @@ def _open(
 
 
 def _check_same(
-    saved: Mapping[str, str], own: Mapping[str, str], config: Config, data_in: Callable[[str], str]
+    state: State, own: Mapping[str, str], config: Config, data_in: Callable[[str], str]
 ) -> None:
     """Raise ConfigError unless a checkpoint is this run's, comparing the data in its mode."""
+    saved: Mapping[str, str] = state["fingerprint"]
     then, now = mode_in(saved), mode_in(own)
     same_way = in_mode_of(saved, own, data_in)
     saved = same_but_for_length(saved, own)
@@ -219,6 +220,7 @@ def _check_same(
         file = first_difference(config.cache_dir, saved.get("dataset", ""), same_way["dataset"])
         if one.key == "dataset" and file:
             problems[place] = Problem(one.key, f"{file}; its fingerprint {one.message}")
+    problems = mixture_changes.explained(problems, saved, same_way, _address(state))
     if len(problems) > _NAMED:
         problems[_NAMED:] = [Problem("", f"{len(problems) - _NAMED} more keys differ")]
     if problems:
