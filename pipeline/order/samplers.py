@@ -72,9 +72,11 @@ class Random(Order):
         return self._order_of(epoch).inverse([row]).tolist() if 0 <= row < self.length else []
 
     def _order_of(self, epoch: int) -> Permutation:
-        if self._order[0] != epoch:
-            self._order = (epoch, Permutation(self.length, hash64(self.seed, "order", epoch)))
-        return self._order[1]
+        of, order = self._order  # read once: other threads may ask for other epochs
+        if of != epoch:
+            order = Permutation(self.length, hash64(self.seed, "order", epoch))
+            self._order = (epoch, order)
+        return order
 
 
 class Subset(Order):
