@@ -14,6 +14,7 @@ from pipeline.order.mixture import MixtureOrder
 from pipeline.order.plan import Plan
 from pipeline.order.samplers import Random, Sequential, Subset, Weighted
 from pipeline.order.sequence_packing import SequencePacking
+from tests.program import SHARED
 
 KINDS = {
     "zipf": lambda rng, n: np.minimum(rng.zipf(1.5, n), 500),
@@ -125,6 +126,24 @@ def test_blocks_are_full(split, filled, stretches):
         assert blocks == -(-int(lengths.sum()) // 2048)
 
 
+@pytest.mark.parametrize("split", ["never", "tail"])
+def test_messages_fill_blocks_of_2048_bytes(split):
+    path = SHARED / "sms" / "SMSSpamCollection"
+    if not path.exists():
+        pytest.skip("needs the collection of messages")
+    lengths = np.array([len(one.split(b"\t", 1)[1]) for one in path.read_bytes().splitlines()])
+    packed = packed_of(lengths, 8, 2048, split=split)
+    pieces = epoch_of(packed)
+    used = np.concatenate([np.bincount(one.blocks, one.stops - one.starts) for one in pieces])
+    assert used.sum() == lengths.sum()
+    assert used.sum() / (len(used) * 2048) >= 0.98
+    cut = [(one.stops - one.starts)[one.stops - one.starts < one.lengths].sum() for one in pieces]
+    if split == "never":
+        assert sum(cut) <= 0.01 * lengths.sum()
+    else:
+        assert np.all(used[:-1] == 2048)
+
+
 TABLE = pd.DataFrame({"length": lengths_of("zipf", 900), "label": np.arange(900) % 7})
 ORDERS = {
     "sequential": lambda: Sequential(900),
@@ -219,3 +238,30 @@ def test_what_cannot_be_packed_is_refused():
         packed_of(np.array([1.0, 90, 2]), 1, 64)
     with pytest.raises(DataError, match="2 lengths for 3 rows"):
         SequencePacking(3, 0, None, 1, 64, column=np.array([1, 2]))
+
+
+class CountedLengths:
+    """A length for each of 10^9 rows, and how many were asked for."""
+
+    dtype = np.dtype(np.int64)
+
+    def __init__(self):
+        self.asked = 0
+
+    def __len__(self):
+        return 10**9
+
+    def __getitem__(self, rows):
+        self.asked += len(rows)
+        return 1 + rows * 2_654_435_761 % 499
+
+
+@pytest.mark.parametrize("split", ["never", "tail"])
+def test_any_batch_of_a_billion_documents_takes_the_lengths_of_a_stretch(split):
+    asked = []
+    for epoch, step in ((0, 0), (0, 10**6), (3, 10**6 + 1)):
+        lengths = CountedLengths()
+        packed = SequencePacking(10**9, 0, None, 8, 2048, column=lengths, split=split)
+        assert len(Plan(packed, 8).request(epoch, step)) > 40
+        asked.append(lengths.asked)
+    assert asked[0] == asked[1] == asked[2] < 300_000
