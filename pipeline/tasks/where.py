@@ -24,6 +24,7 @@ from pipeline.distributed.world import World, default_processes
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.bad_samples import path_of
 from pipeline.loading.dataset_facts import table_of
+from pipeline.loading.kept_rows import KeptRows, own_row, unfiltered
 from pipeline.order.address import Address
 from pipeline.order.plan import Plan, Request
 from pipeline.order.randomness import sample_keys
@@ -31,7 +32,7 @@ from pipeline.runs import left_out
 from pipeline.runs.history import RunHistory
 from pipeline.runs.quarantine import known_rows
 from pipeline.runs.record import RunRecord
-from pipeline.tasks.backwards import asked_of, own_row, plan_of, rows_of
+from pipeline.tasks.backwards import asked_of, plan_of, rows_of
 from pipeline.tasks.tables import put_rows
 from pipeline.terminal import one_line, put, say
 
@@ -170,7 +171,8 @@ class _Question:
         return default_processes() if given.nproc == "auto" else given.nproc
 
     def _own(self, row: int) -> int:
-        return own_row(self.split.dataset, row)
+        own = own_row(self.split.dataset, row)  # another one behind a filter
+        return row if own is None else own
 
     def _key(self, share: Request, place: int) -> str:
         position = share.positions[place : place + 1]
@@ -184,13 +186,15 @@ class _Question:
     @cached_property
     def _left_out(self) -> dict[int, str]:
         """Causes by row, from the quarantines that the run reads and writes."""
-        paths = [self.config.bad_samples.quarantine]
+        paths, dataset = [self.config.bad_samples.quarantine], self.split.dataset
         if self.record is not None and (self.record.path / left_out.NAME).exists():
             paths.append(str(self.record.path / left_out.NAME))
         found: dict[int, str] = {}
         for path in filter(None, paths):
-            split = self.split
-            found |= known_rows(path, split.dataset, split.name, split.fingerprint["dataset"])
+            whole, fingerprint = unfiltered(dataset), self.split.unfiltered_fingerprint
+            found |= known_rows(path, whole, self.split.name, fingerprint)
+        if isinstance(dataset, KeptRows):
+            return {row: found[own] for row, own in dataset.places(list(found)).items()}
         return found
 
 

@@ -165,6 +165,20 @@ def test_a_tail_that_is_dropped_is_never_seen(sampler, tmp_path, monkeypatch, ca
     assert ("not in this epoch" in out) == (sampler == "bucket")
 
 
+def test_rows_behind_a_filter_have_the_datasets_numbers(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = ("task=where", *DATA, "+dataset.filter=label != 1")
+    kept = run(capsys, *given, "sample=label != 1", "epochs=0")
+    batch = table(run(capsys, *given, "address=0,1").out)
+    assert "1" not in [one["label"] for one in batch]
+    places = {one["row"]: (one["position"], one["key"]) for one in table(kept.out)}
+    assert {one["row"]: (one["position"], one["key"]) for one in batch}.items() <= places.items()
+    left_out = next(row for row in map(str, range(48)) if row not in places)
+    done = run(capsys, *given, f"sample={left_out}")
+    assert done.code == 2
+    assert f"row {left_out} is left out by the dataset's filter" in done.err
+
+
 @pytest.mark.parametrize(
     ("word", "read"),
     [
