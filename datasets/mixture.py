@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from pipeline.datasets.reading.data_file import DataFile
 from pipeline.errors import ConfigError, Problem
@@ -52,7 +52,8 @@ class Mixture(Dataset[Any]):
         if not sources:
             raise ConfigError(Problem("dataset.sources", "is empty; name at least one dataset"))
         for name, source in sources.items():
-            if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
+            stream = not hasattr(source, "__getitem__") or isinstance(source, IterableDataset)
+            if stream or not hasattr(source, "__len__"):
                 raise ConfigError(
                     Problem(f"dataset.sources.{name}", f"{type(source).__name__} is a stream, "
                             "whose rows cannot be chosen; set dataset=mixture_stream, which reads "
@@ -109,7 +110,7 @@ class Mixture(Dataset[Any]):
             if not hasattr(table, "columns"):
                 table = pd.DataFrame(index=range(len(source)))
             tables.append(table.assign(source=name).reset_index(drop=True))
-        whole = pd.concat(tables, ignore_index=True, copy=False)
+        whole = pd.concat(tables, ignore_index=True)
         names = [name for name in whole.columns if name != "source"]
         return whole[["source", *names]].astype({"source": "category"})
 

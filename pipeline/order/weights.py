@@ -33,7 +33,7 @@ class Mixing:
         knots: what they count.
         passes: how often a source is read at most, by name.
         stop: what happens where a source has given its passes. "all": the others have its share,
-            until all have; "first": the run ends. There, a source without passes has one.
+            until all have; "first": the run ends, without any `passes` after one of a source.
         num_samples: positions of an epoch; None: as many as all sources have rows.
     """
 
