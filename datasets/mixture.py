@@ -106,7 +106,7 @@ class Mixture(Dataset[Any]):
 
         tables = []
         for name, source in self.sources.items():
-            table = getattr(source, "metadata", None)
+            table: Any = getattr(source, "metadata", None)
             if not hasattr(table, "columns"):
                 table = pd.DataFrame(index=range(len(source)))
             tables.append(table.assign(source=name).reset_index(drop=True))
@@ -175,7 +175,7 @@ class Mixture(Dataset[Any]):
         def files(source: Any, rows: IntArray) -> Sequence[Any]:
             if getattr(source, "remote_files", None) is None:
                 return [[]] * len(rows)
-            return source.files_of(rows)  # type: ignore[no-any-return]
+            return source.files_of(rows)
 
         return self._by_source(indices, files)
 

@@ -46,7 +46,7 @@ def mixture_supply(dataset: Any, supply: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_source_orders(
     node: Mapping[str, Any], key: str, supply: Mapping[str, Any]
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     """A sampler's node in which `sources`, the orders of single sources, are made.
 
     Each gets the number of rows, the seed and the part of the table that are the source's own.
@@ -55,7 +55,7 @@ def with_source_orders(
         node = {**node, "order": with_source_orders(node["order"], f"{key}.order", supply)}
     mixing, function = supply.get("mixing"), called(node)
     if mixing is None or function is None or "mixing" not in arguments(function).names:
-        return node
+        return dict(node)
     first, made = 0, {}
     given = node.get("sources") or {}
     for name, length in mixing.lengths.items():
@@ -84,7 +84,7 @@ def recorded_mixture(dataset: Any, told: Callable[[Any], str]) -> dict[str, str]
     mixing = mixing_of(dataset)
     if mixing is None:
         return {}
-    weights = mixing.weights or {name: None for name in mixing.lengths}
+    weights = mixing.weights or dict.fromkeys(mixing.lengths)
     number = mixing.num_samples or sum(mixing.lengths.values())
     return {
         **{f"dataset.sources.{name}": f"{length} samples, {told(dataset.sources[name])}"

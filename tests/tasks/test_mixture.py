@@ -54,7 +54,7 @@ def test_ranks_share_a_batch_out(root):
         whole = plan.request(0, step).indices.tolist()
         for world in (2, 3, 4):
             shares = [plan.request(0, step, rank, world).indices.tolist() for rank in range(world)]
-            assert sum(shares, []) == whole
+            assert [row for share in shares for row in share] == whole
 
 
 def test_a_run_writes_down_what_it_took_and_resumes_anywhere(root, capsys):
@@ -132,8 +132,11 @@ def test_other_samplers_over_a_mixture(root):
     with pytest.raises(ConfigError, match=r"sampler: MixtureOrder mixes .* SyntheticFaces has"):
         compose("sampler=mixture", "task=digest")
     packed = ["sampler=packed", "collate=packed", "sampler.column=line", "sampler.tokens=200"]
-    with pytest.raises(ConfigError, match=r"dataset\.knots: steps, but a step of SequencePacking"):
+    with pytest.raises(ConfigError, match=r"dataset\.knots: a step of SequencePacking has not"):
         compose(*mixture(root), *packed, "task=digest")
+    nested = "+sampler.order={_target_: pipeline.order.samplers.Random}"
+    with pytest.raises(ConfigError, match="sampler: Random chooses rows of all sources"):
+        composed(*packed, nested)
     with build_val_loader(composed()) as val:
         assert sorted(row for batch in val for row in batch.indices.tolist()) == list(range(14))
     own = "+sampler.sources.a={_target_: pipeline.order.samplers.Weighted, column: line}"
@@ -146,8 +149,8 @@ def test_other_samplers_over_a_mixture(root):
 def test_rows_of_a_mixture_are_packed_in_its_shares(tmp_path):
     from pipeline.build.data import DataParts
 
-    node = ("{_target_: pipeline.datasets.synthetic_sequences.SyntheticSequences, root: %s/%s, count: 300}")
-    sources = ", ".join(f"{name}: {node % (tmp_path, name)}" for name in "ab")
+    node = "_target_: pipeline.datasets.synthetic_sequences.SyntheticSequences, count: 300"
+    sources = ", ".join(f"{name}: {{{node}, root: {tmp_path}/{name}}}" for name in "ab")
     config = compose(
         "dataset=sequences", "~dataset", f"+dataset={{_target_: pipeline.datasets.mixture.Mixture, "
         f"sources: {{{sources}}}, weights: {{a: 3, b: 1}}, num_samples: 400}}", "sampler=packed",
