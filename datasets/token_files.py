@@ -36,6 +36,12 @@ from pipeline.order.randomness import IntArray
 if TYPE_CHECKING:
     import pandas as pd
 
+native: Any
+try:
+    from pipeline.native import tokens as native
+except ImportError:  # not built
+    native = None
+
 _MOST_SPLIT = 1 << 31  # rows, of which some validate
 
 
@@ -152,12 +158,13 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
                 f"{self._where(int(indices[place]))} has {last[place]} tokens, and not those from "
                 f"{starts[place]} to {stops[place]}."
             )
-        # Slices: indices of every token would take three times as long, for short rows as well.
-        firsts, lasts = begins + starts, np.minimum(begins + stops, ends)
-        arrays = [file.tokens for file in self.files]
-        rows = zip(of.tolist(), places.tolist(), firsts.tolist(), lasts.tolist(), strict=True)
-        for one, at, first, last_ in rows:
-            into[at : at + last_ - first] = arrays[one][first:last_]
+        firsts, counts = begins + starts, np.minimum(stops, ends - begins) - starts
+        if len(self.files) == 1:
+            _copy(self.files[0].tokens, into, places, firsts, counts)
+        else:
+            for one in np.unique(of).tolist():
+                here = of == one
+                _copy(self.files[one].tokens, into, places[here], firsts[here], counts[here])
         if self._end is not None:
             closed = (stops == last) & (stops > starts)
             into[(places + stops - starts)[closed] - 1] = self._end
@@ -251,6 +258,18 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
                     f"dataset.vocab_size={size}. Set it to that of the tokenizer, and "
                     "dataset.dtype to what is stored."
                 )
+
+
+def _copy(
+    tokens: npt.NDArray[Any], into: IntArray, places: IntArray, firsts: IntArray, counts: IntArray
+) -> None:
+    """Copy each row's tokens to its place."""
+    if native is not None and tokens.dtype.isnative:
+        native.gather(into, tokens, places, firsts, counts)
+        return
+    # Slices: indices of every token would take three times as long.
+    for at, first, count in zip(places.tolist(), firsts.tolist(), counts.tolist(), strict=True):
+        into[at : at + count] = tokens[first : first + count]
 
 
 class _Lengths(ColumnView):

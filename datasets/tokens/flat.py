@@ -161,7 +161,7 @@ def _tokens(file: FolderFile, dtype: str | None) -> MappedArray | MappedNumbers:
     if kind.kind not in "iu":
         known = "uint8, uint16, uint32, int16, int32, int64"
         raise ConfigError(Problem("dataset.dtype", f"{dtype!r} is no type of tokens; use {known}"))
-    return MappedNumbers(file, "dataset.tokens", kind.newbyteorder("<"))
+    return MappedNumbers(file, "dataset.tokens", np.dtype(kind.newbyteorder("<").str))
 
 
 def _integers(file: FolderFile) -> MappedArray:

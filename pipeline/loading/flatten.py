@@ -19,6 +19,12 @@ from pipeline.loading.collate import Mismatch, Sample, columns, plain, stack
 from pipeline.order.randomness import IntArray
 from pipeline.protocols import TokenRows
 
+native: Any
+try:
+    from pipeline.native import tokens as native
+except ImportError:  # not built
+    native = None
+
 IGNORED = -100  # label of a token that no loss counts, as of torch's cross entropy
 
 
@@ -140,7 +146,7 @@ class Flatten:
 
     def _places(self, tokens: Tensor, layout: Layout) -> dict[str, Any]:
         """The fields that say where documents are."""
-        positions, documents = layout.positions(), layout.documents()
+        positions, documents = layout.numbers()
         batch = {
             "position_ids": self._shaped(torch.from_numpy(positions), layout),
             "document_ids": self._shaped(torch.from_numpy(documents), layout),
@@ -195,15 +201,15 @@ class Layout(NamedTuple):
     edges: IntArray
     blocks: IntArray
 
-    def documents(self) -> IntArray:
-        """The document of each token."""
-        return np.repeat(self.ids, self.spans)
-
-    def positions(self) -> IntArray:
-        """The place of each token in its document."""
+    def numbers(self) -> tuple[IntArray, IntArray]:
+        """Of each token its place in its document, and the number of that."""
+        if native is not None:
+            places, documents = np.empty((2, int(self.edges[-1])), np.int64)
+            native.lay_out(places, documents, self.edges, self.ids)
+            return places, documents
         places = np.arange(self.edges[-1])
         places -= np.repeat(self.edges[:-1], self.spans)
-        return places
+        return places, np.repeat(self.ids, self.spans)
 
 
 def _summed(counts: IntArray) -> IntArray:
