@@ -36,7 +36,7 @@ class Curriculum(Order):
             raise ConfigError(
                 Problem("sampler.stages", f"{stages}; allowed: 1 to {length}, the number of rows")
             )
-        values = column_of(metadata, column, "column")
+        values = np.asarray(column_of(metadata, column, "column"))
         if values.dtype.kind not in "biuf":
             raise DataError(f"column {column!r} does not hold numbers, so rows cannot be ordered")
         keys = -values.astype(np.float64) if descending else values
