@@ -1,6 +1,7 @@
 """What an order costs: ours, evaluated at an address, against torch's, which is listed.
 
     python benchmarks/orders.py [--largest 100000000]
+    python benchmarks/orders.py --filtered 1000000000
 
     python benchmarks/orders.py --packed 1000000000 --lengths FILE
 
@@ -173,10 +174,72 @@ def packed(path: Path, count: int) -> None:
             subprocess.run(command, check=True)
 
 
+def filtered(length: int) -> None:
+    """A filter that leaves out a tenth of `length` rows by a column that is computed.
+
+    Making it, a batch in the middle beside the first one, each of a new plan (medians of 101,
+    taken in turns), what finding the rows takes of it, and the peak of memory that is added.
+    """
+    import numpy as np
+
+    from pipeline.build.kept import RowChoice
+    from pipeline.order.columns import ColumnView
+    from pipeline.order.plan import Plan
+    from pipeline.order.randomness import hash64_array
+    from pipeline.order.samplers import Random
+
+    class Lengths(ColumnView):
+        dtype = np.dtype(np.uint64)
+
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+        def __len__(self) -> int:
+            return self.rows
+
+        def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+            return hash64_array(1, rows) % np.uint64(1000)
+
+    class Rows:
+        def __init__(self, rows: int) -> None:
+            self.lengths = Lengths(rows)
+
+        def __len__(self) -> int:
+            return len(self.lengths)
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    def made(rows: int) -> object:
+        return RowChoice({"dataset": {"filter": "length >= 100"}}, "train").of(Rows(rows))[0]
+
+    made(10**5)  # pandas and its expressions are loaded
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    kept = made(length)
+    making = time.perf_counter() - start
+    spans: dict[str, list[float]] = {"first": [], "middle": [], "select": []}
+    for _ in range(101):
+        for name in ("first", "middle"):
+            plan = Plan(Random(len(kept), 0), BATCH)
+            start = time.perf_counter()
+            rows = plan.request(0, 0 if name == "first" else len(plan) // 2).indices
+            between = time.perf_counter()
+            kept.selection.select(rows)
+            spans[name].append(time.perf_counter() - start)
+            spans["select"].append(time.perf_counter() - between)
+    first, middle, select = (sorted(span)[len(span) // 2] * 1e3 for span in spans.values())
+    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(f"{len(kept):,d} of {length:,d} rows kept; made in {making:.1f} s; first batch "
+          f"{first:.2f} ms, middle {middle:.2f} ms ({middle / first:.2f} x), of which rows "
+          f"{select:.2f} ms; {memory:.1f} MiB", flush=True)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--largest", type=int, default=10**7)
     parser.add_argument("--mixture", action="store_true", help="only a mixture's figures")
+    parser.add_argument("--filtered", type=int, help="measure a filter of so many rows instead")
     parser.add_argument("--child", nargs=2)
     parser.add_argument("--packed", type=int, default=0)
     parser.add_argument("--lengths", type=Path, default=Path("lengths.npy"))
@@ -188,6 +251,9 @@ def main() -> None:
         return
     if arguments.packed:
         packed(arguments.lengths, arguments.packed)
+        return
+    if arguments.filtered:
+        filtered(arguments.filtered)
         return
     if arguments.child:
         child(arguments.child[0], int(arguments.child[1]))

@@ -13,11 +13,13 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from pipeline.build.kept import RowChoice, chosen, with_nested
 from pipeline.build.mixtures import mixture_supply, with_source_orders
 from pipeline.config import allow_list
 from pipeline.config.instantiate import Lazy, make
 from pipeline.config.nodes import collate_of as node_of
-from pipeline.config.nodes import of_the_build
+from pipeline.config.nodes import of_the_build, without_own
+from pipeline.config.order_rules import no_order
 from pipeline.config.schema import Config
 from pipeline.config.signatures import arguments
 from pipeline.errors import ConfigError, Problem
@@ -53,6 +55,7 @@ def dataset_of(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> 
     Raises:
         ConfigError: it makes a generator, of which there is only one pass.
     """
+    node = with_nested(node, key, partial(_nested, supply=supply))
     target = node.get("_target_")
     if target is not None and isgeneratorfunction(allow_list.resolve(target, f"{key}._target_")):
         made = make({**node, "_partial_": True}, key, supply, nested=True)
@@ -66,6 +69,12 @@ def dataset_of(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> 
                     "a class with __iter__")
         )  # fmt: skip
     return made
+
+
+def _nested(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> Any:
+    """The rows of a dataset inside another one's node that the node chooses."""
+    dataset = dataset_of(without_own(node), key, supply)
+    return RowChoice({key: chosen(node)}, supply["split"]).of(dataset)[0]
 
 
 def sampler_of(
@@ -94,14 +103,26 @@ def sampler_of(
     }
     node = config.sampler if order is None else _without(config.sampler, "order")
     supply |= mixture_supply(dataset, supply)
-    node = with_source_orders(node, "sampler", supply)
-    build = partial(make, node, "sampler", supply, True)
+    return _sampler(with_source_orders(node, "sampler", supply), "sampler", supply)
+
+
+def _sampler(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> Order | BatchStrategy:
+    """The sampler of a node, whose `order` may be another one."""
+    inner = node.get("order")
+    if inner is None:
+        node = _without(node, "order")
+    elif isinstance(inner, Mapping) and "_target_" in inner:
+        order = _sampler(inner, f"{key}.order", supply)
+        if not isinstance(order, Order):
+            raise ConfigError(Problem(f"{key}.order", no_order(type(order).__name__)))
+        node, supply = _without(node, "order"), {**supply, "order": order}
+    build = partial(make, node, key, supply, True)
     sampler = build()
     if isinstance(sampler, (Order, BatchStrategy)):
         return sampler
     from pipeline.order.torch_samplers import adapt
 
-    return adapt(build, config.seed, len(dataset))
+    return adapt(build, supply["seed"], supply["length"])
 
 
 def _without(node: Mapping[str, Any], name: str) -> dict[str, Any]:

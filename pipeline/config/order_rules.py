@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.config.messages import nearest
+from pipeline.config.messages import nearest, not_allowed
 from pipeline.config.nodes import called, datasets
 from pipeline.config.schema import Config
 from pipeline.config.signatures import arguments
+from pipeline.order.composed import Repeated
 from pipeline.order.samplers import BatchStrategy
-from pipeline.order.streams import is_stream
+from pipeline.order.streams import StreamOrder, is_stream
 
 Found = Mapping[str, Any]
 Messages = Iterator[str]
@@ -115,6 +116,49 @@ def distributed_sampler(config: Config, found: Found) -> Messages:
         )
 
 
+def no_order(name: str) -> str:
+    """Why a sampler cannot be the order of another one."""
+    return (
+        f"{name} forms batches of its own, and an order gives rows one by one; name an order "
+        "(random, weighted, subset, curriculum, repeated), or use it as the sampler itself"
+    )
+
+
+def nested_order(config: Config, found: Found) -> Messages:
+    """A sampler may have another one inside, which gives rows one by one."""
+    from torch.utils.data import BatchSampler
+
+    key, sampler = "sampler", found.get("sampler")
+    node: Mapping[str, Any] = config.sampler
+    while node.get("order") is not None and sampler is not None:
+        inner = node["order"]
+        if "order" not in arguments(sampler).names:
+            return  # told with the sampler's other arguments
+        if not isinstance(inner, Mapping) or "_target_" not in inner:
+            yield f"{key}.order: {not_allowed(inner, 'an order, {_target_: ...}, or null')}"
+            return
+        key, node, sampler = f"{key}.order", inner, called(inner)
+        if isinstance(sampler, type) and issubclass(sampler, StreamOrder):
+            yield f"{key}: {sampler.__name__} is the order of a stream, which has no rows"
+        elif isinstance(sampler, type) and issubclass(sampler, (BatchStrategy, BatchSampler)):
+            yield f"{key}: {no_order(sampler.__name__)}"
+
+
+def repetitions(config: Config, found: Found) -> Messages:
+    """Rows are repeated inside of a batch."""
+    sampler: Any = found.get("sampler")
+    size, times = config.batch.size, config.sampler.get("times")
+    if not (isinstance(sampler, type) and issubclass(sampler, Repeated)) or size is None:
+        return
+    if isinstance(times, int) and times > 0 and size % times:
+        low = size // times * times
+        ways = " or ".join(str(one) for one in (low, low + times) if one)
+        yield (
+            f"sampler.times: {times} does not divide batch.size={size}, so a row's repetitions "
+            f"would stand in two batches; take batch.size={ways}"
+        )
+
+
 def mixture(config: Config, found: Found) -> Messages:
     """Only samplers that follow the order of a mixture keep its shares, and only it has one."""
     outer: Any = found.get("sampler")
@@ -157,4 +201,4 @@ def mixture(config: Config, found: Found) -> Messages:
             )
 
 
-RULES = (columns, tail, packing, distributed_sampler, mixture)
+RULES = (columns, tail, packing, distributed_sampler, mixture, nested_order, repetitions)

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config import allow_list, familiar_names, signatures
 from pipeline.config.hydra_loader import ConfigLoader
 from pipeline.config.messages import nearest
-from pipeline.config.nodes import OF_THE_BUILD
+from pipeline.config.nodes import KEPT, OF_THE_BUILD
 from pipeline.config.schema import TASK_KEYS
 from pipeline.errors import ConfigError, Problem
 
@@ -61,7 +61,9 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
         if name in taken:
             return Problem(key, f"is not in the YAML, but {function.__name__} takes it: "
                            f"add it with +{key}=...")  # fmt: skip
-        if where == "dataset" and name in OF_THE_BUILD:
+        if (where == "dataset" and name in OF_THE_BUILD) or (
+            where.startswith("dataset.") and name in KEPT
+        ):
             return Problem(key, f"is not in the YAML; add it with +{key}=...")
         known = [one for one in known if not one.startswith("_")] + taken
     way = familiar_names.key(key, value)

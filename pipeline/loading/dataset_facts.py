@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from pipeline.errors import DataError
+from pipeline.loading.kept_rows import KeptColumn, KeptRows
 from pipeline.loading.named_fields import Fields
 from pipeline.order.columns import ChosenRows, EndToEnd
 from pipeline.protocols import Column
@@ -57,6 +58,9 @@ def lengths_of(dataset: Any) -> Column | None:
     Raises:
         DataError: they are not whole numbers, one a row.
     """
+    if isinstance(dataset, KeptRows):
+        whole = lengths_of(dataset.dataset)
+        return None if whole is None else KeptColumn(whole, dataset.selection)
     if isinstance(dataset, Subset):
         whole, rows = lengths_of(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
         return None if whole is None else ChosenRows(whole, len(rows), lambda chosen: rows[chosen])
@@ -126,8 +130,8 @@ def classes_of(dataset: Any) -> list[str]:
 
 
 def _whole(dataset: Any) -> Any:
-    """The dataset that a `Subset` is of."""
-    while isinstance(dataset, Subset):
+    """The dataset that a `Subset` is of, or whose rows are filtered."""
+    while isinstance(dataset, (Subset, KeptRows)):
         dataset = dataset.dataset
     return dataset
 
@@ -151,6 +155,9 @@ def _class_count(dataset: Any, fields: Fields) -> int:
 
 def columns_of(dataset: Any, fields: Fields) -> Columns:
     """Columns of the table by name: one number or text a sample."""
+    if isinstance(dataset, KeptRows):
+        mask = dataset.selection.mask(0, dataset.selection.length)
+        return {name: column[mask] for name, column in columns_of(dataset.dataset, fields).items()}
     if isinstance(dataset, Subset):
         rows = np.asarray(dataset.indices, dtype=np.int64)
         return {name: column[rows] for name, column in columns_of(dataset.dataset, fields).items()}

@@ -39,6 +39,7 @@ from pipeline.loading.bad_samples import SampleError as SampleError  # also publ
 from pipeline.loading.batch import Batch
 from pipeline.loading.collate import Mismatch, kinds_of, plain
 from pipeline.loading.encoded import EncodedImage
+from pipeline.loading.kept_rows import own_row, sample_name
 from pipeline.loading.named_fields import NAMELESS, Fields, OwnCollate
 from pipeline.loading.repeatable import Again
 from pipeline.loading.sample_reader import SampleReader
@@ -216,7 +217,8 @@ class Fetch:
             parts, collate = request.parts, cast(Any, self.collate)
             fields = dict(collate(given) if parts is None else collate(given, parts))
         except Mismatch as error:
-            first, second = (int(request.indices[order[row]]) for row in error.rows)
+            pair = [int(request.indices[order[row]]) for row in error.rows]
+            first, second = (sample_name(row, own_row(self.dataset, row)) for row in pair)
             raise DataError(
                 f"batch (epoch {request.epoch}, step {request.step}) cannot be put together: field "
                 f"{error.field!r} of samples {first} and {second}: {error.reason}. Resize in a "
@@ -224,7 +226,8 @@ class Fetch:
                 "collate=list to stack nothing)"
             ) from error
         except Exception as error:
-            raise explained(error, "collate", request) from error
+            own = own_row(self.dataset, int(request.indices[0]))
+            raise explained(error, "collate", request, own=own) from error
         hashes = None
         if self.hashed:
             hashes = [hash_sample(sample) for sample in samples]

@@ -122,7 +122,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
             lambda state: run_state.check_fit(state, model, optimizer), scheduled,
             seed=config.seed, device=train.world.device, monitor=options.monitor,
             mode=options.mode,
-            data={"fingerprint": mode, **told}, code=code_of(config),
+            data={"fingerprint": mode, **told, **outcome.left_out(data)}, code=code_of(config),
         )  # fmt: skip
         if opened.folder and config.trainer.progress != "none":
             say(outcome.summary(config, data, model, train, group, opened.folder.path))
@@ -296,7 +296,7 @@ def watched(
     trainer = config.trainer
     display = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
     data = parts.data
-    datasets = {split.name: split.fingerprint["dataset"] for split in (data.train, data.val)}
+    datasets = {split.name: split.unfiltered_fingerprint for split in (data.train, data.val)}
     left_out = Quarantine(folder.path / QUARANTINE, datasets, data.train.budget)
     observers = mixture_rows(train.plan, folder.manifest)  # first, as it adds to records
     observers += [Metrics(folder, trackers), display, left_out]

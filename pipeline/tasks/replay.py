@@ -20,6 +20,7 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.collate import plain
 from pipeline.loading.dataset_facts import table_of
 from pipeline.loading.fetch import batch_hash
+from pipeline.loading.kept_rows import KeptRows
 from pipeline.loading.named_fields import Fields
 from pipeline.order.randomness import scope
 from pipeline.order.streams import End
@@ -67,13 +68,18 @@ def recompute(split: Split, config: Config) -> Batch:
 
 
 def describe_rows(dataset: Any, batch: Batch, fields: Fields | None = None) -> list[list[str]]:
-    """A header and a row a sample: position, index, and columns of the dataset's table."""
+    """A header and a row a sample: position, index, and columns of the dataset's table.
+
+    Where a filter leaves rows out, also the dataset's own row.
+    """
     table = table_of(dataset, fields)
     names = [] if table is None else [n for n in ("path", "class", "label") if n in table.columns]
-    lines = [["position", "index", *names]]
+    filtered = isinstance(dataset, KeptRows)
+    lines = [["position", "index", *(["row"] if filtered else []), *names]]
     for position, index in zip(batch.positions.tolist(), batch.indices.tolist(), strict=True):
         known = [] if table is None else [one_line(table[name].iloc[index]) for name in names]
-        lines.append([str(position), str(index), *known])
+        own = [str(dataset.row(index))] if filtered else []
+        lines.append([str(position), str(index), *own, *known])
     return lines
 
 
