@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from pipeline.datasets.reading.data_file import DataFile
 from pipeline.errors import ConfigError, Problem
+from pipeline.order.columns import EndToEnd
 from pipeline.order.randomness import hash64
 
 if TYPE_CHECKING:
@@ -161,6 +162,8 @@ class Mixture(Dataset[Any]):
         offered = [hasattr(source, name) for source in parts]
         if name == "__getitems__" and offered and all(offered):
             return self._rows_at_once
+        if name == "lengths" and offered and all(offered):
+            return EndToEnd([source.lengths for source in parts])
         if name == "locality" and any(offered):
             return self._locality
         remote = [one for one in parts if getattr(one, "remote_files", None) is not None]

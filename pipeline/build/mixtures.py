@@ -14,6 +14,7 @@ from typing import Any
 from pipeline.config.instantiate import Lazy, make
 from pipeline.config.nodes import called
 from pipeline.config.signatures import arguments
+from pipeline.order.columns import ChosenRows, LengthTable
 from pipeline.order.mixture import MixtureOrder
 from pipeline.order.randomness import hash64
 from pipeline.order.weights import Mixing
@@ -72,6 +73,8 @@ def with_source_orders(
 
 def _rows_of(table: Lazy, start: int, stop: int) -> Any:
     whole = table.compute()
+    if isinstance(whole, LengthTable):
+        return LengthTable(ChosenRows(whole.lengths, stop - start, lambda rows: rows + start))
     return None if whole is None else whole.iloc[start:stop].reset_index(drop=True)
 
 

@@ -30,6 +30,7 @@ class Many(Rows):
     draws = False
     remote_files = "files"
     facts = {"num_classes": 2}
+    lengths = np.arange(20)
     classes = ["x", "y"]
 
     def __getitems__(self, indices):
@@ -74,6 +75,8 @@ def test_what_sources_have_is_handed_on():
     both = Mixture({"a": Many(0, 3), "b": Many(100, 20)})
     assert both.__getitems__([4, 0, 3, 2]) == [101, 0, 100, 2]
     assert both.draws is False
+    assert both.lengths[np.array([19, 21])].tolist() == [19, 1]
+    assert not hasattr(data, "lengths")
     assert (both.facts, both.classes) == ({"num_classes": 2}, ["x", "y"])
     assert (data.facts, data.classes) == ({}, [])
     assert not hasattr(both, "remote_files")  # two stores, and one process that fetches

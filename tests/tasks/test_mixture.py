@@ -146,6 +146,16 @@ def test_other_samplers_over_a_mixture(root):
     assert len({row for row in rows if row < 24}) < 24  # drawn, with repetitions
 
 
+def test_rows_of_a_mixture_are_repeated_in_its_shares(root):
+    from pipeline.build.data import DataParts
+
+    words = mixture(root, "{a: 3, b: 1}"), "loader=debug", "task=digest", "sampler=repeated"
+    config = compose(*words[0], *words[1:], "sampler.times=4", "sampler.shorten=false")
+    plan = DataParts(config).train.plan
+    rows = [row for step in range(plan.steps(0)) for row in plan.request(0, step).indices.tolist()]
+    assert (len(rows), sum(row < 24 for row in rows)) == (256, 192)
+
+
 def test_rows_of_a_mixture_are_packed_in_its_shares(tmp_path):
     from pipeline.build.data import DataParts
 
