@@ -57,7 +57,7 @@ def loader_of(folder: Path, workers: int, blocks: int) -> Any:
         "dataset=token_files", f"dataset.root={folder}", "dataset.val_fraction=0.0",
         f"batch.size={blocks}", f"sampler.tokens={TOKENS}", f"collate.pad_to={TOKENS}",
         "trainer.device=cpu", f"cache_dir={folder.parent / 'cache'}",
-        f"loader={'default' if workers else 'debug'}", f"loader.num_workers={workers}",
+        f"loader.num_workers={workers}",
     ))  # fmt: skip
 
 
