@@ -93,6 +93,10 @@ class Repeated(Order):
             )  # fmt: skip
         self.times, self.order, self.shorten = times, order or Random(length, seed), shorten
 
+    @property
+    def even(self) -> bool:
+        return self.order.even
+
     def size(self, epoch: int) -> int:
         size = self.order.size(epoch)
         return size // self.times * self.times if self.shorten else size * self.times

@@ -52,6 +52,10 @@ class Random(Order):
         self._order = (-1, Permutation(1, 0))  # epoch, its order
         self._block = (-1, 0, np.empty(0, dtype=np.int64))  # epoch, first position, rows
 
+    @property
+    def even(self) -> bool:
+        return True
+
     def size(self, epoch: int) -> int:
         return self.length
 
@@ -107,6 +111,10 @@ class Subset(Order):
                 )  # fmt: skip
         self._order: Order = Random(len(self.rows), seed) if shuffle else Sequential(len(self.rows))
 
+    @property
+    def even(self) -> bool:
+        return self._order.even
+
     def size(self, epoch: int) -> int:
         return len(self.rows)
 
@@ -159,6 +167,10 @@ class Weighted(Order):
                 Problem("sampler.num_samples", f"{num_samples} draws without replacement, but only "
                         f"{len(positive)} rows have a positive weight")
             )  # fmt: skip
+
+    @property
+    def even(self) -> bool:
+        return self._weights is None  # with replacement
 
     def size(self, epoch: int) -> int:
         return self._draws
