@@ -57,7 +57,7 @@ def loader_of(folder: Path, workers: int, blocks: int) -> Any:
         "dataset=token_files", f"dataset.root={folder}", "dataset.val_fraction=0.0",
         f"batch.size={blocks}", f"sampler.tokens={TOKENS}", f"collate.pad_to={TOKENS}",
         "trainer.device=cpu", f"cache_dir={folder.parent / 'cache'}",
-        f"loader={'default' if workers else 'debug'}", f"loader.num_workers={workers}",
+        f"loader.num_workers={workers}",
     ))  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def bounds_of(folder: Path) -> tuple[Any, Any]:
 
 def packed_by_hand(folder: Path, size: int) -> Iterator[list[Spans]]:
     """Batches of blocks: shuffled documents, packed in windows; long ones are cut."""
-    from pipeline.order.sequence_packing import best_fit
+    from pipeline.order.blocks import best_fit
 
     starts, stops = bounds_of(folder)
     draw = np.random.default_rng(0)

@@ -90,7 +90,7 @@ class FlatFile:
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """Names and sizes of the files, and evenly spread blocks of them."""
         if not sized:
-            return ["flat", self.name]
+            return ["flat", self.name, self.dtype.str]
         blocks = samples_of(self.tokens.view(np.uint8)) if self.total else []
         bounds = [self._key] if self._bounds is None else self._bounds.fingerprint_parts(True)
         return ["flat", self.name, self.total, self.dtype.str, *blocks, *bounds]

@@ -127,7 +127,8 @@ class Flatten:
         """Where documents stand, each block's padding behind its last one."""
         blocks = np.zeros_like(lengths) if self.pad_to is None else np.arange(len(lengths))
         if parts is not None:
-            blocks = np.unique(parts[:, 3], return_inverse=True)[1]  # a rank has some of a batch's
+            # A rank has some of a batch's blocks, so they are counted anew.
+            blocks = np.cumsum(np.diff(parts[:, 3], prepend=parts[:1, 3]) != 0)
         number = int(blocks[-1]) + 1
         used = np.bincount(blocks, lengths, number).astype(np.int64)
         ids = np.arange(len(lengths))
