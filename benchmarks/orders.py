@@ -2,6 +2,7 @@
 
     python benchmarks/orders.py [--largest 100000000]
     python benchmarks/orders.py --backwards
+    python benchmarks/orders.py --filtered 1000000000
 
     python benchmarks/orders.py --packed 1000000000 --lengths FILE
 
@@ -28,8 +29,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 BATCH = 256
 
@@ -141,6 +142,31 @@ def backwards() -> None:
             print(f"{name:32s} {length:>21,d} {sorted(times)[4]:10.2f} ms", flush=True)
 
 
+def mixture() -> None:
+    """Time a batch of a mixture of 2 x 10^9 rows at its beginning and at position 10^9."""
+    from pipeline.order.mixture import MixtureOrder
+    from pipeline.order.plan import Plan
+    from pipeline.order.weights import Mixing
+
+    lengths = {"web": 10**9, "books": 9 * 10**8, "code": 10**8}
+    weights = {"web": [(0, 0.9), (10**6, 0.5)], "books": 0.3, "code": 0.1}
+    began = time.perf_counter()
+    order = MixtureOrder(Mixing(lengths, weights, linear=True, passes={"code": 3}), 0, BATCH)
+    made = (time.perf_counter() - began) * 1e3
+    plan = Plan(order, BATCH)
+    print(f"penstock mixture, 2 x 10^9 rows: made in {made:.0f} ms")
+    print(f"CPU time of a batch of {BATCH}, least of 5 x 20 that follow each other:")
+    for position in (0, 10**9):
+        times = []
+        for attempt in range(5):
+            first = position // BATCH + 20 * attempt
+            began = time.process_time()
+            for step in range(first, first + 20):
+                plan.request(0, step)
+            times.append((time.process_time() - began) / 20 * 1e3)
+        print(f"  from position {position:>13,d} {min(times):10.3f} ms", flush=True)
+
+
 def write_lengths(path: Path, count: int) -> None:
     """Lengths as texts have them, 245 tokens on average: the same 10 million again and again."""
     import numpy as np
@@ -198,10 +224,73 @@ def packed(path: Path, count: int) -> None:
             subprocess.run(command, check=True)
 
 
+def filtered(length: int) -> None:
+    """A filter that leaves out a tenth of `length` rows by a column that is computed.
+
+    Making it, a batch in the middle beside the first one, each of a new plan (medians of 101,
+    taken in turns), what finding the rows takes of it, and the peak of memory that is added.
+    """
+    import numpy as np
+
+    from pipeline.build.kept import RowChoice
+    from pipeline.order.columns import ColumnView
+    from pipeline.order.plan import Plan
+    from pipeline.order.randomness import hash64_array
+    from pipeline.order.samplers import Random
+
+    class Lengths(ColumnView):
+        dtype = np.dtype(np.uint64)
+
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+        def __len__(self) -> int:
+            return self.rows
+
+        def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+            return hash64_array(1, rows) % np.uint64(1000)
+
+    class Rows:
+        def __init__(self, rows: int) -> None:
+            self.lengths = Lengths(rows)
+
+        def __len__(self) -> int:
+            return len(self.lengths)
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    def made(rows: int) -> object:
+        return RowChoice({"dataset": {"filter": "length >= 100"}}, "train").of(Rows(rows))[0]
+
+    made(10**5)  # pandas and its expressions are loaded
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    kept = made(length)
+    making = time.perf_counter() - start
+    spans: dict[str, list[float]] = {"first": [], "middle": [], "select": []}
+    for _ in range(101):
+        for name in ("first", "middle"):
+            plan = Plan(Random(len(kept), 0), BATCH)
+            start = time.perf_counter()
+            rows = plan.request(0, 0 if name == "first" else len(plan) // 2).indices
+            between = time.perf_counter()
+            kept.selection.select(rows)
+            spans[name].append(time.perf_counter() - start)
+            spans["select"].append(time.perf_counter() - between)
+    first, middle, select = (sorted(span)[len(span) // 2] * 1e3 for span in spans.values())
+    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(f"{len(kept):,d} of {length:,d} rows kept; made in {making:.1f} s; first batch "
+          f"{first:.2f} ms, middle {middle:.2f} ms ({middle / first:.2f} x), of which rows "
+          f"{select:.2f} ms; {memory:.1f} MiB", flush=True)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--largest", type=int, default=10**7)
     parser.add_argument("--backwards", action="store_true")
+    parser.add_argument("--mixture", action="store_true", help="only a mixture's figures")
+    parser.add_argument("--filtered", type=int, help="measure a filter of so many rows instead")
     parser.add_argument("--child", nargs=2)
     parser.add_argument("--packed", type=int, default=0)
     parser.add_argument("--lengths", type=Path, default=Path("lengths.npy"))
@@ -217,10 +306,16 @@ def main() -> None:
     if arguments.packed:
         packed(arguments.lengths, arguments.packed)
         return
+    if arguments.filtered:
+        filtered(arguments.filtered)
+        return
     if arguments.child:
         child(arguments.child[0], int(arguments.child[1]))
         return
     print(f"{platform.machine()}, Python {platform.python_version()}")
+    mixture()
+    if arguments.mixture:
+        return
     print(f"{'':28s} {'rows':>14} {'first batch':>13} {'middle batch':>13} {'memory':>14}")
     for kind in KINDS:
         for length in (10**6, 10**7, 10**8, 10**9):

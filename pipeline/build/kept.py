@@ -27,7 +27,7 @@ from pipeline.order.selection import Selection
 from pipeline.order.streams import is_stream
 from pipeline.runs import quarantine
 
-_AT_ONCE = 1 << 18  # rows
+_AT_ONCE = 1 << 16  # rows
 _SHOWN = 60  # characters of an expression
 
 Mask = npt.NDArray[np.bool_]
