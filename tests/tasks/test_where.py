@@ -13,6 +13,11 @@ from pipeline.tasks import where
 from tests.program import run
 
 DATA = ("experiment=sequences", "dataset.count=60", "batch.size=8", "loader=debug")
+SEQUENCES = "_target_: pipeline.datasets.synthetic_sequences.SyntheticSequences, count: 60"
+STREAM = (
+    "{_target_: pipeline.datasets.mixture_stream.StreamMixture, weights: {a: 1}, "
+    f"sources: {{a: {{{SEQUENCES}, root: a}}}}}}"
+)
 FIT = (
     *DATA, "trainer=quick", "scheduler=none", "trainer.max_epochs=3", "trainer.max_steps=9",
     "trainer.ledger=true", "trainer.progress=none", "trainer.pictures=false",
@@ -114,8 +119,7 @@ def test_what_a_run_left_out_is_said(trained, tmp_path, capsys):
 
 def test_a_batch_of_a_mixture_has_sources_and_weights(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    node = "_target_: pipeline.datasets.synthetic_sequences.SyntheticSequences"
-    sources = ", ".join(f"{name}: {{{node}, root: {name}, count: 60}}" for name in "ab")
+    sources = ", ".join(f"{name}: {{{SEQUENCES}, root: {name}}}" for name in "ab")
     rest = f"sources: {{{sources}}}, weights: {{a: 3, b: [[0, 1], [4, 3]]}}"
     given = (
         "task=where", *DATA[:1], *DATA[2:], "sampler=mixture",
@@ -154,13 +158,18 @@ def test_an_address_that_is_skipped_is_said_to_be(tmp_path, monkeypatch, capsys)
         (["address=0,99"], "address: epoch 0 of the train split has"),
         (["address=0"], "address: "),
         (["sample=3", "epochs=3-4"], "epochs: "),
-        (["sample=3", "dataset=sequences_stream"], ""),
+        (["sample=3", "sampler=stream", f"dataset={STREAM}"], "StreamMixture is a stream: which"),
+        (
+            ["address=0,1", "sampler=stream", f"dataset={STREAM}"],
+            "StreamMixture is a stream: which",
+        ),
         (["sample=3", "run=nowhere"], "run: nowhere is not a run's folder"),
     ],
 )
 def test_questions_without_an_answer(words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    done = run(capsys, "task=where", *DATA, *words)
+    data = DATA if f"dataset={STREAM}" not in words else DATA[:1] + DATA[2:]
+    done = run(capsys, "task=where", *data, *words)
     assert done.code == 2
     assert message in done.err
 
