@@ -51,7 +51,7 @@ ORDERS = {
     "sequential": Sequential,
     "random": lambda n: Random(n, SEED),
     "subset": lambda n: Subset(n, SEED, fraction=0.5),
-    "subset of a list": lambda n: Subset(n, SEED, indices=[0, n // 2, n - 1, 0], shuffle=False),
+    "subset of a list": lambda n: Subset(n, SEED, indices=[0, n // 2, n - 1, 1, 0], shuffle=False),
     "weighted": lambda n: weighted(n, num_samples=3 * n),
     "weighted without replacement": lambda n: weighted(n, replacement=False),
     "bucket": lambda n: Bucket(n, SEED, table(n), 4, num_buckets=min(3, n)),
