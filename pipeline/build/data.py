@@ -7,15 +7,17 @@ the training split's statistics, and the dataset's facts (`num_classes` ...).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from pipeline.build.kept import RowChoice, chosen
+from pipeline.build.mixtures import recorded_mixture
 from pipeline.build.samples import collate_of, dataset_of, fields_of, lengths_told, sampler_of
 from pipeline.build.sharing import contents_of, share_of
 from pipeline.config import allow_list, loader_options, tuned
 from pipeline.config.data_rules import mode_of
 from pipeline.config.instantiate import make
-from pipeline.config.nodes import FACTS, SAME_FACTS, datasets, of_the_build
+from pipeline.config.nodes import FACTS, SAME_FACTS, choosing, of_the_build
 from pipeline.config.schema import Config, LoaderSection
 from pipeline.distributed.world import World, from_environment
 from pipeline.errors import ConfigError, Problem
@@ -23,12 +25,14 @@ from pipeline.loading.bad_samples import BadSamples
 from pipeline.loading.budget import Budget, epoch_length
 from pipeline.loading.dataset_facts import classes_of, facts_of, table_of
 from pipeline.loading.fetch import Fetch
+from pipeline.loading.kept_rows import unfiltered_fingerprint
 from pipeline.loading.loader import Loader
 from pipeline.loading.named_fields import Fields
 from pipeline.loading.stream_fetch import StreamFetch
 from pipeline.loading.workers.backends import BackendName, LoaderOptions
 from pipeline.order.plan import Plan, not_empty
 from pipeline.order.samplers import Sequential, column_of
+from pipeline.order.skipped import Skipped
 from pipeline.order.streams import StreamOrder, StreamPlan, is_stream, length_of
 from pipeline.packing.packing import backend_for, pack
 from pipeline.packing.recipe import Recipe, fits
@@ -151,6 +155,29 @@ class Split:
 
     @cached_property
     def dataset(self) -> Any:
+        return self._chosen[0]
+
+    @property
+    def unfiltered_fingerprint(self) -> str:
+        """The fingerprint of the dataset with all its rows, as quarantine files have it."""
+        return unfiltered_fingerprint(self.dataset, self.data_fingerprint(mode_of(self.config)))
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many rows the dataset's filters left out, by filter."""
+        return self._chosen[1]
+
+    @cached_property
+    def _chosen(self) -> tuple[Any, dict[str, int]]:
+        config = self.config
+        given = {"dataset": chosen(config.dataset)}
+        if "_target_" not in config.dataset:
+            given[f"dataset.{self.name}"] = chosen(config.dataset.get(self.name) or {})
+        told = partial(fingerprint_of, mode=mode_of(config), cache_dir=config.cache_dir)
+        return RowChoice(given, self.name, self.data.fields, told).of(self._whole())
+
+    def _whole(self) -> Any:
+        """The dataset with all its rows, packed or not."""
         where = self.config.dataset.get("packed")
         if where is None:
             return self._unpacked(lazy=self._decodes)
@@ -185,7 +212,7 @@ class Split:
         return dataset_of(node, key, self._supply(lazy))
 
     def _node(self) -> tuple[str, Any]:
-        nodes = dict(datasets(self.config.dataset))
+        nodes = dict(choosing(self.config.dataset))
         key = "dataset" if "dataset" in nodes else f"dataset.{self.name}"
         if key not in nodes:
             raise ConfigError(Problem(key, "is missing, and this task reads that split"))
@@ -231,7 +258,8 @@ class Split:
         """Which samples belong to which address."""
         config, dataset = self.config, self.dataset
         tail = config.batch.tail if self._is_train else "keep"
-        short = config.trainer.short(self.name)
+        skipped = Skipped.of(config.trainer.skip if self._is_train else None)
+        short = (*config.trainer.short(self.name), skipped)
         if is_stream(dataset):
             order = StreamOrder(config.seed)
             target = config.sampler["_target_"]
@@ -347,6 +375,8 @@ class Split:
             parts["batch.val_size"] = self._batch_size
         if self._is_train or self._packs:
             parts["sampler"] = config.sampler
+            told = partial(fingerprint_of, mode=mode, cache_dir=config.cache_dir)
+            parts |= recorded_mixture(self.dataset, told)
             parts |= lengths_told(config, self.transform.steps)
         step = decode_step(self.transform)
         if step is not None:  # pixels differ by rounding from one decoder to another

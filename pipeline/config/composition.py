@@ -29,6 +29,7 @@ from pipeline.config import (
     environment,
     hydra_internals,
     hydra_section,
+    plain_words,
     reference,
     step_order,
     unknown_keys,
@@ -127,6 +128,11 @@ class Composer:
                 elif line.startswith("=") or ("=" not in line and not line.startswith("~")):
                     lacks = "key" if "=" in line else "'='"
                     reason = f"it has no {lacks}; write key and value as one word, without spaces"
+                elif line.partition("=")[0].endswith(".filter"):
+                    reason = (
+                        "an expression needs quotes of its own inside of the shell's: "
+                        "'+dataset.filter=\"length < 500\"'"
+                    )
                 else:
                     reason = str(error).split("\nSee https")[0]
                 problems.append(Problem(line, f"cannot be parsed as key=value: {reason}"))
@@ -218,12 +224,12 @@ class Composer:
 
 
 def with_run_dir(lines: Iterable[str]) -> list[str]:
-    """Override lines with hydra's name for the folder of a run, `hydra.run.dir`, replaced by ours.
+    """Override lines as hydra reads them, with its name for the folder of a run replaced by ours.
 
     Raises:
         ConfigError: both names are given.
     """
-    words = list(lines)
+    words = list(map(plain_words.quoted, lines))
     parts = [word.partition("=") for word in words]
     keys = [key.lstrip("+") if equals else "" for key, equals, _ in parts]
     given = [value for key, (*_, value) in zip(keys, parts, strict=True) if key == _HYDRAS_FOLDER]

@@ -7,6 +7,7 @@ sampler works for any number of ranks, and all ranks know the number of steps in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from pipeline.errors import ConfigError, Problem
 from pipeline.order.address import Addressed
 from pipeline.order.randomness import IntArray
 from pipeline.order.samplers import BatchStrategy, Order, Tail
+from pipeline.order.skipped import Skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,14 @@ class Request(Addressed):
 
     def __len__(self) -> int:
         return len(self.indices)
+
+
+class Place(NamedTuple):
+    """Where a row stands in an epoch: its batch, its position, and the rank that works on it."""
+
+    step: int
+    position: int
+    rank: int
 
 
 def share_of(
@@ -106,6 +116,7 @@ class Plan:
         together: rows of a global batch that stay on one rank; 2 keeps the pairs of mixing.
         most: batches in an epoch; None: all that the sampler gives.
         again: every epoch has the samples of epoch 0 in its order, but its own augmentation.
+        skipped: addresses that training leaves out; they stay addresses, so `steps` counts them.
     """
 
     def __init__(
@@ -116,6 +127,7 @@ class Plan:
         together: int = 1,
         most: int | None = None,
         again: bool = False,
+        skipped: Skipped | None = None,
     ) -> None:
         if batch_size < 1:
             raise ConfigError(Problem("batch.size", f"{batch_size} is below 1"))
@@ -125,6 +137,7 @@ class Plan:
         self.together = together
         self.most = most
         self.again = again
+        self.skipped = skipped or Skipped()
 
     def steps(self, epoch: int) -> int:
         """Number of global batches in `epoch`, the same on every rank."""
@@ -167,6 +180,29 @@ class Plan:
         low, high = int(mine.min()), int(mine.max()) + 1  # all of a share that is not padded
         indices = self.sampler.indices(of, first + low, first + high)[mine - low]
         return Request(epoch, step, first + mine, indices, valid, size)
+
+    def steps_of(self, epoch: int, row: int) -> list[int]:
+        """The steps of `epoch` whose batches have `row`, ascending, also behind its end: in a tail
+        that is dropped, or behind a limit. Cost: the sampler's inverse.
+        """
+        of = 0 if self.again else epoch
+        if isinstance(self.sampler, BatchStrategy):
+            return self.sampler.steps_of(of, row)
+        positions = self.sampler.positions_of(of, row)
+        return list(dict.fromkeys(position // self.batch_size for position in positions))
+
+    def addresses_of(self, epoch: int, row: int, world: int = 1) -> list[Place]:
+        """Where `row` stands in `epoch`, in the order of training; a row in parts once for each.
+
+        Cost: the sampler's inverse, and for each batch found one request a rank.
+        """
+        steps, places = self.steps(epoch), []
+        for step in self.steps_of(epoch, row):
+            for rank in range(world if step < steps else 0):
+                share = self.request(epoch, step, rank, world)
+                here = share.positions[: share.valid][share.indices[: share.valid] == row]
+                places += [Place(step, position, rank) for position in here.tolist()]
+        return places
 
     def _padded(self, count: int) -> int:
         return max(count, self.batch_size) if self.tail == "pad" else count

@@ -46,8 +46,9 @@ from pipeline.runs.resumption import fingerprint, spans
 from pipeline.runs.run_folder import Status
 from pipeline.runs.trackers.guarded import Trackers
 from pipeline.runs.trackers.tracker import TrackedRun, measured
-from pipeline.tasks import outcome, predictions, progress, pruning
+from pipeline.tasks import outcome, predictions, progress, pruning, skipping
 from pipeline.tasks import report as report_page
+from pipeline.tasks.mixture_rows import mixture_rows
 from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.own_command import command_line, how_to_resume, overrides
 from pipeline.tasks.recording import Confusions, Digests, Extremes, Ledger, Metrics, Quarantine
@@ -108,6 +109,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
     with data.train.loader(hashed=config.trainer.digest) as train, data.val.loader() as val:
         objective = parts.objective()
         options = make_options(config, objective)
+        skipping.check(train.plan, options.max_epochs)
         wanted, mode = config.distributed, mode_of(config)
         parallel = Parallel(wanted.strategy, wanted.find_unused_parameters, wanted.sync_batchnorm)
         model = prepare(parts.model(), parallel, group)
@@ -121,7 +123,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
             lambda state: run_state.check_fit(state, model, optimizer), scheduled,
             seed=config.seed, device=train.world.device, monitor=options.monitor,
             mode=options.mode,
-            data={"fingerprint": mode, **told}, code=code_of(config),
+            data={"fingerprint": mode, **told, **outcome.left_out(data)}, code=code_of(config),
         )  # fmt: skip
         if opened.folder and config.trainer.progress != "none":
             say(outcome.summary(config, data, model, train, group, opened.folder.path))
@@ -295,11 +297,12 @@ def watched(
     trainer = config.trainer
     display = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
     data = parts.data
-    datasets = {split.name: split.fingerprint["dataset"] for split in (data.train, data.val)}
+    datasets = {split.name: split.unfiltered_fingerprint for split in (data.train, data.val)}
     left_out = Quarantine(folder.path / QUARANTINE, datasets, data.train.budget)
-    observers: list[Observer] = [Metrics(folder, trackers), display, left_out]
+    observers = mixture_rows(train.plan, folder.manifest)  # first, as it adds to records
+    observers += [Metrics(folder, trackers), display, left_out]
     if trainer.ledger:
-        observers.append(Ledger(folder.path / "ledger.jsonl"))
+        observers.append(Ledger(folder.path / "ledger.jsonl", train.plan.skipped, opened.start))
     if trainer.digest:
         observers.append(Digests(folder.path / "digests.jsonl"))
     status: Status = "failed"

@@ -16,9 +16,11 @@ from torch import nn
 from pipeline.build.data import DataParts
 from pipeline.config.schema import Config
 from pipeline.distributed.group import Group
+from pipeline.loading.kept_rows import unfiltered
 from pipeline.loading.loader import Loader
 from pipeline.order.streams import length_of
 from pipeline.runs.pictures import confusion_matrix
+from pipeline.tasks import skipping
 from pipeline.tasks.recording import Confusions
 from pipeline.tasks.validate import print_table
 from pipeline.terminal import put
@@ -31,9 +33,26 @@ def summary(
     config: Config, data: DataParts, model: nn.Module, train: Loader, group: Group, folder: Path
 ) -> str:
     """The lines of the summary, without a newline at their end."""
-    rows = {"data": _data(data, train), "model": _model(config, model, train.world.device, group),
-            "loader": _loader(train, group), "folder": folder}  # fmt: skip
-    return "\n".join(f"{name:<9} {text}" for name, text in rows.items())
+    rows = {"data": _data(data, train), "left out": _left_out(data),
+            "model": _model(config, model, train.world.device, group),
+            "loader": _loader(train, group),
+            "skips": skipping.describe(train.plan, config.trainer.max_epochs),
+            "folder": folder}  # fmt: skip
+    return "\n".join(f"{name:<9} {text}" for name, text in rows.items() if text)
+
+
+def left_out(data: DataParts) -> dict[str, dict[str, dict[str, int]]]:
+    """How many rows of each split its filters leave out, by filter: for the manifest."""
+    found = {split.name: split.left_out for split in (data.train, data.val) if split.left_out}
+    return {"left_out": found} if found else {}
+
+
+def _left_out(data: DataParts) -> str:
+    found = left_out(data).get("left_out", {})
+    return "; ".join(
+        f"{split}: " + ", ".join(f"{count:,} by {by}" for by, count in reasons.items())
+        for split, reasons in found.items()
+    )
 
 
 def _data(data: DataParts, loader: Loader) -> str:
@@ -44,7 +63,7 @@ def _data(data: DataParts, loader: Loader) -> str:
     batches = f"batches of {size}"
     if steps is not None:
         batches = f"{_count(steps, 'batch')} of {size} an epoch"
-    name = type(data.train.dataset).__name__
+    name = type(unfiltered(data.train.dataset)).__name__
     return f"{name}: {trained} to train on, {validated} to validate; {batches}"
 
 

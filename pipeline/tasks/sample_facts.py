@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pipeline.build.data import Split
 from pipeline.loading.bad_samples import path_of
 from pipeline.loading.batch import Batch
+from pipeline.loading.kept_rows import own_row
 from pipeline.order.plan import Plan
 from pipeline.order.randomness import scope
 from pipeline.order.streams import End, StreamPlan
@@ -141,7 +142,9 @@ def _samples(
         zip(batch.indices.tolist(), batch.positions.tolist(), strict=True)
     ):
         if batch.valid is None or batch.valid[place]:
-            path = shortened(path_of(split.dataset, index), LONGEST)
+            own = own_row(split.dataset, index)
+            path = path_of(split.dataset, index) or ("" if own is None else f"row {own}")
+            path = shortened(path, LONGEST)
             found.append(ShownSample(
                 index, path, shortened(truths[place], 200), "", shortened(words[place], 600),
                 drawn[place], position,
