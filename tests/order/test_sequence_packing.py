@@ -10,7 +10,6 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.order import sequence_packing
 from pipeline.order.blocks import best_fit, cut_in_turn
 from pipeline.order.composed import Curriculum, Repeated
-from pipeline.order.mixture import MixtureOrder
 from pipeline.order.plan import Plan
 from pipeline.order.samplers import Random, Sequential, Subset, Weighted
 from pipeline.order.sequence_packing import SequencePacking
@@ -154,9 +153,6 @@ ORDERS = {
     "curriculum": lambda: Curriculum(900, 1, TABLE, stages=5),
     "repeated": lambda: Repeated(900, 1, 6, times=3),
     "repeated weighted": lambda: Repeated(900, 1, 4, times=2, order=Weighted(900, 1, TABLE)),
-    "mixture": lambda: MixtureOrder(
-        {"a": 300, "b": 600}, {"a": [(0, 0.9), (20, 0.1)], "b": 0.5}, 1, 4
-    ),
 }
 
 
