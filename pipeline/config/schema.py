@@ -17,7 +17,8 @@ Node = dict[str, Any]  # a part: `_target_` and its arguments
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 Task = Literal["fit", "validate", "digest", "replay", "verify", "diff", "check", "pack",
-               "profile", "tune", "lr_find", "report", "runs", "show"]  # fmt: skip
+               "profile", "tune", "lr_find", "report", "runs", "show", "where",
+               "without"]  # fmt: skip
 RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
 
 
@@ -220,6 +221,7 @@ class TrainerSection(Section):
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     limit_batches: LimitBatches = LimitBatches()
     overfit_batches: Count | None = None
+    skip: list[Any] | None = None
     fast_dev_run: bool = False
 
     def short(self, split: str) -> tuple[int | None, bool]:
@@ -274,6 +276,9 @@ class Config(Section):
     checkpoint: str | None = None
     runs: list[str] | None = None
     run: str | None = None
+    sample: int | str | list[int | str] | None = None
+    address: Annotated[list[Index], Field(min_length=2, max_length=2)] | None = None
+    epochs: Index | Annotated[str, Field(pattern=r"^\d{1,9}:\d{1,9}$")] | None = None
     find: FindSection = FindSection()
 
     _origins: dict[str, disclosure.Origin] = PrivateAttr(default_factory=dict)
@@ -298,4 +303,4 @@ class Config(Section):
 # Tasks that only read files of runs, and need no torch.
 READING = ("report", "diff", "runs", "show")
 TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "run", "find", "tune",
-             "profile", "lr_find", "diff")  # fmt: skip
+             "profile", "lr_find", "diff", "sample", "address", "epochs")  # fmt: skip

@@ -77,14 +77,14 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
 def _at_the_top(
     name: str, value: str, known: list[str], config: DictConfig, loader: ConfigLoader
 ) -> str:
+    way = familiar_names.key(name, value)
+    if way:
+        return f"unknown key{familiar_names.hint(way)}"
     if name in TASK_KEYS:
         read = loader.repository.load_config
         tasks = [one for one in loader.get_group_options("task")
                  if (file := read(f"task/{one}")) is not None and name in file.config]  # fmt: skip
         return f"is a key of task={' | '.join(tasks)}, and not of task={config.task}"
-    way = familiar_names.key(name, value)
-    if way:
-        return f"unknown key{familiar_names.hint(way)}"
     groups = [str(one) for one in loader.list_groups("") if one != "hydra"]
     hint = _elsewhere(name, config) or nearest(name, {*known, *groups})
     return f"unknown key{hint}; there are {', '.join(sorted({*known, *groups}))}"

@@ -101,6 +101,10 @@ class Repeated(Order):
         self.times, self.order, self.shorten = times, order or Random(length, seed), shorten
         self._rows = batch_size // times  # of the other order, in a batch
 
+    @property
+    def even(self) -> bool:
+        return self.order.even
+
     def size(self, epoch: int) -> int:
         return self._distinct(epoch) * self.times
 

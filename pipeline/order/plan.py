@@ -15,6 +15,7 @@ from pipeline.errors import ConfigError, Problem
 from pipeline.order.address import Addressed
 from pipeline.order.randomness import IntArray
 from pipeline.order.samplers import BatchStrategy, Order, Tail
+from pipeline.order.skipped import Skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class Plan:
         together: rows of a global batch that stay on one rank; 2 keeps the pairs of mixing.
         most: batches in an epoch; None: all that the sampler gives.
         again: every epoch has the samples of epoch 0 in its order, but its own augmentation.
+        skipped: addresses that training leaves out; they stay addresses, so `steps` counts them.
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class Plan:
         together: int = 1,
         most: int | None = None,
         again: bool = False,
+        skipped: Skipped | None = None,
     ) -> None:
         if batch_size < 1:
             raise ConfigError(Problem("batch.size", f"{batch_size} is below 1"))
@@ -134,6 +137,7 @@ class Plan:
         self.together = together
         self.most = most
         self.again = again
+        self.skipped = skipped or Skipped()
 
     def steps(self, epoch: int) -> int:
         """Number of global batches in `epoch`, the same on every rank."""
@@ -177,20 +181,23 @@ class Plan:
         indices = self.sampler.indices(of, first + low, first + high)[mine - low]
         return Request(epoch, step, first + mine, indices, valid, size)
 
+    def steps_of(self, epoch: int, row: int) -> list[int]:
+        """The steps of `epoch` whose batches have `row`, ascending, also behind its end: in a tail
+        that is dropped, or behind a limit. Cost: the sampler's inverse.
+        """
+        of = 0 if self.again else epoch
+        if isinstance(self.sampler, BatchStrategy):
+            return self.sampler.steps_of(of, row)
+        positions = self.sampler.positions_of(of, row)
+        return list(dict.fromkeys(position // self.batch_size for position in positions))
+
     def addresses_of(self, epoch: int, row: int, world: int = 1) -> list[Place]:
         """Where `row` stands in `epoch`, in the order of training; a row in parts once for each.
 
-        Positions behind the epoch's steps (the tail that is dropped, a limit) are not among them.
         Cost: the sampler's inverse, and for each batch found one request a rank.
         """
-        of, steps = 0 if self.again else epoch, self.steps(epoch)
-        if isinstance(self.sampler, BatchStrategy):
-            found = self.sampler.steps_of(of, row)
-        else:
-            positions = self.sampler.positions_of(of, row)
-            found = list(dict.fromkeys(position // self.batch_size for position in positions))
-        places = []
-        for step in found:
+        steps, places = self.steps(epoch), []
+        for step in self.steps_of(epoch, row):
             for rank in range(world if step < steps else 0):
                 share = self.request(epoch, step, rank, world)
                 here = share.positions[: share.valid][share.indices[: share.valid] == row]

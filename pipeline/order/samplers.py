@@ -52,6 +52,10 @@ class Random(Order):
         self._order = (-1, Permutation(1, 0))  # epoch, its order
         self._block = (-1, 0, np.empty(0, dtype=np.int64))  # epoch, first position, rows
 
+    @property
+    def even(self) -> bool:
+        return True
+
     def size(self, epoch: int) -> int:
         return self.length
 
@@ -109,6 +113,10 @@ class Subset(Order):
                 )  # fmt: skip
         self._order: Order = Random(len(self.rows), seed) if shuffle else Sequential(len(self.rows))
 
+    @property
+    def even(self) -> bool:
+        return self._order.even
+
     def size(self, epoch: int) -> int:
         return len(self.rows)
 
@@ -162,6 +170,10 @@ class Weighted(Order):
                         f"{len(positive)} rows have a positive weight")
             )  # fmt: skip
 
+    @property
+    def even(self) -> bool:
+        return self._weights is None  # with replacement
+
     def size(self, epoch: int) -> int:
         return self._draws
 
@@ -175,7 +187,7 @@ class Weighted(Order):
         return self._without_replacement(epoch, self._weights)[start:stop]
 
     def positions_of(self, epoch: int, row: int) -> list[int]:
-        """By a look at every draw of the epoch: 10 ms for a million with replacement."""
+        """By a look at every draw of the epoch: 7 ms for a million with replacement."""
         if self._weights is not None:
             order = self._without_replacement(epoch, self._weights)
             return np.flatnonzero(order == row).tolist()
@@ -259,7 +271,7 @@ class Bucket(BatchStrategy):
         return first + places, self._rows[first + inside(places)]
 
     def steps_of(self, epoch: int, row: int) -> list[int]:
-        found = np.flatnonzero(self._rows == row).tolist()  # 0.3 s for 10^9 rows
+        found = np.flatnonzero(self._rows == row).tolist()  # 0.7 ms for a million rows
         for place in found:
             bucket = int(np.searchsorted(self._starts, place, side="right")) - 1
             first, last = int(self._starts[bucket]), int(self._starts[bucket + 1])

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipeline.build.data import Split
+from pipeline.config import preflight
+from pipeline.config.schema import TASK_KEYS, Config
 from pipeline.errors import ConfigError, Problem
+from pipeline.loading import kept_rows
 from pipeline.loading.dataset_facts import table_of
+from pipeline.loading.kept_rows import KeptRows, unfiltered
 from pipeline.loading.row_filter import matching
 from pipeline.order.plan import Plan
 from pipeline.runs.left_out import normal
+from pipeline.runs.quarantine import known_rows
+from pipeline.runs.record import RunRecord
+from pipeline.tasks import own_command
 
 Sample = int | str | Sequence[int | str]
 
@@ -22,13 +30,33 @@ _SHOWN = 5  # paths of an ambiguous name
 _COMPARES = (ast.Compare, ast.BoolOp, ast.Call, ast.UnaryOp, ast.BitAnd, ast.BitOr)
 
 
+def asked_of(config: Config) -> tuple[Config, RunRecord | None]:
+    """The configuration that a question is about: this one, or that of the run in `config.run`.
+
+    Raises:
+        ConfigError: it is not a run's folder, or other keys are given besides it.
+    """
+    if config.run is None:
+        return config, None
+    record = RunRecord.read(Path(config.run), "run")
+    own = {"task", "run_dir", *TASK_KEYS}
+    for word in own_command.overrides():
+        if word.lstrip("+~").partition("=")[0].partition(".")[0] not in (*own, "hydra"):
+            raise ConfigError(
+                Problem("run", f"gives the whole configuration, that of {config.run}, so {word} "
+                        "would have no effect; leave out one of the two")
+            )  # fmt: skip
+    asked = {name: value for name, value in config.plain().items() if name in own}
+    return preflight.stored({**record.config, **asked, "tracker": {}}), record
+
+
 def rows_of(sample: Sample, split: Split) -> list[int]:
     """The rows that `sample` means, ascending, as the plan of `split` numbers them.
 
     Args:
-        sample: a row of the dataset (of all its rows, where a filter leaves some out), the path of
-            a file or its last parts, an expression over the table (`loading/row_filter.py`), or
-            several of these.
+        sample: a row of the dataset (of all its rows, where a filter leaves some out), SOURCE:ROW
+            of a mixture, the path of a file or its last parts, an expression over the table
+            (`loading/row_filter.py`), or several of these.
 
     Raises:
         ConfigError: there is no such sample, a name is that of several files, or a filter leaves
@@ -42,7 +70,30 @@ def rows_of(sample: Sample, split: Split) -> list[int]:
 
 def own_row(dataset: Any, row: int) -> int:
     """The dataset's own number of a row that the plan numbers `row`; another behind a filter."""
-    return int(dataset.selection.select([row])[0]) if hasattr(dataset, "selection") else row
+    own = kept_rows.own_row(dataset, row)
+    return row if own is None else own
+
+
+def source_of(dataset: Any, row: int) -> str:
+    """SOURCE:ROW, the source of a mixture and its own row; "" where there are no sources."""
+    whole = unfiltered(dataset)
+    if not hasattr(whole, "place_of"):
+        return ""
+    name, own = whole.place_of(own_row(dataset, row))
+    return f"{name}:{own}"
+
+
+def listed_in(path: Path | str, split: Split) -> dict[int, str]:
+    """Causes by row, as the plan numbers them, of those that a quarantine lists.
+
+    Raises:
+        ConfigError: it cannot be read, or is of another dataset.
+    """
+    dataset = split.dataset
+    found = known_rows(path, unfiltered(dataset), split.name, split.unfiltered_fingerprint)
+    if not isinstance(dataset, KeptRows):
+        return found
+    return {row: found[own] for row, own in dataset.places(list(found)).items()}
 
 
 def plan_of(split: Split) -> Plan:
@@ -65,14 +116,17 @@ def _rows_of_one(one: int | str, split: Split) -> Sequence[int]:
     text = str(one).strip()
     if text.lstrip("+-").isdecimal():
         return [_kept(int(text), split)]
+    lengths = getattr(unfiltered(split.dataset), "source_lengths", {})
+    source, _, row = text.rpartition(":")
+    if source in lengths and row.isdecimal():
+        return [_kept(_within(lengths, source, int(row)), split)]
     if _compares(text):
         return _matching(text, split)
     dataset = split.dataset
     found = _named(text, _paths(dataset))
     if found:
         return found
-    inner = getattr(dataset, "dataset", None) if hasattr(dataset, "selection") else None
-    if inner is not None and _named(text, _paths(inner)):
+    if isinstance(dataset, KeptRows) and _named(text, _paths(dataset.dataset)):
         raise ConfigError(Problem(_KEY, f"{text!r} is left out by the dataset's filter"))
     try:
         return _matching(text, split)
@@ -86,18 +140,29 @@ def _rows_of_one(one: int | str, split: Split) -> Sequence[int]:
 
 def _kept(row: int, split: Split) -> int:
     dataset = split.dataset
-    selection = getattr(dataset, "selection", None)
-    length = len(dataset) if selection is None else selection.length
+    length = len(unfiltered(dataset))
     if not 0 <= row < length:
         raise ConfigError(
             Problem(_KEY, f"row {row} does not exist; the {split.name} split has rows 0 to "
                     f"{length - 1}")
         )  # fmt: skip
-    if selection is None:
+    if not isinstance(dataset, KeptRows):
         return row
-    if not selection.kept([row])[0]:
+    places = list(dataset.places([row]))
+    if not places:
         raise ConfigError(Problem(_KEY, f"row {row} is left out by the dataset's filter"))
-    return int(selection.rank([row])[0])
+    return places[0]
+
+
+def _within(lengths: Mapping[str, int], source: str, row: int) -> int:
+    """The number of a source's row in the mixture."""
+    if row >= lengths[source]:
+        raise ConfigError(
+            Problem(_KEY, f"{source}:{row} does not exist; {source} has rows 0 to "
+                    f"{lengths[source] - 1}")
+        )  # fmt: skip
+    before = list(lengths)[: list(lengths).index(source)]
+    return row + sum(lengths[name] for name in before)
 
 
 def _compares(text: str) -> bool:

@@ -37,7 +37,7 @@ from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.loading.loader import Loader
 from pipeline.order.plan import Plan
 from pipeline.order.streams import StreamPlan
-from pipeline.runs import run_state
+from pipeline.runs import resumption, run_state
 from pipeline.runs.identity.sources import code_of
 from pipeline.runs.job_result import PRUNING
 from pipeline.runs.left_out import NAME as QUARANTINE
@@ -46,7 +46,7 @@ from pipeline.runs.resumption import fingerprint, spans
 from pipeline.runs.run_folder import Status
 from pipeline.runs.trackers.guarded import Trackers
 from pipeline.runs.trackers.tracker import TrackedRun, measured
-from pipeline.tasks import outcome, predictions, progress, pruning
+from pipeline.tasks import outcome, predictions, progress, pruning, skipping
 from pipeline.tasks import report as report_page
 from pipeline.tasks.mixture_rows import mixture_rows
 from pipeline.tasks.opening import Opened, open_run
@@ -95,6 +95,8 @@ def _tried(config: Config, folder: str) -> Config:
 
 def _fit(config: Config) -> float | None:
     parts = TrainingParts(config)
+    if parts.world.size == 1:
+        resumption.source(config)  # a wrong path is told of before data is read
     spare_cores(parts.world)
     wanted = config.distributed
     together = wanted.strategy != "none"
@@ -107,6 +109,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
     with data.train.loader(hashed=config.trainer.digest) as train, data.val.loader() as val:
         objective = parts.objective()
         options = make_options(config, objective)
+        skipping.check(train.plan, options.max_epochs)
         wanted, mode = config.distributed, mode_of(config)
         parallel = Parallel(wanted.strategy, wanted.find_unused_parameters, wanted.sync_batchnorm)
         model = prepare(parts.model(), parallel, group)
@@ -299,7 +302,7 @@ def watched(
     observers = mixture_rows(train.plan, folder.manifest)  # first, as it adds to records
     observers += [Metrics(folder, trackers), display, left_out]
     if trainer.ledger:
-        observers.append(Ledger(folder.path / "ledger.jsonl"))
+        observers.append(Ledger(folder.path / "ledger.jsonl", train.plan.skipped, opened.start))
     if trainer.digest:
         observers.append(Digests(folder.path / "digests.jsonl"))
     status: Status = "failed"

@@ -20,6 +20,7 @@ from pipeline.loading.kept_rows import unfiltered
 from pipeline.loading.loader import Loader
 from pipeline.order.streams import length_of
 from pipeline.runs.pictures import confusion_matrix
+from pipeline.tasks import skipping
 from pipeline.tasks.recording import Confusions
 from pipeline.tasks.validate import print_table
 from pipeline.terminal import put
@@ -34,7 +35,9 @@ def summary(
     """The lines of the summary, without a newline at their end."""
     rows = {"data": _data(data, train), "left out": _left_out(data),
             "model": _model(config, model, train.world.device, group),
-            "loader": _loader(train, group), "folder": folder}  # fmt: skip
+            "loader": _loader(train, group),
+            "skipped": skipping.describe(train.plan, config.trainer.max_epochs),
+            "folder": folder}  # fmt: skip
     return "\n".join(f"{name:<9} {text}" for name, text in rows.items() if text)
 
 

@@ -22,12 +22,13 @@ from pipeline.loading.dataset_facts import table_of
 from pipeline.loading.fetch import batch_hash
 from pipeline.loading.kept_rows import KeptRows
 from pipeline.loading.named_fields import Fields
+from pipeline.order.address import Address
 from pipeline.order.randomness import scope
 from pipeline.order.streams import End
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.predictions import denormalized
 from pipeline.tasks.tables import put_rows
-from pipeline.terminal import one_line, put
+from pipeline.terminal import one_line, put, say
 
 _SHOWN = 64  # images on a contact sheet
 
@@ -55,10 +56,12 @@ def run(config: Config) -> None:
 def recompute(split: Split, config: Config) -> Batch:
     """The batch at the configured address, hashed."""
     plan, where = split.plan, f"epoch {config.epoch} of the {config.split} split"
-    steps = plan.limit(config.epoch)
+    steps, address = plan.limit(config.epoch), Address(config.epoch, config.step)
     if steps is not None and config.step >= steps:
         raise ConfigError(Problem("step", f"{where} has {steps} steps, 0 to {steps - 1}, and no "
                                   f"step {config.step}"))  # fmt: skip
+    if address in plan.skipped:
+        say(f"training leaves this batch out: trainer.skip={plan.skipped}")
     request: Any = plan.request(config.epoch, config.step)
     with scope():
         batch = split.fetch(hashed=True)(request)

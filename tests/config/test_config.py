@@ -51,7 +51,7 @@ GOOD = {
         "digest": False, "ledger": False, "report": True,
         "progress": "auto", "pictures": True, "ema": None,
         "limit_batches": {"train": None, "val": None}, "overfit_batches": None,
-        "fast_dev_run": False,
+        "skip": None, "fast_dev_run": False,
     },
     "tracker": PART,
     "resume": None,

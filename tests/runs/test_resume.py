@@ -11,6 +11,8 @@ CASES = {
     **{f"sampler {name}": Case(name) for name in SAMPLERS},
     **{f"stream {name}": Case(stream=name) for name in STREAMS},
     "stream shuffled": Case(stream="sharded", buffer=7),
+    "packed": Case(packed={}),
+    "packed, cut and padded": Case(packed={"split": "tail"}, pad_to=16),
     "many rows at once": Case(dataset=ManyRows),
     **{f"optimizer {name}": Case(optimizer=name) for name in OPTIMIZERS},
     **{f"scheduler {name}": Case(scheduler=name) for name in SCHEDULERS},
@@ -67,6 +69,7 @@ def test_left_at_every_step(name, third, tmp_path):
         same(case.going_on(tmp_path / str(stop), [stop], [{}, loading]), undisturbed)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stops", [[1, 1, 1], [2, 1], [1, 2, 1], [6, 1, 6, 1], [1] * 30])
 def test_left_again_and_again(stops, tmp_path):
     case = Case(optimizer="sgd", scheduler="one cycle")

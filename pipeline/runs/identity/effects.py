@@ -206,6 +206,7 @@ def _rules() -> Iterator[tuple[str, Judge]]:
         yield key, _WEIGHTS
     for key in ("accumulate", "clip_norm", "patience"):
         yield f"trainer.{key}", _WEIGHTS
+    yield "trainer.skip", _always(Effect.WEIGHTS, "which batches are learned from")
     yield "trainer.ema", _always(Effect.WEIGHTS, "those that are validated and predict")
     for key in ("max_epochs", "max_steps", "limit_batches.train", "fast_dev_run"):
         yield f"trainer.{key}", _LENGTH
