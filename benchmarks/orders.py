@@ -29,8 +29,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 BATCH = 256
 
