@@ -138,6 +138,12 @@ class MixtureOrder(Order):
         counts = stage.counts(whole)
         return dict(zip(self.names, counts.tolist(), strict=True))
 
+    def shares(self, epoch: int, position: int) -> dict[str, float]:
+        """The share of each source at a position of `epoch`, by name."""
+        whole = epoch * self._size + position
+        stage = self._stages[int(np.searchsorted(self._starts, whole, side="right")) - 1]
+        return {name: unit / TOTAL for name, unit in zip(self.names, stage.units, strict=True)}
+
     def passes(self, given: Mapping[str, int]) -> dict[str, float]:
         """How often each source was read, if it gave so many rows."""
         lengths = self._passes.tolist()

@@ -36,7 +36,7 @@ def summary(
     rows = {"data": _data(data, train), "left out": _left_out(data),
             "model": _model(config, model, train.world.device, group),
             "loader": _loader(train, group),
-            "skipped": skipping.describe(train.plan, config.trainer.max_epochs),
+            "skips": skipping.describe(train.plan, config.trainer.max_epochs),
             "folder": folder}  # fmt: skip
     return "\n".join(f"{name:<9} {text}" for name, text in rows.items() if text)
 

@@ -25,6 +25,7 @@ from pipeline.errors import ConfigError, Problem
 from pipeline.loading.bad_samples import path_of
 from pipeline.loading.dataset_facts import table_of
 from pipeline.order.address import Address
+from pipeline.order.mixture import MixtureOrder
 from pipeline.order.plan import Plan, Request
 from pipeline.order.randomness import sample_keys
 from pipeline.runs import left_out
@@ -101,6 +102,11 @@ class _Question:
             loss = self.history.loss(address)
             told += [] if loss is None else [f"loss {loss:.6g}"]
         put("  ".join([*told, self._fate(address)]).rstrip())
+        sampler = self.plan.sampler
+        order = getattr(sampler, "order", None) if self._packed else sampler
+        if isinstance(order, MixtureOrder):
+            shares_of = order.shares(address.epoch, int(shares[0].positions[0]))
+            put("weights  " + ", ".join(f"{one_line(k)} {v:.4g}" for k, v in shares_of.items()))
         table = table_of(self.split.dataset, self.split.data.fields)
         names = [] if table is None else [name for name in _COLUMNS if name in table.columns]
         mixes = bool(source_of(self.split.dataset, int(shares[0].indices[0])))

@@ -28,17 +28,18 @@ from pipeline.config.schema import Config
 from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.bad_samples import ATTEMPTS, path_of, rule
+from pipeline.loading.kept_rows import own_row
 from pipeline.order.address import Address
 from pipeline.order.plan import Plan
 from pipeline.reports.values import command, overrides, value
-from pipeline.runs import left_out
+from pipeline.runs import left_out, quarantine
 from pipeline.runs.checkpoint_address import Saved, newest_before, saved_in
 from pipeline.runs.history import RunHistory
 from pipeline.runs.left_out import KEY, Entry
 from pipeline.runs.quarantine import QuarantineFile
 from pipeline.runs.record import RunRecord
 from pipeline.runs.resumption import leaves, run_of
-from pipeline.tasks.backwards import asked_of, listed_in, own_row, plan_of, rows_of
+from pipeline.tasks.backwards import asked_of, plan_of, rows_of
 from pipeline.terminal import one_line, put, say
 
 _FEW = 16  # rows up to which each is looked for; of more, one is met soon by going forwards
@@ -58,7 +59,7 @@ def run(config: Config) -> None:
     split = DataParts(asked, World()).train
     trained = _Trained(record, asked, split, rows_of(config.sample, split))
     for row in trained.rows[:_FEW]:
-        put(f"{'sample':<10} row {own_row(split.dataset, row)}  "
+        put(f"{'sample':<10} row {_own(split.dataset, row)}  "
             f"{one_line(path_of(split.dataset, row))}".rstrip())  # fmt: skip
     if len(trained.rows) > _FEW:
         put(f"{'':<10} and {len(trained.rows) - _FEW} more rows")
@@ -159,7 +160,15 @@ class _Trained:
         bad: dict[int, str] = {}
         for path in paths:
             if path is not None and Path(path).exists():
-                bad |= listed_in(path, split)
+                bad |= quarantine.policy(
+                    "skip",
+                    str(path),
+                    split.name,
+                    self.plan,
+                    dataset,
+                    split.fingerprint["dataset"],
+                    self.config.seed,
+                ).known
         if not bad:
             return None
         policy = rule("substitute", {}, self.plan.sampler, len(dataset), self.config.seed)
@@ -183,7 +192,8 @@ def _before(record: RunRecord, at: Address) -> Iterator[Saved]:
             return
         folder = run_of(Path(resumed))
         if folder is None:
-            return say(f"the run began from {resumed}, which is no longer there")
+            say(f"the run began from {resumed}, which is no longer there")
+            return
         at, record = min(at, Address(*begun)), RunRecord.read(folder, "run")
 
 
@@ -196,9 +206,14 @@ def _quarantine(trained: _Trained, at: Address, file: Path) -> None:
     out = QuarantineFile(file)
     out.add(left_out.read(before) if before else [])
     # Several samples of one file are known by their rows; a line is of a file, or of a row.
-    out.add(Entry("train", row, path if times[path] == 1 else "", *at, -1, "task=without",
-                  split.fingerprint["dataset"])
+    out.add(Entry("train", _own(dataset, row), path if times[path] == 1 else "", *at, -1,
+                  "task=without", split.unfiltered_fingerprint)
             for row, path in zip(rows, paths, strict=True))  # fmt: skip
+
+
+def _own(dataset: Any, row: int) -> int:
+    own = own_row(dataset, row)  # another one behind a filter
+    return row if own is None else own
 
 
 def _warn(record: RunRecord, config: Config) -> None:
@@ -218,10 +233,9 @@ def _warn(record: RunRecord, config: Config) -> None:
 
 
 def _described(one: Saved) -> str:
-    where = (
-        "" if one.address is None else f", at epoch {one.address.epoch}, step {one.address.step}"
-    )
-    return f"{one.path}{where}" + (f" (cannot be read: {one.trouble})" if one.trouble else "")
+    if one.address is None:
+        return f"{one.path}, as far as is known: it cannot be read ({one.trouble})"
+    return f"{one.path}, at epoch {one.address.epoch}, step {one.address.step}"
 
 
 def _free(path: Path) -> Path:

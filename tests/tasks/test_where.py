@@ -112,6 +112,28 @@ def test_what_a_run_left_out_is_said(trained, tmp_path, capsys):
     assert done.out.startswith("row 5  left out wherever it stands: it hums"), done
 
 
+def test_a_batch_of_a_mixture_has_sources_and_weights(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    node = "_target_: pipeline.datasets.synthetic_sequences.SyntheticSequences"
+    sources = ", ".join(f"{name}: {{{node}, root: {name}, count: 60}}" for name in "ab")
+    rest = f"sources: {{{sources}}}, weights: {{a: 3, b: [[0, 1], [4, 3]]}}"
+    given = (
+        "task=where", *DATA[:1], *DATA[2:], "sampler=mixture",
+        f"dataset={{_target_: pipeline.datasets.mixture.Mixture, {rest}}}",
+    )  # fmt: skip
+    before, after = (run(capsys, *given, f"address=0,{step}") for step in (3, 4))
+    assert "weights  a 0.75, b 0.25" in before.out, before.err
+    assert "weights  a 0.5, b 0.5" in after.out
+    batch = table(before.out)
+    assert sorted(one["source"][0] for one in batch) == [*"aaaaaabb"]
+    row = next(one for one in batch if one["source"].startswith("b:"))
+    again = run(capsys, *given, f"sample={row['source']}", "epochs=0")
+    assert row["key"] in {one["key"] for one in table(again.out)}
+    assert again.out.startswith(f"row {row['row']}  {row['source']}")
+    over = run(capsys, *given, "sample=b:48")
+    assert "b:48 does not exist; b has rows 0 to 47" in over.err
+
+
 def test_an_address_that_is_skipped_is_said_to_be(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     given = ("task=where", *DATA, "trainer.skip=[[1,2],[1,3]]")

@@ -12,6 +12,7 @@ from pipeline.build.data import DataParts
 from pipeline.distributed.world import World
 from pipeline.order.randomness import hash64, hash64_each
 from pipeline.runs import left_out
+from pipeline.runs.checkpoint_address import saved_in
 from pipeline.runs.record import by_address
 from tests.program import run
 
@@ -124,3 +125,94 @@ def test_without_an_old_checkpoint_it_begins_anew(trained, tmp_path, capsys):
     assert f"left out   {folder}-without-2.csv" in again.out
     assert Path(f"{folder}-without.csv").read_bytes() == written
     assert [one.index for one in left_out.read(f"{folder}-without-2.csv")] == [0, 1]
+
+
+@pytest.mark.stress
+def test_files_are_named_by_their_paths_and_rows_behind_filters_by_the_datasets_own(
+    faces, tmp_path, capsys
+):
+    words = (*faces, "trainer.fast_dev_run=false", "trainer=quick", "trainer.max_steps=2",
+             "trainer.checkpoint.every_steps=1", "trainer.checkpoint.keep_last=5", "loader=debug",
+             "trainer.pictures=false", "trainer.baseline=false", "tracker=none",
+             "+dataset.without=[2,3]")  # fmt: skip
+    assert run(capsys, *words, "run_dir=a").code == 0
+    split = parts(*words)
+    row = int(split.plan.request(0, 1).indices[3])
+    own = split.dataset.row(row)
+    assert own != row
+    path = split.dataset.path(row)
+    lines, command = told(run(capsys, "task=without", f"sample={path}", "run=a").out)
+    assert lines["sample"] == f"row {own}  {path}"
+    assert command[0] == "resume=a/checkpoints/step-00000001.safetensors"
+    (entry,) = left_out.read("a-without.csv")
+    assert (entry.index, entry.path) == (own, path)
+    assert run(capsys, *command).code == 0
+    assert [one.index for one in left_out.read("a-without/quarantine.csv")] == [own]
+
+
+@pytest.mark.stress
+def test_what_was_skipped_or_left_out_was_not_seen(trained, tmp_path, capsys):
+    plan = parts(*FIT).plan
+    row = int(plan.request(0, 1).indices[0])
+    skip = "trainer.skip=[[0,1],[0,2]]"
+    assert run(capsys, *FIT, skip, f"run_dir={tmp_path / 'a'}").code == 0
+    lines, command = told(run(capsys, "task=without", f"sample={row}", f"run={tmp_path}/a").out)
+    second = plan.steps_of(1, row)[0]
+    assert lines["seen"].startswith(f"first at epoch 1, step {second}; ")
+    # A run that began from its checkpoint can go back to what that one has.
+    (start,) = (word.partition("=")[2] for word in command if word.startswith("resume="))
+    later = next(one for one in saved_in(tmp_path / "a") if one.address > (1, 5))
+    begun = run(capsys, f"resume={later.path}", f"run_dir={tmp_path / 'b'}")
+    assert begun.code == 0, begun.err
+    again = run(capsys, "task=without", f"sample={row}", f"run={tmp_path / 'b'}")
+    assert f"goes on    from {start}, at" in again.out
+
+
+@pytest.mark.stress
+def test_a_sample_that_was_not_reached_or_never_will_be(tmp_path, capsys):
+    short = (*FIT, "trainer.max_steps=3", "trainer.max_epochs=1", "sampler=subset",
+             "sampler.fraction=null", f"sampler.indices=[{','.join(map(str, range(32)))}]",
+             f"run_dir={tmp_path / 'a'}")  # fmt: skip
+    assert run(capsys, *short).code == 0
+    order = parts(*short).plan
+    last = int(order.request(0, 3).indices[0])
+    lines, command = told(run(capsys, "task=without", f"sample={last}", f"run={tmp_path}/a").out)
+    assert lines["seen"] == "not yet; the run has reached epoch 0, step 3"
+    assert command[0] == f"resume={tmp_path}/a/checkpoints/step-00000003.safetensors"
+    never = run(capsys, "task=without", "sample=40", f"run={tmp_path}/a")
+    assert (never.code, "never, and the run never will" in never.out) == (0, True)
+    assert not (tmp_path / "a-without-2.csv").exists()
+    missing = run(capsys, "task=without", "sample=4")
+    assert (missing.code, "run" in missing.err) == (2, True)
+
+
+@pytest.mark.stress
+def test_a_row_that_stood_in_for_a_bad_one_was_seen(tmp_path, capsys):
+    """Where bad samples are substituted, a row is met at addresses that its order does not have."""
+    bad = next(one for one in range(48) if parts(*FIT).plan.steps_of(0, one)[0] == 4)
+    given = (*FIT, "bad_samples.on_error=substitute")
+    assert run(capsys, *given, f"run_dir={tmp_path / 'z'}").code == 0
+    assert run(capsys, "task=without", f"sample={bad}", f"run={tmp_path / 'z'}").code == 0
+    listed = f"bad_samples.quarantine={tmp_path / 'z-without.csv'}"
+    assert run(capsys, *given, listed, f"run_dir={tmp_path / 'a'}").code == 0
+    split = parts(*given, listed)
+    request = split.plan.request(0, 4)
+    taken = split.fetch()(request).indices
+    (stood_in,) = taken[taken != request.indices].tolist()
+    lines, _ = told(run(capsys, "task=without", f"sample={stood_in}", f"run={tmp_path / 'a'}").out)
+    assert lines["seen"].startswith(
+        f"first at epoch 0, step {min(4, *split.plan.steps_of(0, stood_in))};"
+    )
+    named = left_out.read(tmp_path / "a-without.csv")
+    assert [one.index for one in named] == [bad, stood_in]  # what was left out still is
+
+
+def test_checkpoints_tell_where_they_stand(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "a") / "checkpoints"
+    (folder / "step-00000006.safetensors").rename(folder / "set-aside-step-00000006.safetensors")
+    (folder / "step-00000009.safetensors").write_bytes(b"damaged")
+    found = {one.path.name: one for one in saved_in(folder.parent)}
+    assert found["step-00000003.safetensors"].address == (0, 3)
+    assert not found["set-aside-step-00000006.safetensors"].is_usable
+    assert found["step-00000009.safetensors"].address is None
+    assert "best.safetensors" in found

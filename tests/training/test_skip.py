@@ -172,7 +172,7 @@ def test_a_resumed_run_leaves_out_what_lies_ahead(whole, tmp_path, capsys):
     done = run(capsys, f"resume={checkpoints / 'step-00000004.safetensors'}", spike,
                "trainer.progress=plain", f"run_dir={tmp_path / 'b'}")  # fmt: skip
     assert done.code == 0, done.err
-    assert "skipped   from (0, 5) to before (0, 7), 2 batches" in done.err
+    assert "skips     from (0, 5) to before (0, 7), 2 batches" in done.err
     left = {at: one for at, one in orders(whole).items() if at >= (0, 4)}
     assert orders(tmp_path / "b") == {at: one for at, one in left.items()
                                       if at not in ((0, 5), (0, 6))}  # fmt: skip
