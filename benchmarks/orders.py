@@ -3,7 +3,6 @@
     python benchmarks/orders.py [--largest 100000000]
     python benchmarks/orders.py --backwards
     python benchmarks/orders.py --filtered 1000000000
-
     python benchmarks/orders.py --packed 1000000000 --lengths FILE
 
 For each length: milliseconds from making the sampler to its first batch of 256, milliseconds for a
@@ -95,6 +94,31 @@ def child(kind: str, length: int) -> None:
         times[1] = f"{(time.perf_counter() - start) * 1e3:10.2f} ms"
     memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(f"{kind:28s} {length:>14,d} {times[0]} {times[1]} {memory:10.1f} MiB", flush=True)
+
+
+def mixture() -> None:
+    """Time a batch of a mixture of 2 x 10^9 rows at its beginning and at position 10^9."""
+    from pipeline.order.mixture import MixtureOrder
+    from pipeline.order.plan import Plan
+    from pipeline.order.weights import Mixing
+
+    lengths = {"web": 10**9, "books": 9 * 10**8, "code": 10**8}
+    weights = {"web": [(0, 0.9), (10**6, 0.5)], "books": 0.3, "code": 0.1}
+    began = time.perf_counter()
+    order = MixtureOrder(Mixing(lengths, weights, linear=True, passes={"code": 3}), 0, BATCH)
+    made = (time.perf_counter() - began) * 1e3
+    plan = Plan(order, BATCH)
+    print(f"penstock mixture, 2 x 10^9 rows: made in {made:.0f} ms")
+    print(f"CPU time of a batch of {BATCH}, least of 5 x 20 that follow each other:")
+    for position in (0, 10**9):
+        times = []
+        for attempt in range(5):
+            first = position // BATCH + 20 * attempt
+            began = time.process_time()
+            for step in range(first, first + 20):
+                plan.request(0, step)
+            times.append((time.process_time() - began) / 20 * 1e3)
+        print(f"  from position {position:>13,d} {min(times):10.3f} ms", flush=True)
 
 
 def filtered(length: int) -> None:
@@ -263,6 +287,7 @@ def packed(path: Path, count: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--largest", type=int, default=10**7)
+    parser.add_argument("--mixture", action="store_true", help="only a mixture's figures")
     parser.add_argument("--filtered", type=int, help="measure a filter of so many rows instead")
     parser.add_argument("--backwards", action="store_true")
     parser.add_argument("--child", nargs=2)
@@ -270,9 +295,6 @@ def main() -> None:
     parser.add_argument("--lengths", type=Path, default=Path("lengths.npy"))
     parser.add_argument("--packed-child", nargs=3)
     arguments = parser.parse_args()
-    if arguments.filtered:
-        filtered(arguments.filtered)
-        return
     if arguments.backwards:
         backwards()
         return
@@ -283,10 +305,16 @@ def main() -> None:
     if arguments.packed:
         packed(arguments.lengths, arguments.packed)
         return
+    if arguments.filtered:
+        filtered(arguments.filtered)
+        return
     if arguments.child:
         child(arguments.child[0], int(arguments.child[1]))
         return
     print(f"{platform.machine()}, Python {platform.python_version()}")
+    mixture()
+    if arguments.mixture:
+        return
     print(f"{'':28s} {'rows':>14} {'first batch':>13} {'middle batch':>13} {'memory':>14}")
     for kind in KINDS:
         for length in (10**6, 10**7, 10**8, 10**9):

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from pipeline.datasets.reading.data_file import DataFile
 from pipeline.errors import ConfigError, Problem
+from pipeline.order.columns import EndToEnd
 from pipeline.order.randomness import hash64
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class Mixture(Dataset[Any]):
         if not sources:
             raise ConfigError(Problem("dataset.sources", "is empty; name at least one dataset"))
         for name, source in sources.items():
-            if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
+            stream = not hasattr(source, "__getitem__") or isinstance(source, IterableDataset)
+            if stream or not hasattr(source, "__len__"):
                 raise ConfigError(
                     Problem(f"dataset.sources.{name}", f"{type(source).__name__} is a stream, "
                             "whose rows cannot be chosen; set dataset=mixture_stream, which reads "
@@ -105,7 +107,7 @@ class Mixture(Dataset[Any]):
 
         tables = []
         for name, source in self.sources.items():
-            table = getattr(source, "metadata", None)
+            table: Any = getattr(source, "metadata", None)
             if not hasattr(table, "columns"):
                 table = pd.DataFrame(index=range(len(source)))
             tables.append(table.assign(source=name).reset_index(drop=True))
@@ -160,6 +162,8 @@ class Mixture(Dataset[Any]):
         offered = [hasattr(source, name) for source in parts]
         if name == "__getitems__" and offered and all(offered):
             return self._rows_at_once
+        if name == "lengths" and offered and all(offered):
+            return EndToEnd([source.lengths for source in parts])
         if name == "locality" and any(offered):
             return self._locality
         remote = [one for one in parts if getattr(one, "remote_files", None) is not None]
@@ -174,7 +178,7 @@ class Mixture(Dataset[Any]):
         def files(source: Any, rows: IntArray) -> Sequence[Any]:
             if getattr(source, "remote_files", None) is None:
                 return [[]] * len(rows)
-            return source.files_of(rows)  # type: ignore[no-any-return]
+            return source.files_of(rows)
 
         return self._by_source(indices, files)
 

@@ -36,6 +36,12 @@ from pipeline.order.randomness import IntArray
 if TYPE_CHECKING:
     import pandas as pd
 
+native: Any
+try:
+    from pipeline.native import tokens as native
+except ImportError:  # not built
+    native = None
+
 _MOST_SPLIT = 1 << 31  # rows, of which some validate
 
 
@@ -134,8 +140,11 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
 
     def read_tokens(
         self, into: IntArray, places: IntArray, indices: IntArray, starts: IntArray, stops: IntArray
-    ) -> None:
+    ) -> IntArray:
         """Write the tokens `starts` to `stops` of each row to `places` of `into`.
+
+        Returns:
+            The tokens of each whole row: int64[n].
 
         Raises:
             DataError: a row is damaged, or has no such tokens.
@@ -149,16 +158,19 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
                 f"{self._where(int(indices[place]))} has {last[place]} tokens, and not those from "
                 f"{starts[place]} to {stops[place]}."
             )
-        firsts, lasts = begins + starts, np.minimum(begins + stops, ends)
-        arrays = [file.tokens for file in self.files]
-        for one, at, a, b in zip(of.tolist(), places.tolist(), firsts.tolist(), lasts.tolist(),
-                                 strict=True):  # fmt: skip
-            into[at : at + b - a] = arrays[one][a:b]
+        firsts, counts = begins + starts, np.minimum(stops, ends - begins) - starts
+        if len(self.files) == 1:
+            _copy(self.files[0].tokens, into, places, firsts, counts)
+        else:
+            for one in np.unique(of).tolist():
+                here = of == one
+                _copy(self.files[one].tokens, into, places[here], firsts[here], counts[here])
         if self._end is not None:
             closed = (stops == last) & (stops > starts)
             into[(places + stops - starts)[closed] - 1] = self._end
         if self.vocab_size is not None and into.size:
             self._check(into, places, indices, stops - starts)
+        return last
 
     @property
     def lengths(self) -> _Lengths:
@@ -196,12 +208,14 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
     def _file_of(self, indices: IntArray) -> tuple[IntArray, IntArray]:
         """The file of each row, and the row in it."""
         rows = self._split.rows(indices)
+        if len(self.files) == 1:
+            return np.zeros_like(rows), rows
         of = np.searchsorted(self._first, rows, side="right") - 1
         return of, rows - self._first[of]
 
     def _spans(self, indices: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """The file, the first token and one past the last of each row, as they are stored."""
-        if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
+        if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
             raise IndexError(f"a row lies outside of [0, {len(self)})")
         of, rows = self._file_of(indices)
         if len(self.files) == 1:
@@ -244,6 +258,18 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
                     f"dataset.vocab_size={size}. Set it to that of the tokenizer, and "
                     "dataset.dtype to what is stored."
                 )
+
+
+def _copy(
+    tokens: npt.NDArray[Any], into: IntArray, places: IntArray, firsts: IntArray, counts: IntArray
+) -> None:
+    """Copy each row's tokens to its place."""
+    if native is not None and tokens.dtype.isnative:
+        native.gather(into, tokens, places, firsts, counts)
+        return
+    # Slices: indices of every token would take three times as long.
+    for at, first, count in zip(places.tolist(), firsts.tolist(), counts.tolist(), strict=True):
+        into[at : at + count] = tokens[first : first + count]
 
 
 class _Lengths(ColumnView):

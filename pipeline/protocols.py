@@ -105,8 +105,11 @@ class TokenRows(Measured, Protocol):
         starts: npt.NDArray[np.int64],
         stops: npt.NDArray[np.int64],
         /,
-    ) -> None:
+    ) -> npt.NDArray[np.int64]:
         """Write the tokens `starts` to `stops` of each row to `places` of `into`.
+
+        Returns:
+            The tokens of each whole row: int64[n].
 
         Raises:
             DataError: a row cannot be read, or has no such tokens.

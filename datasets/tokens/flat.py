@@ -90,7 +90,7 @@ class FlatFile:
     def fingerprint_parts(self, sized: bool) -> list[Part]:
         """Names and sizes of the files, and evenly spread blocks of them."""
         if not sized:
-            return ["flat", self.name]
+            return ["flat", self.name, self.dtype.str]
         blocks = samples_of(self.tokens.view(np.uint8)) if self.total else []
         bounds = [self._key] if self._bounds is None else self._bounds.fingerprint_parts(True)
         return ["flat", self.name, self.total, self.dtype.str, *blocks, *bounds]
@@ -161,7 +161,7 @@ def _tokens(file: FolderFile, dtype: str | None) -> MappedArray | MappedNumbers:
     if kind.kind not in "iu":
         known = "uint8, uint16, uint32, int16, int32, int64"
         raise ConfigError(Problem("dataset.dtype", f"{dtype!r} is no type of tokens; use {known}"))
-    return MappedNumbers(file, "dataset.tokens", kind.newbyteorder("<"))
+    return MappedNumbers(file, "dataset.tokens", np.dtype(kind.newbyteorder("<").str))
 
 
 def _integers(file: FolderFile) -> MappedArray:

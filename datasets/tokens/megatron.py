@@ -67,6 +67,7 @@ class MegatronFile:
         self._index = MappedNumbers(index, "dataset.tokens", np.dtype(np.uint8))
         self.dtype, sequences, documents = self._header()
         self._sizes = sequences, documents
+        self._views: _Tables | None = None
         self._tokens = MappedNumbers(tokens, "dataset.tokens", self.dtype)
         self.total = self._tokens.size
         self.count = sequences if rows == "sequences" else documents - 1
@@ -133,21 +134,26 @@ class MegatronFile:
         return np.dtype(_TYPES[code]), sequences, documents
 
     def _tables(self) -> _Tables:
+        if self._views is not None:
+            return self._views
         (sequences, documents), content = self._sizes, self._index.array
         sizes = (4 * sequences, 8 * sequences, 8 * documents)
         a, b, c = np.cumsum([_HEADER.size, *sizes[:-1]]).tolist()
-        return _Tables(content[a:b].view("<i4"), content[b:c].view("<i8"),
-                       content[c : c + sizes[-1]].view("<i8"))  # fmt: skip
+        self._views = _Tables(content[a:b].view("<i4"), content[b:c].view("<i8"),
+                              content[c : c + sizes[-1]].view("<i8"))  # fmt: skip
+        return self._views
 
     def _places(
         self, pointers: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32] | None = None
     ) -> IntArray:
         """Numbers of tokens at bytes, or of those that follow; -1 for a byte inside of a token."""
-        width = self.dtype.itemsize
-        places = pointers // width
+        inside = pointers & (self.dtype.itemsize - 1)
+        places = pointers >> (self.dtype.itemsize.bit_length() - 1)
         if lengths is not None:
-            places = places + lengths.astype(np.int64)
-        return np.where(pointers % width == 0, places, -1) if width > 1 else places
+            places += lengths
+        if inside.any():
+            places[inside != 0] = -1
+        return places
 
     def _check_documents(self) -> None:
         lengths, pointers, _ = self._tables()
@@ -161,6 +167,9 @@ class MegatronFile:
                     f"sequence {at + 1} does not begin where sequence {at} ends, so documents "
                     "cannot be read; set dataset.rows=sequences"
                 )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_views": None}  # a pickled view would hold its part of the file
 
     def _damaged(self, wrong: str) -> DataError:
         return DataError(f"dataset.tokens: {str(self._index.file)!r}: {wrong}. Write it again.")

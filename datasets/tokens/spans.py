@@ -46,9 +46,9 @@ class TokenFile(Protocol):
 def checked_spans(file: TokenFile, rows: IntArray) -> tuple[IntArray, IntArray]:
     """`file.spans(rows)`; raises DataError for rows that do not lie in the file."""
     starts, stops = file.spans(rows)
-    wrong = np.flatnonzero((starts < 0) | (stops < starts) | (stops > file.total))
-    if wrong.size:
-        one = int(wrong[0])
+    wrong = (starts < 0) | (stops < starts) | (stops > file.total)
+    if wrong.any():
+        one = int(wrong.argmax())
         raise DataError(
             f"{str(file)!r}, row {int(rows[one])} of the file: it is said to be at tokens "
             f"{int(starts[one])} to {int(stops[one])}, and the file has {file.total}. The index is "

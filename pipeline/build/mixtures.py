@@ -14,6 +14,7 @@ from typing import Any
 from pipeline.config.instantiate import Lazy, make
 from pipeline.config.nodes import called
 from pipeline.config.signatures import arguments
+from pipeline.order.columns import ChosenRows, LengthTable
 from pipeline.order.mixture import MixtureOrder
 from pipeline.order.randomness import hash64
 from pipeline.order.weights import Mixing
@@ -46,7 +47,7 @@ def mixture_supply(dataset: Any, supply: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_source_orders(
     node: Mapping[str, Any], key: str, supply: Mapping[str, Any]
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     """A sampler's node in which `sources`, the orders of single sources, are made.
 
     Each gets the number of rows, the seed and the part of the table that are the source's own.
@@ -55,7 +56,7 @@ def with_source_orders(
         node = {**node, "order": with_source_orders(node["order"], f"{key}.order", supply)}
     mixing, function = supply.get("mixing"), called(node)
     if mixing is None or function is None or "mixing" not in arguments(function).names:
-        return node
+        return dict(node)
     first, made = 0, {}
     given = node.get("sources") or {}
     for name, length in mixing.lengths.items():
@@ -72,6 +73,8 @@ def with_source_orders(
 
 def _rows_of(table: Lazy, start: int, stop: int) -> Any:
     whole = table.compute()
+    if isinstance(whole, LengthTable):
+        return LengthTable(ChosenRows(whole.lengths, stop - start, lambda rows: rows + start))
     return None if whole is None else whole.iloc[start:stop].reset_index(drop=True)
 
 

@@ -62,8 +62,10 @@ def _rows_read_forwards(config: Config) -> Iterator[str]:
         return
     found = [nodes.called(node) for node in sources.values()]
     if all(isinstance(one, type) and not is_stream(one) for one in found):
-        yield ("dataset: all sources have rows that can be chosen; dataset=mixture finds any "
-               "position of their mixture at once, and its weights may change (docs/mixtures.md)")  # fmt: skip
+        yield (
+            "dataset: all sources have rows that can be chosen; dataset=mixture finds any position "
+            "of their mixture at once, and its weights may change (docs/mixtures.md)"
+        )
 
 
 def _decoding_without_gpu(config: Config) -> Iterator[str]:

@@ -161,20 +161,24 @@ def repetitions(config: Config, found: Found) -> Messages:
 
 def mixture(config: Config, found: Found) -> Messages:
     """Only samplers that follow the order of a mixture keep its shares, and only it has one."""
-    sampler: Any = found.get("sampler")
-    taken = () if sampler is None else arguments(sampler).names
+    outer: Any = found.get("sampler")
+    sampler, node = outer, config.sampler
+    while isinstance(node.get("order"), Mapping):
+        node = node["order"]
+        sampler = called(node)
     for key, dataset in datasets_found(config, found):
-        mixes, name = getattr(dataset, "mixes", False), getattr(dataset, "__name__", "")
-        if key == "dataset.val" or sampler is None or is_stream(dataset):
+        if key == "dataset.val" or None in (outer, sampler) or is_stream(dataset):
             continue
-        if not mixes and "mixing" in taken:
-            yield (
-                f"sampler: {sampler.__name__} mixes the sources of dataset=mixture, and {name} has "
-                "none; set sampler=random"
-            )
-        if not mixes:
+        taken = arguments(sampler).names
+        if not getattr(dataset, "mixes", False):
+            if "mixing" in taken:
+                yield (
+                    f"sampler: {sampler.__name__} mixes the sources of dataset=mixture, and "
+                    f"{dataset.__name__} has none; set sampler=random"
+                )
             continue
-        if "mixing" not in taken and "order" not in taken:
+        given = config.dataset.get("train", config.dataset)
+        if not {"mixing", "order"} & set(taken):
             yield (
                 f"sampler: {sampler.__name__} chooses rows of all sources by itself, and "
                 "dataset.weights would not hold; set sampler=mixture, where sampler.sources may "
@@ -185,16 +189,15 @@ def mixture(config: Config, found: Found) -> Messages:
                 "dataset.packed: a pack is one dataset without sources; pack each source "
                 "(task=pack), and name the packs in dataset.sources"
             )
-        weights = config.dataset.get("weights") or {}
+        weights = given.get("weights") or {}
         changing = isinstance(weights, Mapping) and any(
             isinstance(one, list) for one in weights.values()
         )
-        counted = {**arguments(dataset).defaults, **config.dataset}.get("knots")
-        if changing and counted == "steps" and "mixing" not in taken and "order" in taken:
+        if changing and "mixing" not in arguments(outer).names and given.get("knots") != "samples":
             yield (
-                f"dataset.knots: steps, but a step of {sampler.__name__} has not batch.size "
-                "samples of the mixture; write dataset.weights for numbers of samples, and set "
-                "dataset.knots=samples"
+                f"{key}.knots: a step of {outer.__name__} has not batch.size samples of the "
+                "mixture; write dataset.weights for numbers of samples, and set "
+                f"{key}.knots=samples"
             )
 
 

@@ -79,6 +79,7 @@ class Fetch:
         traced: batches have a `trace` of when and where they were worked on.
         repeat_checked: samples of a first batch were made twice and compared, or need not be.
         reads_many: rows are read by `__getitems__`.
+        leaves_generators: in this process they stand after a batch where they stood.
         share: where batches are taken from other runs, and published for them.
     """
 
@@ -106,6 +107,8 @@ class Fetch:
         self._order = getattr(self.collate, "order", None)
         self._restores = isinstance(self.collate, OwnCollate)
         self._whole = WholeBatches(self)
+        # Where nothing can draw, they need not be saved and put back: 30 us a batch.
+        self.leaves_generators = self._keyed and self._whole.reads and self.batch_transform is None
 
     def __call__(self, request: Any, draws: Draws = GLOBAL) -> Any:
         """The batch of `request`, or the end of a stream.

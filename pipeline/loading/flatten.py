@@ -19,6 +19,12 @@ from pipeline.loading.collate import Mismatch, Sample, columns, plain, stack
 from pipeline.order.randomness import IntArray
 from pipeline.protocols import TokenRows
 
+native: Any
+try:
+    from pipeline.native import tokens as native
+except ImportError:  # not built
+    native = None
+
 IGNORED = -100  # label of a token that no loss counts, as of torch's cross entropy
 
 
@@ -102,15 +108,18 @@ class Flatten:
             DataError: a row cannot be read, or has not the tokens that the sampler was told.
             Mismatch: as `__call__`.
         """
-        counts = np.asarray(dataset.lengths[indices], dtype=np.int64)
-        starts, stops = np.zeros_like(counts), counts
-        if parts is not None:
-            starts, stops = _within(self.tokens, counts, parts[:, 0], parts[:, 1], parts[:, 2])
+        if parts is None:
+            stops = np.asarray(dataset.lengths[indices], dtype=np.int64)
+            starts, told = np.zeros_like(stops), stops
+        else:
+            starts, stops, told = parts[:, 0], parts[:, 1], parts[:, 2]
         layout = self._layout(stops - starts, parts)
-        total = int(layout.edges[-1])
-        padded = len(layout.spans) > len(counts)
+        total, padded = int(layout.edges[-1]), len(layout.spans) > len(stops)
         tokens = np.full(total, self.value) if padded else np.empty(total, np.int64)
-        dataset.read_tokens(tokens, layout.edges[:-1][layout.ids >= 0], indices, starts, stops)
+        places = layout.edges[:-1][layout.ids >= 0] if padded else layout.edges[:-1]
+        counts = dataset.read_tokens(tokens, places, indices, starts, stops)
+        if not np.array_equal(counts, told):
+            _within(self.tokens, counts, starts, stops, told)
         shaped = self._shaped(torch.from_numpy(tokens), layout)
         return {self.tokens: shaped} | self._places(shaped, layout)
 
@@ -118,7 +127,8 @@ class Flatten:
         """Where documents stand, each block's padding behind its last one."""
         blocks = np.zeros_like(lengths) if self.pad_to is None else np.arange(len(lengths))
         if parts is not None:
-            blocks = np.unique(parts[:, 3], return_inverse=True)[1]  # a rank has some of a batch's
+            # A rank has some of a batch's blocks, so they are counted anew.
+            blocks = np.cumsum(np.diff(parts[:, 3], prepend=parts[:1, 3]) != 0)
         number = int(blocks[-1]) + 1
         used = np.bincount(blocks, lengths, number).astype(np.int64)
         ids = np.arange(len(lengths))
@@ -137,7 +147,7 @@ class Flatten:
 
     def _places(self, tokens: Tensor, layout: Layout) -> dict[str, Any]:
         """The fields that say where documents are."""
-        positions, documents = layout.positions(), layout.documents()
+        positions, documents = layout.numbers()
         batch = {
             "position_ids": self._shaped(torch.from_numpy(positions), layout),
             "document_ids": self._shaped(torch.from_numpy(documents), layout),
@@ -192,22 +202,15 @@ class Layout(NamedTuple):
     edges: IntArray
     blocks: IntArray
 
-    # Sums of steps: by `repeat`, which calls memcpy for each token, they take four times as long.
-
-    def documents(self) -> IntArray:
-        """The document of each token."""
-        some = self.spans > 0
-        steps = np.zeros(int(self.edges[-1]), np.int64)
-        steps[self.edges[:-1][some]] = np.diff(self.ids[some], prepend=0)
-        return np.cumsum(steps, out=steps)
-
-    def positions(self) -> IntArray:
-        """The place of each token in its document."""
-        spans = self.spans[self.spans > 0]
-        steps = np.ones(int(self.edges[-1]), np.int64)
-        steps[:1] = 0
-        steps[np.cumsum(spans)[:-1]] = 1 - spans[:-1]
-        return np.cumsum(steps, out=steps)
+    def numbers(self) -> tuple[IntArray, IntArray]:
+        """Of each token its place in its document, and the number of that."""
+        if native is not None:
+            places, documents = np.empty((2, int(self.edges[-1])), np.int64)
+            native.lay_out(places, documents, self.edges, self.ids)
+            return places, documents
+        places = np.arange(self.edges[-1])
+        places -= np.repeat(self.edges[:-1], self.spans)
+        return places, np.repeat(self.ids, self.spans)
 
 
 def _summed(counts: IntArray) -> IntArray:

@@ -48,6 +48,7 @@ class WholeBatches:
     Without a transform, `Flatten` lets a dataset of tokens write them into the batch.
 
     Attributes:
+        reads: whether rows are read straight into a batch.
         usable: whether they can be; false once samples are of other kinds than that takes.
     """
 
@@ -63,12 +64,11 @@ class WholeBatches:
         self._flatten = None
         if untouched and type(fetch.collate) is Flatten and fetch.collate.reads(dataset):
             self._flatten = fetch.collate
-        self._by_sample = not (stacked or stored or self._flatten)
+        self.reads = self._flatten is not None
+        self._by_sample = not (stacked or stored or self.reads)
         stacks = type(fetch.collate) is Stack and bool(stacked or stored or read)
         self.usable = (
-            not fetch.hashed
-            and (stacks or self._flatten is not None)
-            and (self._by_sample or not fetch.bad.known)
+            not fetch.hashed and (stacks or self.reads) and (self._by_sample or not fetch.bad.known)
         )
 
     def make(

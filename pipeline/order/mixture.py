@@ -177,8 +177,8 @@ class MixtureOrder(Order):
 
     def _lay_out(self, mixing: Mixing) -> tuple[list[_Stage], int]:
         """The stages, and the position at which the last one ends."""
-        one = 1 if mixing.stop == "first" else None
-        most = [mixing.passes.get(name, one) for name in self.names]
+        once = mixing.stop == "first" and not mixing.passes
+        most = [1 if once else mixing.passes.get(name) for name in self.names]
         limits = np.array([
             _FOR_EVER if times is None else times * length
             for times, length in zip(most, self._passes.tolist(), strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import fsum
 from typing import Literal
 
@@ -81,7 +82,7 @@ class Mixing:
         edges = sorted({0, *(step for one in knots for step, _ in one)})
         starts = edges
         if self.linear:
-            inside = [_stairs(*ends) for ends in zip(edges, edges[1:], strict=False)]
+            inside = [_stairs(*ends) for ends in pairwise(edges)]
             starts = [start for stairs in inside for start in stairs] + edges[-1:]
         found: list[tuple[int, FloatArray]] = []
         for start, end in zip(starts, [*starts[1:], starts[-1] + 1], strict=True):

@@ -77,7 +77,8 @@ def of(make):
 MAKERS = {
     "arrays": of(people.npy), "audio_pairs": audio_pairs, "delimited_stream": stream,
     "delimited_text": of(people.csv), "face_landmarks": landmarks,
-    "image_folder": of(people.image_folder), "mixture": mixture, "mixture_stream": mixture, "packed": packed,
+    "image_folder": of(people.image_folder), "mixture": mixture,
+    "mixture_stream": mixture, "packed": packed,
     "parquet": of(people.parquet), "parquet_stream": of(people.parquet),
     "sequence_files": of(people.sequences), "sequences": lambda folder: [f"dataset.root={folder}",
                                                                          "dataset.count=20"],

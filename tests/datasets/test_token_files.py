@@ -9,9 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pipeline
+from pipeline.build.data import DataParts
 from pipeline.datasets.token_files import TokenFiles
 from pipeline.errors import ConfigError, DataError, PenstockError
 from pipeline.files.limits import Limits
+from pipeline.loading.flatten import Flatten
 
 CODES = {"u1": 1, "i1": 2, "i2": 3, "i4": 4, "i8": 5, "u2": 8}
 DOCUMENTS = [[5, 1, 2], [3], [9, 9, 9, 9], [], [7, 8], [1]]  # sequences
@@ -225,3 +228,83 @@ def test_no_damage_does_more_than_a_message(tmp_path_factory, data):
     except PenstockError:
         return
     assert sum(map(len, found)) <= 20 * 11  # nothing that the file does not have
+
+
+def batches_of(folder, *overrides):
+    config = pipeline.compose(
+        "dataset=token_files", f"dataset.root={folder}", "dataset.val_fraction=0.0",
+        "sampler.tokens=12", "sampler.window=8", "batch.size=2", "loader=debug",
+        f"cache_dir={folder.parent / 'cache'}", *overrides,
+    )  # fmt: skip
+    with DataParts(config).train.loader() as loader:
+        return [dict(batch.items()) for batch in loader]
+
+
+def same(ours, theirs):
+    assert len(ours) == len(theirs) > 2
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.keys() == other.keys()
+        for name, value in mine.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(other[name])), name
+
+
+@pytest.mark.parametrize("split", ["never", "tail"])
+@pytest.mark.parametrize("padding", [["collate.pad_to=12", "collate.value=7"], []])
+def test_batches_read_into_place_are_those_of_their_samples(tmp_path, monkeypatch, split, padding):
+    draw = np.random.default_rng(1)
+    sequences = [draw.integers(0, 99, int(n)).tolist() for n in draw.integers(0, 20, 40)]
+    folder = write_pair(tmp_path / "a", "web", sequences[:25], [0, 25])
+    write_pair(folder, "books", sequences[25:], [0, 15], "i4")
+    options = [f"sampler.split={split}", "collate.labels=true", *padding]
+    if split == "never":
+        options += ["dataset.eod=3", "dataset.append_eod=true", "dataset.vocab_size=99"]
+    placed = batches_of(folder, *options)
+    read = sum(int((batch["document_ids"] >= 0).sum()) for batch in placed)
+    assert read == sum(map(len, sequences)) + (40 if split == "never" else 0)
+    same(placed, batches_of(folder, *options, "loader=threads"))
+    with monkeypatch.context() as patch:  # as where it was not built
+        patch.setattr("pipeline.loading.flatten.native", None)
+        patch.setattr("pipeline.datasets.token_files.native", None)
+        same(placed, batches_of(folder, *options))
+    monkeypatch.setattr(Flatten, "reads", lambda *_: False)
+    same(placed, batches_of(folder, *options))
+
+
+def test_a_row_that_cannot_be_read_into_place_is_named_or_left_out(tmp_path):
+    folder = write_pair(tmp_path / "a", "web", [[n] * 5 for n in range(8)], [0, 8])
+    with pytest.raises(DataError, match=r"sample 7.*has the token 7, and dataset\.vocab_size=7"):
+        batches_of(folder, "dataset.vocab_size=7")
+    (whole,) = batches_of(folder, "batch.size=8")
+    (left,) = batches_of(
+        folder, "batch.size=8", "dataset.vocab_size=7", "bad_samples.on_error=skip"
+    )
+    assert sorted(set(whole["tokens"].tolist()) - set(left["tokens"].tolist())) == [7]
+
+
+def test_generators_stand_where_they_stood(tmp_path):
+    folder = write_pair(tmp_path / "a")
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    batches_of(folder)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_what_c_is_handed_is_checked():
+    native = pytest.importorskip("pipeline.native.tokens")
+    into, source, one = np.zeros(4, np.int64), np.arange(9, dtype=np.uint16), np.array([1])
+    native.gather(into, source, one, np.array([7]), np.array([2]))
+    assert into.tolist() == [0, 7, 8, 0]
+    for place, first, count in [(3, 0, 2), (-1, 0, 1), (0, 8, 2), (0, -1, 1), (0, 0, -1),
+                                (0, 2**63 - 1, 2), (2**63 - 1, 0, 2), (0, 0, 2**62)]:  # fmt: skip
+        with pytest.raises(ValueError, match="out of bounds"):
+            native.gather(into, source, *(np.array([n]) for n in (place, first, count)))
+    with pytest.raises(ValueError, match="differ in their length"):
+        native.gather(into, source, one, one, np.array([1, 1]))
+    for wrong in (into.astype(np.int32), into[::2], into.reshape(2, 2)):
+        with pytest.raises(ValueError, match=r"another type or shape|contiguous"):
+            native.gather(wrong, source, one, one, one)
+    with pytest.raises(ValueError, match="another type"):
+        native.gather(into, source.astype(float), one, one, one)
+    for edges in ([0, 5], [-1, 2], [3, 2]):
+        with pytest.raises(ValueError, match="out of bounds"):
+            native.lay_out(into, into.copy(), np.array(edges), one)
