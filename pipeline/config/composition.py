@@ -128,11 +128,6 @@ class Composer:
                 elif line.startswith("=") or ("=" not in line and not line.startswith("~")):
                     lacks = "key" if "=" in line else "'='"
                     reason = f"it has no {lacks}; write key and value as one word, without spaces"
-                elif line.partition("=")[0].endswith(".filter"):
-                    reason = (
-                        "an expression needs quotes of its own inside of the shell's: "
-                        "'+dataset.filter=\"length < 500\"'"
-                    )
                 else:
                     reason = str(error).split("\nSee https")[0]
                 problems.append(Problem(line, f"cannot be parsed as key=value: {reason}"))

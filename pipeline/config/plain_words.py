@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 
-_EXPRESSIONS = ("sample", "dataset.filter")  # keys
-_READABLE = re.compile(r"[\w./:@+-]*|'.*'|\".*\"|\[.*\]|\$\{.*\}", re.ASCII | re.DOTALL)
+_EXPRESSIONS = re.compile(r"\+{0,2}(sample|dataset\.([\w.]+\.)?filter)", re.ASCII)  # keys
+_READABLE = re.compile(r"[\w./:@+-]*|'.*'|\".*\"|\[.*\]|\$?\{.*\}", re.ASCII | re.DOTALL)
 _ADDRESS = re.compile(r"address=\(?(\d+), ?(\d+)\)?", re.ASCII)
 
 
 def quoted(word: str) -> str:
     """An override as hydra reads it; one that it reads anyway stays as it is."""
     key, equals, value = word.partition("=")
-    if equals and key.lstrip("+") in _EXPRESSIONS and not _READABLE.fullmatch(value):
+    if equals and _EXPRESSIONS.fullmatch(key) and not _READABLE.fullmatch(value):
         # A backslash stands for itself, but before a quote.
         text = re.sub(r"(\\*)('|$)", lambda one: one[1] * 2 + ("\\'" if one[2] else ""), value)
         return f"{key}='{text}'"

@@ -89,7 +89,7 @@ class Repeated(Order):
         length: int,
         seed: int,
         batch_size: int,
-        times: int = 3,
+        times: int = 2,
         order: Order | None = None,
         shorten: bool = True,
     ) -> None:
