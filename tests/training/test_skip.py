@@ -201,6 +201,10 @@ def test_a_range_behind_the_checkpoint_is_refused(whole, tmp_path, capsys):
             "those before (0, 8)") in refused.err  # fmt: skip
     assert "resume_despite=[trainer.skip]" in refused.err
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.stress
+def test_what_a_run_has_left_out_stays_left_out(tmp_path, capsys):
     straight = tmp_path / "straight"
     assert run(capsys, *FIT, "trainer.skip=[[0,2],[0,3]]", f"run_dir={straight}").code == 0
     other = run(capsys, f"resume={straight}", "trainer.skip=null", "trainer.max_epochs=3")
