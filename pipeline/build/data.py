@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.build.kept import RowChoice, chosen
+from pipeline.build.mixtures import recorded_mixture
 from pipeline.build.samples import collate_of, dataset_of, fields_of, lengths_told, sampler_of
 from pipeline.build.sharing import contents_of, share_of
 from pipeline.config import allow_list, loader_options, tuned
@@ -374,6 +375,8 @@ class Split:
             parts["batch.val_size"] = self._batch_size
         if self._is_train or self._packs:
             parts["sampler"] = config.sampler
+            told = partial(fingerprint_of, mode=mode, cache_dir=config.cache_dir)
+            parts |= recorded_mixture(self.dataset, told)
             parts |= lengths_told(config, self.transform.steps)
         step = decode_step(self.transform)
         if step is not None:  # pixels differ by rounding from one decoder to another

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.config.instantiate import make
-from pipeline.config.nodes import KEPT, filters, of_the_build
+from pipeline.config.nodes import KEPT, filters, of_the_build, without_own
 from pipeline.errors import ConfigError, Problem
-from pipeline.loading.dataset_facts import table_of
+from pipeline.loading.dataset_facts import columns_of, lengths_of, table_of
 from pipeline.loading.kept_rows import kept_rows
 from pipeline.loading.named_fields import Fields
 from pipeline.loading.row_filter import Expression, no_column
@@ -71,9 +71,7 @@ class RowChoice:
             key, kind = next(iter(self.given)), type(dataset).__name__
             raise ConfigError(Problem(key, f"chooses rows by index, and {kind} has none"))
         length, reasons = len(dataset), dict[str, int]()
-        table: Any = table_of(dataset, self._fields)
-        if table is None and hasattr(dataset, "lengths"):
-            table = {"length": dataset.lengths}
+        table = _table(dataset, self._fields or Fields())
         named = list(self._filters(table, dataset, length))
         reasons |= dict.fromkeys((name for name, _ in named), 0)
         masks = _all_hold(named, length, reasons)
@@ -102,7 +100,7 @@ class RowChoice:
                     yield f"{place} ({shown})", holds
                 else:
                     function = make(as_function(one), place)
-                    found = _by_function(function, dataset if table is None else table)
+                    found = _by_function(function, table if hasattr(table, "iloc") else dataset)
                     yield f"{place} ({one['_target_']})", _checked(found, length, place).mask
 
     def _named(self, key: str, value: Any, dataset: Any, length: int) -> list[int]:
@@ -134,6 +132,14 @@ def as_function(node: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**node, "_partial_": True}
 
 
+def _table(dataset: Any, fields: Fields) -> Any:
+    """The table of a dataset: pandas', or where it only tells `lengths`, that column by name."""
+    lengths = None if hasattr(dataset, "metadata") else lengths_of(dataset)
+    if lengths is None:
+        return table_of(dataset, fields)
+    return {"length": lengths, **columns_of(dataset, fields)}
+
+
 def _all_hold(named: Sequence[tuple[str, Holds]], length: int, reasons: Reasons) -> Iterator[Mask]:
     """A mask for each piece; counts in `reasons` what the first filter leaves out, and so on."""
     for start in range(0, length, _AT_ONCE):
@@ -148,7 +154,8 @@ def _all_hold(named: Sequence[tuple[str, Holds]], length: int, reasons: Reasons)
 
 def _holds(expression: Expression, table: Any, length: int) -> Holds:
     if table is None or not expression.by_row:
-        return _checked(expression.mask(table), length, expression.key).mask
+        every = table if table is None else _Piece(table, 0, length)
+        return _checked(expression.mask(every), length, expression.key).mask
     expression.check(list(columns_of_table(table)))
     return lambda start, stop: expression.mask(_Piece(table, start, stop))
 
@@ -165,7 +172,9 @@ class _Piece:
 
     def __getitem__(self, name: str) -> Any:
         column = self._table[name]
-        return getattr(column, "iloc", column)[self._rows]
+        if hasattr(column, "iloc"):
+            return column.iloc[self._rows]
+        return column[np.arange(self._rows.start, self._rows.stop)]
 
 
 def columns_of_table(table: Any) -> list[str]:
@@ -246,6 +255,6 @@ def with_nested(node: Any, key: str, build: Build) -> Any:
 def _built(node: Any, key: str, build: Build) -> Any:
     if isinstance(node, list):
         return [_built(one, f"{key}[{place}]", build) for place, one in enumerate(node)]
-    if isinstance(node, Mapping) and "_target_" in node and chosen(node):
+    if isinstance(node, Mapping) and "_target_" in node and len(without_own(node)) < len(node):
         return build(node, key)
     return with_nested(node, key, build)

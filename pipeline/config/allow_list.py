@@ -142,7 +142,7 @@ _SKIMAGE = ("color", "exposure", "filters", "morphology", "restoration", "segmen
 # Modules of ours whose classes may all be called.
 _OURS = {
     "order.samplers": "a sampler", "order.composed": "a sampler",
-    "order.sequence_packing": "a sampler",
+    "order.mixture": "a sampler", "order.sequence_packing": "a sampler",
     "loading.collate": "a collate class", "loading.flatten": "a collate class",
     "transforms.image": "a transform", "transforms.arrays": "a transform",
     "transforms.audio": "a transform", "transforms.text": "a transform",

@@ -21,7 +21,7 @@ SAME_FACTS = {"in_features": "num_features", "out_features": "num_outputs"}
 FACTS = ("num_classes", "num_features", "num_landmarks", "num_outputs", "classes", *SAME_FACTS)
 _DATASET = ("split", "train", "lazy", "limits")
 _SAMPLER = ("length", "seed", "metadata", "batch_size", "tail", "dataset", "data_source",
-            "long_tail")  # fmt: skip
+            "long_tail", "mixing")  # fmt: skip
 _SCHEDULER = ("optimizer", "total_steps", "T_max", "total_iters")
 SCHEDULE_KEYS = ("warmup", "interval")  # of a scheduler node, but ours
 
@@ -104,13 +104,14 @@ def datasets(node: Any) -> list[tuple[str, Any]]:
 def choosing(node: Any) -> list[tuple[str, Any]]:
     """The same with the keys of nodes inside that choose rows."""
     if isinstance(node, Mapping):
-        node = _without_own(node, OF_THE_BUILD)
+        node = without_own(node, OF_THE_BUILD)
         if "_target_" not in node and ("train" in node or "val" in node):
-            return [(f"dataset.{name}", _without_own(node[name], KEPT)) for name in node]
+            return [(f"dataset.{name}", without_own(node[name], KEPT)) for name in node]
     return [] if node is None else [("dataset", node)]
 
 
-def _without_own(node: Any, names: Sequence[str]) -> Any:
+def without_own(node: Any, names: Sequence[str] = KEPT) -> Any:
+    """A node without those of the keys `names` that are not its arguments."""
     if not isinstance(node, Mapping):
         return node
     return {name: value for name, value in node.items()
@@ -121,7 +122,7 @@ def _without_own(node: Any, names: Sequence[str]) -> Any:
 def _bare(node: Any) -> Any:
     """A tree of nodes without the keys that choose rows."""
     if isinstance(node, Mapping):
-        bare = _without_own(node, KEPT) if "_target_" in node else node
+        bare = without_own(node, KEPT) if "_target_" in node else node
         return {name: _bare(value) for name, value in bare.items()}
     return [_bare(one) for one in node] if isinstance(node, list) else node
 

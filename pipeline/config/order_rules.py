@@ -14,7 +14,7 @@ from pipeline.config.schema import Config
 from pipeline.config.signatures import arguments
 from pipeline.order.composed import Repeated
 from pipeline.order.samplers import BatchStrategy
-from pipeline.order.streams import StreamOrder
+from pipeline.order.streams import StreamOrder, is_stream
 
 Found = Mapping[str, Any]
 Messages = Iterator[str]
@@ -81,11 +81,27 @@ def packing(config: Config, found: Found) -> Messages:
             f"collate: {config.collate['_target_']} knows no blocks, which the sampler packs rows "
             "into; set collate=packed"
         )
-    mixing = [name for name, node in config.transform.train_batch.items() if node is not None]
-    if sampler and mixing:
+    steps = [
+        f"transform.{section}.{name}"
+        for section in ("train_batch", "val_batch")
+        for name, node in getattr(config.transform, section).items()
+        if node is not None
+    ]
+    if sampler and steps:
         yield (
-            f"transform.train_batch.{mixing[0]}: transforms of batches take a row for each sample, "
+            f"{steps[0]}: transforms of batches take a row for each sample, "
             "and rows of packed batches are blocks; transform samples instead (transform.train)"
+        )
+    tokens, room = config.sampler.get("tokens"), config.collate.get("pad_to")
+    if sampler and collate and isinstance(tokens, int) and isinstance(room, int) and room < tokens:
+        yield (
+            f"collate.pad_to: {room} is less than the {tokens} tokens of a block (sampler.tokens); "
+            f"set collate.pad_to={tokens}"
+        )
+    if sampler and config.batch.size is None:
+        yield (
+            "batch.size: null passes samples through one by one, and the sampler packs them into "
+            "blocks; set batch.size to the number of blocks"
         )
 
 
@@ -112,7 +128,8 @@ def nested_order(config: Config, found: Found) -> Messages:
     """A sampler may have another one inside, which gives rows one by one."""
     from torch.utils.data import BatchSampler
 
-    key, node, sampler = "sampler", config.sampler, found.get("sampler")
+    key, sampler = "sampler", found.get("sampler")
+    node: Mapping[str, Any] = config.sampler
     while node.get("order") is not None and sampler is not None:
         inner = node["order"]
         if "order" not in arguments(sampler).names:
@@ -142,4 +159,43 @@ def repetitions(config: Config, found: Found) -> Messages:
         )
 
 
-RULES = (columns, tail, packing, distributed_sampler, nested_order, repetitions)
+def mixture(config: Config, found: Found) -> Messages:
+    """Only samplers that follow the order of a mixture keep its shares, and only it has one."""
+    sampler: Any = found.get("sampler")
+    taken = () if sampler is None else arguments(sampler).names
+    for key, dataset in datasets_found(config, found):
+        mixes, name = getattr(dataset, "mixes", False), getattr(dataset, "__name__", "")
+        if key == "dataset.val" or sampler is None or is_stream(dataset):
+            continue
+        if not mixes and "mixing" in taken:
+            yield (
+                f"sampler: {sampler.__name__} mixes the sources of dataset=mixture, and {name} has "
+                "none; set sampler=random"
+            )
+        if not mixes:
+            continue
+        if "mixing" not in taken and "order" not in taken:
+            yield (
+                f"sampler: {sampler.__name__} chooses rows of all sources by itself, and "
+                "dataset.weights would not hold; set sampler=mixture, where sampler.sources may "
+                "give each source such an order (docs/mixtures.md)"
+            )
+        if config.dataset.get("packed") is not None:
+            yield (
+                "dataset.packed: a pack is one dataset without sources; pack each source "
+                "(task=pack), and name the packs in dataset.sources"
+            )
+        weights = config.dataset.get("weights") or {}
+        changing = isinstance(weights, Mapping) and any(
+            isinstance(one, list) for one in weights.values()
+        )
+        counted = {**arguments(dataset).defaults, **config.dataset}.get("knots")
+        if changing and counted == "steps" and "mixing" not in taken and "order" in taken:
+            yield (
+                f"dataset.knots: steps, but a step of {sampler.__name__} has not batch.size "
+                "samples of the mixture; write dataset.weights for numbers of samples, and set "
+                "dataset.knots=samples"
+            )
+
+
+RULES = (columns, tail, packing, distributed_sampler, mixture, nested_order, repetitions)

@@ -16,13 +16,16 @@ import numpy.typing as npt
 from torch.utils.data import Subset
 
 from pipeline.errors import DataError
+from pipeline.order.columns import ColumnView
 from pipeline.order.randomness import IntArray
 from pipeline.order.selection import Selection
+from pipeline.protocols import Column
 
 _OF_A_ROW = frozenset({"path", "check"})  # methods of one row
 _OF_ROWS = frozenset({"locality", "files_of", "fetch_batch"})  # of several
 _A_ROW_EACH = frozenset({"targets", "labels", "_labels", "samples", "imgs"})
 _MARK = " kept="  # in a fingerprint
+_AT_ONCE = 1 << 20  # rows of a column that are read together
 
 
 class KeptRows:
@@ -123,35 +126,47 @@ class KeptRowsAtOnce(KeptRows):
         return self.dataset.__getitems__(self.selection.select(indices).tolist())
 
 
-class KeptColumn:
-    """The values of kept rows in an array of all rows, which may lie on a disk."""
+class KeptTokens(KeptRowsAtOnce):
+    """The same of a dataset that writes tokens where they belong."""
 
-    def __init__(self, values: Any, selection: Selection) -> None:
-        self._values, self._selection = values, selection
-        self.dtype, self.shape, self.ndim = values.dtype, (selection.count,), 1
+    def read_tokens(
+        self, into: IntArray, places: IntArray, indices: IntArray, starts: IntArray, stops: IntArray
+    ) -> None:
+        rows = self.selection.select(indices)
+        self.dataset.read_tokens(into, places, rows, starts, stops)
+
+
+class KeptColumn(ColumnView):
+    """The values of kept rows in a column of all rows; nothing is copied."""
+
+    def __init__(self, column: Column, selection: Selection) -> None:
+        self._column, self._selection = column, selection
+        self.dtype = column.dtype
 
     def __len__(self) -> int:
         return self._selection.count
 
-    def __getitem__(self, places: Any) -> Any:
-        """The values at a place, at places (int64[n]) or in a slice."""
-        if isinstance(places, slice):
-            start, stop, step = places.indices(len(self))
-            places = np.arange(start, stop, step)
-        elif np.ndim(places) == 0:
-            return self._values[self._selection.row(int(places))]
-        return self._values[self._selection.select(places)]
+    def __getitem__(self, rows: IntArray, /) -> npt.NDArray[Any]:
+        return np.asarray(self._column[self._selection.select(rows)])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        mask = self._selection.mask(0, self._selection.length)
-        return np.asarray(np.asarray(self._values)[mask], dtype=dtype)
+        values = np.empty(len(self), self.dtype if dtype is None else dtype)
+        filled = 0
+        for start in range(0, self._selection.length, _AT_ONCE):
+            mask = self._selection.mask(start, min(start + _AT_ONCE, self._selection.length))
+            found = self._column[start + np.flatnonzero(mask)]
+            values[filled : filled + len(found)] = found
+            filled += len(found)
+        return values
 
 
 def kept_rows(dataset: Any, selection: Selection, reasons: Mapping[str, int]) -> KeptRows:
     """The rows of `dataset` that are kept; see `KeptRows`."""
     # torch's Subset only loops over `__getitem__` there, see `Fetch`.
     many = hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)
-    return (KeptRowsAtOnce if many else KeptRows)(dataset, selection, reasons)
+    kind = KeptRowsAtOnce if many else KeptRows
+    kind = KeptTokens if many and hasattr(type(dataset), "read_tokens") else kind
+    return kind(dataset, selection, reasons)
 
 
 def unfiltered(dataset: Any) -> Any:

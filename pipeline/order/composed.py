@@ -38,7 +38,7 @@ class Curriculum(Order):
             raise ConfigError(
                 Problem("sampler.stages", f"{stages}; allowed: 1 to {length}, the number of rows")
             )
-        values = column_of(metadata, column, "column")
+        values = np.asarray(column_of(metadata, column, "column"))
         if values.dtype.kind not in "biuf":
             raise DataError(f"column {column!r} does not hold numbers, so rows cannot be ordered")
         keys = -values.astype(np.float64) if descending else values
@@ -101,6 +101,10 @@ class Repeated(Order):
         self.times, self.order, self.shorten = times, order or Random(length, seed), shorten
         self._rows = batch_size // times  # of the other order, in a batch
 
+    @property
+    def even(self) -> bool:
+        return self.order.even
+
     def size(self, epoch: int) -> int:
         return self._distinct(epoch) * self.times
 
@@ -113,17 +117,16 @@ class Repeated(Order):
         low, high = int(others.min()), int(others.max()) + 1
         return self.order.indices(epoch, low, high)[others - low]
 
-    def positions_of(self, epoch: int, row: int) -> list[int]:
-        """By a look at each batch that has `row`."""
-        size, batch = self.size(epoch), self._rows * self.times
-        found: list[int] = []
-        for number in dict.fromkeys(at // self._rows for at in self.order.positions_of(epoch, row)):
-            start, stop = number * batch, min((number + 1) * batch, size)
-            if start < stop:
-                rows = self.indices(epoch, start, stop)
-                found += (start + np.flatnonzero(rows == row)).tolist()
-        return found
-
     def _distinct(self, epoch: int) -> int:
         size = self.order.size(epoch)
         return size // self.times if self.shorten else size
+
+    def positions_of(self, epoch: int, row: int) -> list[int]:
+        distinct, found = self._distinct(epoch), list[int]()
+        for place in self.order.positions_of(epoch, row):
+            batch, inside = divmod(place, self._rows)
+            width = min(self._rows, distinct - batch * self._rows)  # of the rows, each once
+            first = batch * self._rows * self.times + inside
+            if place < distinct:
+                found += range(first, first + width * self.times, width)
+        return sorted(found)

@@ -38,6 +38,11 @@ class _Sampler(ABC):
 class Order(_Sampler):
     """Rows of the dataset by position, for any slice of an epoch."""
 
+    @property
+    def even(self) -> bool:
+        """Whether any slice of an epoch is a fair sample of all of it, as of a random order."""
+        return False
+
     @abstractmethod
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
         """Rows at positions start .. stop-1: int64[stop - start]."""

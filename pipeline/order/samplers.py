@@ -52,6 +52,10 @@ class Random(Order):
         self._order = (-1, Permutation(1, 0))  # epoch, its order
         self._block = (-1, 0, np.empty(0, dtype=np.int64))  # epoch, first position, rows
 
+    @property
+    def even(self) -> bool:
+        return True
+
     def size(self, epoch: int) -> int:
         return self.length
 
@@ -68,9 +72,11 @@ class Random(Order):
         return self._order_of(epoch).inverse([row]).tolist() if 0 <= row < self.length else []
 
     def _order_of(self, epoch: int) -> Permutation:
-        if self._order[0] != epoch:
-            self._order = (epoch, Permutation(self.length, hash64(self.seed, "order", epoch)))
-        return self._order[1]
+        of, order = self._order  # read once: other threads may ask for other epochs
+        if of != epoch:
+            order = Permutation(self.length, hash64(self.seed, "order", epoch))
+            self._order = (epoch, order)
+        return order
 
 
 class Subset(Order):
@@ -106,6 +112,10 @@ class Subset(Order):
                             f"{length} rows")
                 )  # fmt: skip
         self._order: Order = Random(len(self.rows), seed) if shuffle else Sequential(len(self.rows))
+
+    @property
+    def even(self) -> bool:
+        return self._order.even
 
     def size(self, epoch: int) -> int:
         return len(self.rows)
@@ -159,6 +169,10 @@ class Weighted(Order):
                 Problem("sampler.num_samples", f"{num_samples} draws without replacement, but only "
                         f"{len(positive)} rows have a positive weight")
             )  # fmt: skip
+
+    @property
+    def even(self) -> bool:
+        return self._weights is None  # with replacement
 
     def size(self, epoch: int) -> int:
         return self._draws

@@ -6,12 +6,16 @@ the ledger it took again (`repeated`), since they came after the checkpoint that
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipeline.order.address import Address
-from pipeline.runs.record import RunRecord
+from pipeline.order.skipped import Skipped
+from pipeline.runs.record import LEDGER, RunRecord, skipped_in
+
+SKIPPED = "left out (trainer.skip)"
 
 _MOST_RANKS = 1 << 20
 
@@ -33,7 +37,7 @@ class RunHistory:
 
     def __init__(self, record: RunRecord) -> None:
         self._starts = [_start(one) for one in record.sessions]
-        self._ledger = record.ledger
+        self._ledger, self._path = record.ledger, record.path / LEDGER
 
     def world(self, address: Address) -> int:
         """The ranks of the start that trained on `address` last, or will if nothing changes."""
@@ -53,12 +57,18 @@ class RunHistory:
         place = self._place(address)
         if place is None:
             passed = len(ledger.epoch) and address < (ledger.epoch[-1], ledger.step[-1])
-            return "passed over" if passed else "not reached"
+            if not passed:
+                return "not reached"
+            return SKIPPED if address in self._skipped else "passed over"
         times = 1
         for one in self._starts:
             first = self._place(one.at)
             times += first is not None and first <= place < first + one.repeated
         return "trained" if times == 1 else f"trained {times} times, last with this loss"
+
+    @cached_property
+    def _skipped(self) -> Skipped:
+        return skipped_in(self._path)
 
     def _place(self, address: Address) -> int | None:
         """The number of its line in the ledger."""

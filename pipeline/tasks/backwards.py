@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from pipeline.build.data import Split
 from pipeline.config import preflight
 from pipeline.config.schema import TASK_KEYS, Config
 from pipeline.errors import ConfigError, Problem
+from pipeline.loading import kept_rows
 from pipeline.loading.dataset_facts import table_of
 from pipeline.loading.kept_rows import KeptRows, unfiltered
 from pipeline.loading.row_filter import matching
 from pipeline.order.plan import Plan
 from pipeline.runs.left_out import normal
+from pipeline.runs.quarantine import known_rows
 from pipeline.runs.record import RunRecord
 from pipeline.tasks import own_command
 
@@ -52,9 +54,9 @@ def rows_of(sample: Sample, split: Split) -> list[int]:
     """The rows that `sample` means, ascending, as the plan of `split` numbers them.
 
     Args:
-        sample: a row of the dataset (of all its rows, where a filter leaves some out), the path of
-            a file or its last parts, an expression over the table (`loading/row_filter.py`), or
-            several of these.
+        sample: a row of the dataset (of all its rows, where a filter leaves some out), SOURCE:ROW
+            of a mixture, the path of a file or its last parts, an expression over the table
+            (`loading/row_filter.py`), or several of these.
 
     Raises:
         ConfigError: there is no such sample, a name is that of several files, or a filter leaves
@@ -64,6 +66,34 @@ def rows_of(sample: Sample, split: Split) -> list[int]:
     if not given:
         raise ConfigError(Problem(_KEY, "is empty; give a row, a path, or an expression"))
     return sorted({row for one in given for row in _rows_of_one(one, split)})
+
+
+def own_row(dataset: Any, row: int) -> int:
+    """The dataset's own number of a row that the plan numbers `row`; another behind a filter."""
+    own = kept_rows.own_row(dataset, row)
+    return row if own is None else own
+
+
+def source_of(dataset: Any, row: int) -> str:
+    """SOURCE:ROW, the source of a mixture and its own row; "" where there are no sources."""
+    whole = unfiltered(dataset)
+    if not hasattr(whole, "place_of"):
+        return ""
+    name, own = whole.place_of(own_row(dataset, row))
+    return f"{name}:{own}"
+
+
+def listed_in(path: Path | str, split: Split) -> dict[int, str]:
+    """Causes by row, as the plan numbers them, of those that a quarantine lists.
+
+    Raises:
+        ConfigError: it cannot be read, or is of another dataset.
+    """
+    dataset = split.dataset
+    found = known_rows(path, unfiltered(dataset), split.name, split.unfiltered_fingerprint)
+    if not isinstance(dataset, KeptRows):
+        return found
+    return {row: found[own] for row, own in dataset.places(list(found)).items()}
 
 
 def plan_of(split: Split) -> Plan:
@@ -86,6 +116,10 @@ def _rows_of_one(one: int | str, split: Split) -> Sequence[int]:
     text = str(one).strip()
     if text.lstrip("+-").isdecimal():
         return [_kept(int(text), split)]
+    lengths = getattr(unfiltered(split.dataset), "source_lengths", {})
+    source, _, row = text.rpartition(":")
+    if source in lengths and row.isdecimal():
+        return [_kept(_within(lengths, source, int(row)), split)]
     if _compares(text):
         return _matching(text, split)
     dataset = split.dataset
@@ -118,6 +152,17 @@ def _kept(row: int, split: Split) -> int:
     if not places:
         raise ConfigError(Problem(_KEY, f"row {row} is left out by the dataset's filter"))
     return places[0]
+
+
+def _within(lengths: Mapping[str, int], source: str, row: int) -> int:
+    """The number of a source's row in the mixture."""
+    if row >= lengths[source]:
+        raise ConfigError(
+            Problem(_KEY, f"{source}:{row} does not exist; {source} has rows 0 to "
+                    f"{lengths[source] - 1}")
+        )  # fmt: skip
+    before = list(lengths)[: list(lengths).index(source)]
+    return row + sum(lengths[name] for name in before)
 
 
 def _compares(text: str) -> bool:

@@ -48,6 +48,7 @@ from pipeline.runs.trackers.guarded import Trackers
 from pipeline.runs.trackers.tracker import TrackedRun, measured
 from pipeline.tasks import outcome, predictions, progress, pruning, skipping
 from pipeline.tasks import report as report_page
+from pipeline.tasks.mixture_rows import mixture_rows
 from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.own_command import command_line, how_to_resume, overrides
 from pipeline.tasks.recording import Confusions, Digests, Extremes, Ledger, Metrics, Quarantine
@@ -298,7 +299,8 @@ def watched(
     data = parts.data
     datasets = {split.name: split.unfiltered_fingerprint for split in (data.train, data.val)}
     left_out = Quarantine(folder.path / QUARANTINE, datasets, data.train.budget)
-    observers: list[Observer] = [Metrics(folder, trackers), display, left_out]
+    observers = mixture_rows(train.plan, folder.manifest)  # first, as it adds to records
+    observers += [Metrics(folder, trackers), display, left_out]
     if trainer.ledger:
         observers.append(Ledger(folder.path / "ledger.jsonl", train.plan.skipped, opened.start))
     if trainer.digest:

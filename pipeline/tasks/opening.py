@@ -19,7 +19,7 @@ from pipeline.distributed.group import Group
 from pipeline.errors import ConfigError, Problem
 from pipeline.order.address import Address
 from pipeline.order.skipped import Skipped
-from pipeline.runs import checkpoint, memory, resumption, run_state
+from pipeline.runs import checkpoint, memory, mixture_changes, resumption, run_state
 from pipeline.runs.checkpoint import Checkpoints, Newest, State, steps_of
 from pipeline.runs.identity.fingerprints import first_difference, in_mode_of, mode_in
 from pipeline.runs.identity.sources import changes
@@ -222,7 +222,8 @@ def _check_same(
     state: State, own: Mapping[str, str], config: Config, data_in: Callable[[str], str]
 ) -> None:
     """Raise ConfigError unless a checkpoint is this run's, comparing the data in its mode."""
-    saved, at = state["fingerprint"], _address(state)
+    saved: Mapping[str, str] = state["fingerprint"]
+    at = _address(state)
     then, now = mode_in(saved), mode_in(own)
     same_way = in_mode_of(saved, own, data_in)
     saved = same_but_for_skips(same_but_for_length(saved, own), own, at)
@@ -233,6 +234,7 @@ def _check_same(
         file = first_difference(config.cache_dir, saved.get("dataset", ""), same_way["dataset"])
         if one.key == "dataset" and file:
             problems[place] = Problem(one.key, f"{file}; its fingerprint {one.message}")
+    problems = mixture_changes.explained(problems, saved, same_way, at)
     if len(problems) > _NAMED:
         problems[_NAMED:] = [Problem("", f"{len(problems) - _NAMED} more keys differ")]
     if problems:

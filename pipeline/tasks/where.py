@@ -24,15 +24,13 @@ from pipeline.distributed.world import World, default_processes
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.bad_samples import path_of
 from pipeline.loading.dataset_facts import table_of
-from pipeline.loading.kept_rows import KeptRows, own_row, unfiltered
 from pipeline.order.address import Address
 from pipeline.order.plan import Plan, Request
 from pipeline.order.randomness import sample_keys
 from pipeline.runs import left_out
-from pipeline.runs.history import RunHistory
-from pipeline.runs.quarantine import known_rows
+from pipeline.runs.history import SKIPPED, RunHistory
 from pipeline.runs.record import RunRecord
-from pipeline.tasks.backwards import asked_of, plan_of, rows_of
+from pipeline.tasks.backwards import asked_of, listed_in, own_row, plan_of, rows_of, source_of
 from pipeline.tasks.tables import put_rows
 from pipeline.terminal import one_line, put, say
 
@@ -76,7 +74,7 @@ class _Question:
         shown = rows[:MOST_ROWS]
         for row in shown:
             path, cause = path_of(self.split.dataset, row), self._left_out.get(row)
-            told = [one_line(path)] if path else []
+            told = [one_line(text) for text in (source_of(self.split.dataset, row), path) if text]
             if cause is not None:
                 told.append(f"left out wherever it stands: {one_line(cause)}")
             if told:
@@ -101,15 +99,18 @@ class _Question:
         told = [f"batch {address}", f"{sum(share.valid for share in shares)} rows"]
         if self.history:
             loss = self.history.loss(address)
-            told += [self.history.fate(address), *([] if loss is None else [f"loss {loss:.6g}"])]
-        put("  ".join(told))
+            told += [] if loss is None else [f"loss {loss:.6g}"]
+        put("  ".join([*told, self._fate(address)]).rstrip())
         table = table_of(self.split.dataset, self.split.data.fields)
         names = [] if table is None else [name for name in _COLUMNS if name in table.columns]
-        lines = [["position", "row", "rank", "key", *self._packed, *names, ""]]
+        mixes = bool(source_of(self.split.dataset, int(shares[0].indices[0])))
+        sources = ["source"] if mixes else []
+        lines = [["position", "row", "rank", "key", *self._packed, *sources, *names, ""]]
         for rank, share in enumerate(shares):
             for place in range(share.valid):
                 row = int(share.indices[place])
-                known = [] if table is None else [one_line(table[one].iloc[row]) for one in names]
+                known = [one_line(source_of(self.split.dataset, row))] if mixes else []
+                known += [] if table is None else [one_line(table[one].iloc[row]) for one in names]
                 note = "left out" if row in self._left_out else ""
                 lines.append([
                     str(share.positions[place]), str(self._own(row)), str(rank),
@@ -135,7 +136,7 @@ class _Question:
         if self.history:
             loss = self.history.loss(address)
             told = ["" if loss is None else f"{loss:.6g}"]
-        fate = self.history.fate(address) if self.history else ""
+        fate = self._fate(address)
         for rank in range(world):
             share = self.plan.request(*address, rank, world)
             for place in np.flatnonzero(share.indices[: share.valid] == row).tolist():
@@ -143,6 +144,16 @@ class _Question:
                     own, *map(str, address), str(share.positions[place]), str(rank),
                     self._key(share, place), *_part(share, place), *told, fate,
                 ]  # fmt: skip
+
+    def _fate(self, address: Address) -> str:
+        """What became of an address, or will; nothing to say of most."""
+        if self.history and self.history.loss(address) is not None:
+            return self.history.fate(address)
+        if address in self.plan.skipped:
+            return SKIPPED
+        if self._end is not None and address >= self._end:
+            return f"behind the end (trainer.max_steps={self.config.trainer.max_steps})"
+        return self.history.fate(address) if self.history else ""
 
     def _why_not(self, steps: Sequence[int]) -> str:
         """Why an epoch does not have a row that its order has in `steps`."""
@@ -158,8 +169,26 @@ class _Question:
             return range(given, given + 1)
         if given is not None:
             return range(*map(int, given.split(":")))
+        if self._end is not None:
+            return range(self._end.epoch + (self._end.step > 0))
         # Every epoch of validation has the same order.
         return range(self.config.trainer.max_epochs if self.split.name == "train" else 1)
+
+    @cached_property
+    def _end(self) -> Address | None:
+        """The first address that is not trained on because of `trainer.max_steps`; None: no such,
+        or unknown where batches are left out, which do not count.
+        """
+        trainer = self.config.trainer
+        if trainer.max_steps is None or self.plan.skipped or self.split.name != "train":
+            return None
+        left = trainer.max_steps  # updates, one for each group of batches, the last one smaller
+        for epoch in range(trainer.max_epochs):
+            steps = self.plan.steps(epoch)
+            if left * trainer.accumulate < steps:
+                return Address(epoch, left * trainer.accumulate)
+            left -= -(-steps // trainer.accumulate)
+        return None
 
     def _world(self, address: Address) -> int:
         """The ranks that share the batch at `address`."""
@@ -171,8 +200,7 @@ class _Question:
         return default_processes() if given.nproc == "auto" else given.nproc
 
     def _own(self, row: int) -> int:
-        own = own_row(self.split.dataset, row)  # another one behind a filter
-        return row if own is None else own
+        return own_row(self.split.dataset, row)
 
     def _key(self, share: Request, place: int) -> str:
         position = share.positions[place : place + 1]
@@ -186,15 +214,12 @@ class _Question:
     @cached_property
     def _left_out(self) -> dict[int, str]:
         """Causes by row, from the quarantines that the run reads and writes."""
-        paths, dataset = [self.config.bad_samples.quarantine], self.split.dataset
+        paths = [self.config.bad_samples.quarantine]
         if self.record is not None and (self.record.path / left_out.NAME).exists():
             paths.append(str(self.record.path / left_out.NAME))
         found: dict[int, str] = {}
         for path in filter(None, paths):
-            whole, fingerprint = unfiltered(dataset), self.split.unfiltered_fingerprint
-            found |= known_rows(path, whole, self.split.name, fingerprint)
-        if isinstance(dataset, KeptRows):
-            return {row: found[own] for row, own in dataset.places(list(found)).items()}
+            found |= listed_in(path, self.split)
         return found
 
 

@@ -77,7 +77,7 @@ def of(make):
 MAKERS = {
     "arrays": of(people.npy), "audio_pairs": audio_pairs, "delimited_stream": stream,
     "delimited_text": of(people.csv), "face_landmarks": landmarks,
-    "image_folder": of(people.image_folder), "mixture": mixture, "packed": packed,
+    "image_folder": of(people.image_folder), "mixture": mixture, "mixture_stream": mixture, "packed": packed,
     "parquet": of(people.parquet), "parquet_stream": of(people.parquet),
     "sequence_files": of(people.sequences), "sequences": lambda folder: [f"dataset.root={folder}",
                                                                          "dataset.count=20"],
@@ -131,7 +131,7 @@ def test_every_dataset_with_everything(name, choices, tmp_path, monkeypatch):
 
 
 # Samples of unequal shapes, which their own transform makes equal.
-UNEVEN = {"face_landmarks", "mixture"}
+UNEVEN = {"face_landmarks", "mixture", "mixture_stream"}
 
 
 @pytest.mark.parametrize("options", [["collate=list"], ["transform=none"], ["collate=pad"]])

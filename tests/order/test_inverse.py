@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from pipeline.order.composed import Curriculum, Repeated
+from pipeline.order.mixture import MixtureOrder
 from pipeline.order.orders import Order
 from pipeline.order.plan import Place, Plan
 from pipeline.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from pipeline.order.sequence_packing import SequencePacking
 from pipeline.order.torch_samplers import adapt
+from pipeline.order.weights import Mixing
 
 SEED = 3
 
@@ -57,6 +60,23 @@ ORDERS = {
     "curriculum": lambda n: Curriculum(n, SEED, table(n), stages=min(3, n)),
     "repeated": lambda n: Repeated(n, SEED, 4, 2),
     "repeated, weighted": lambda n: Repeated(n, SEED, 4, 4, weighted(n), shorten=False),
+    "packed": lambda n: SequencePacking(n, SEED, table(n), 2, tokens=40, window=8),
+    "packed, cut": lambda n: SequencePacking(n, SEED, table(n), 2, tokens=16, split="tail"),
+    "packed, weighted": lambda n: SequencePacking(
+        n, SEED, table(n), 2, tail="drop", tokens=20, window=16, order=weighted(n)
+    ),
+    "mixture": lambda n: MixtureOrder(
+        Mixing({"a": n // 3, "b": n - n // 3}, {"a": [[0, 3], [4, 0], [9, 2]], "b": 1}), SEED, 4
+    ),
+    "packed mixture": lambda n: SequencePacking(
+        n,
+        SEED,
+        table(n),
+        2,
+        tokens=40,
+        window=8,
+        order=MixtureOrder(Mixing({"a": n // 4, "b": n - n // 4}, {"a": 1, "b": 1}), SEED, 4),
+    ),
     "torch's": lambda n: adapt(lambda: RandomSampler(range(n)), SEED, n),
     "torch's batches": lambda n: adapt(
         lambda: BatchSampler(SequentialSampler(range(n)), 4, drop_last=False), SEED, n

@@ -117,6 +117,7 @@ SAMPLERS = {
 WHOLE = {*ALL, "tail", "repeated", "torch", "torch's batches", "own"}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_each_sampler_sees_a_dataset_of_the_kept_rows(name):
     overrides = [one.replace("identities=8", "") for one in SAMPLERS[name]]
@@ -132,6 +133,7 @@ def test_each_sampler_sees_a_dataset_of_the_kept_rows(name):
     assert name not in WHOLE or rows == set(SHORT.tolist())
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("outer", ["packed", "repeated"])
 @pytest.mark.parametrize(
     "inner",
@@ -252,6 +254,32 @@ def test_a_dataset_inside_of_another_has_a_filter_of_its_own():
     assert len(data.train.dataset) == len(SHORT) - 1 + ROWS
     assert len(data.val.dataset) == len(SHORT) + ROWS
     assert data.train.dataset[len(SHORT) - 1]["row"] == 0
+
+
+@pytest.mark.parametrize("sampler", ["mixture", "repeated", "packed"])
+def test_mixtures_of_filtered_sources_and_filters_of_mixtures(sampler):
+    """Both ways leave the same rows of the same sources, so batches are the same."""
+    packs = ["collate=packed", "sampler.tokens=64"] if sampler == "packed" else ["collate=list"]
+    plain = [one for one in BASE if not one.startswith(("dataset=", "collate="))]
+    rest = [*plain, f"sampler={sampler}", *packs]
+    node, both = f"_target_: {HERE}.Documents", '"length < 25"'
+
+    def mixed(first, second, *more):
+        sources = f"sources: {{a: {{{node}, filter: {first}}}, b: {{{node}, filter: {second}}}}}"
+        target = "_target_: pipeline.datasets.mixture.Mixture"
+        weights = "weights: {a: 3, b: 1}"
+        dataset = f"dataset={{{target}, {sources}, {weights}}}"
+        return DataParts(pipeline.compose(dataset, *rest, *more), World())
+
+    inside, around = mixed(both, both), mixed("null", "null", f"+dataset.filter={both}")
+    assert around.train.dataset.source_lengths == {"a": len(SHORT), "b": len(SHORT)}
+    assert dict(inside.train.dataset.source_lengths) == around.train.dataset.source_lengths
+    hashes = [[batch_hash([batch]) for batch in batches(data)] for data in (inside, around)]
+    assert hashes[0] == hashes[1]
+    one = mixed(both, "null")
+    assert len(one.train.dataset) == len(SHORT) + ROWS
+    rows = {row for batch in batches(one) for row in batch.indices.tolist()}
+    assert max(rows) >= len(SHORT)
 
 
 def refusals(*overrides):

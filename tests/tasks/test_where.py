@@ -69,20 +69,23 @@ def test_an_address_has_what_replay_makes_there(sampler, tmp_path, monkeypatch, 
 
 def test_a_run_tells_what_became_of_a_sample(trained, capsys):
     losses = losses_of(trained)
-    done = run(capsys, "task=where", "sample=5", f"run={trained}")
+    done = run(capsys, "task=where", "sample=5", f"run={trained}", "epochs=0:3")
     assert done.code == 0, done.err
     rows = table(done.out)
     assert [int(one["epoch"]) for one in rows] == [0, 1, 2]
     for one in rows:
         at = int(one["epoch"]), int(one["step"])
         assert (at in losses) == (f"{losses.get(at, 0):.6g}" == one["loss"])
+        assert at in losses or at > max(losses)
     assert rows[0]["loss"] == f"{losses[0, int(rows[0]['step'])]:.6g}"
-    assert "not reached" in done.out.splitlines()[-1]
+    assert done.out.endswith("behind the end (trainer.max_steps=9)\n")
+    short = run(capsys, "task=where", "sample=5", f"run={trained}")
+    assert table(short.out) == rows[:2]
     history = RunHistory(RunRecord.read(trained))
     last = Address(*max(losses))
     assert history.fate(last) == "trained 2 times, last with this loss"
     asked = run(capsys, "task=where", "address={},{}".format(*last), f"run={trained}")
-    assert f"trained 2 times, last with this loss  loss {losses[last]:.6g}" in asked.out
+    assert f"loss {losses[last]:.6g}  trained 2 times, last with this loss" in asked.out
 
 
 def test_ranks_are_those_of_the_start_that_trained_there(trained, tmp_path, capsys):
@@ -107,6 +110,13 @@ def test_what_a_run_left_out_is_said(trained, tmp_path, capsys):
     (folder / "quarantine.csv").write_text(f"{header}\ntrain,5,,0,0,0,it hums,{data}\n")
     done = run(capsys, "task=where", "sample=5", f"run={folder}")
     assert done.out.startswith("row 5  left out wherever it stands: it hums"), done
+
+
+def test_an_address_that_is_skipped_is_said_to_be(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = ("task=where", *DATA, "trainer.skip=[[1,2],[1,3]]")
+    assert "left out (trainer.skip)" in run(capsys, *given, "address=1,2").out
+    assert "left out" not in run(capsys, *given, "address=1,3").out
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.datasets.mixture import Mixture
+from pipeline.datasets.mixture_stream import StreamMixture
 from pipeline.errors import ConfigError
 from pipeline.loading.fetch import batch_hash
 from pipeline.order.streams import StreamOrder, StreamPlan
@@ -37,7 +37,7 @@ class Shifted(streams.Decoding):
 
 
 def mixture(a=30, b=10, **options):
-    return Mixture({"rows": Rows(0, a), "stream": Shifted(b)}, **options)
+    return StreamMixture({"rows": Rows(0, a), "stream": Shifted(b)}, **options)
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 4), st.integers(1, 3),
@@ -102,7 +102,7 @@ def test_what_cannot_be_mixed_is_refused():
     with pytest.raises(ConfigError, match="'sometimes' is not all, first or never"):
         mixture(stop="sometimes")
     with pytest.raises(ConfigError, match="is empty"):
-        Mixture({}, weights={})
+        StreamMixture({}, weights={})
 
 
 def test_a_mixture_through_workers():
@@ -117,6 +117,6 @@ def test_a_mixture_through_workers():
 def test_facts_are_those_that_all_sources_agree_on():
     first, second = Rows(0, 3), Rows(0, 3)
     first.facts, second.facts = {"num_outputs": 2, "a": 1}, {"num_outputs": 2, "a": 3}
-    assert Mixture({"first": first, "second": second}).facts == {"num_outputs": 2}
-    one, other = (Mixture({"first": first}, seed=seed).fingerprint for seed in (0, 1))
+    assert StreamMixture({"first": first, "second": second}).facts == {"num_outputs": 2}
+    one, other = (StreamMixture({"first": first}, seed=seed).fingerprint for seed in (0, 1))
     assert one != other
