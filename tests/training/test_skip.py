@@ -108,6 +108,14 @@ def test_epochs_that_are_left_out_whole_have_no_record(tmp_path):
         replace(case, skip=([[0, 0], [3, 0]],)).fit(tmp_path / "none")
 
 
+def test_an_epoch_that_cannot_be_known_to_be_empty_ends_without_a_batch(tmp_path):
+    """A stream of unknown length, of which all batches that it turns out to have are left out."""
+    case = Skipping(stream="plain", options={"max_epochs": 2}, skip=([[0, 0], [0, 50]],))
+    _, written, result, _ = case.fit(tmp_path)
+    assert [one.epoch for one in written.steps] == [1] * 6
+    assert [one["epoch"] for one in result.history] == [0, 1]
+
+
 def test_a_group_whose_batches_are_all_left_out_makes_no_step(tmp_path):
     case = Skipping(options={"accumulate": 2, "max_epochs": 1}, skip=([[0, 2], [0, 5]],))
     _, written, result, _ = case.fit(tmp_path)
