@@ -256,3 +256,16 @@ def test_bad_ranges(given, message, tmp_path, capsys):
     assert refused.code == 2
     assert message in refused.err
     assert not Path(tmp_path / "run").exists()
+
+
+@pytest.mark.stress
+def test_a_run_that_fails_on_a_batch_says_how_to_go_on_without_it(tmp_path, capsys):
+    given = ("scheduler=none", "optimizer.lr=1e30", "trainer.checkpoint.every_steps=1",
+             "trainer.log_every=1", "trainer.skip=[[1,0],[1,1]]")  # fmt: skip
+    failed = run(capsys, *FIT, *given, f"run_dir={tmp_path / 'run'}")
+    assert failed.code == 1
+    at = failed.err.partition("at epoch 0, step ")[2].partition(".")[0]
+    skip = f"trainer.skip=[[[0,{at}],[0,{int(at) + 1}]],[[1,0],[1,1]]]"
+    assert f"resume={tmp_path / 'run'} '{skip}'" in failed.err
+    again = run(capsys, f"resume={tmp_path / 'run'}", skip)
+    assert f"at epoch 0, step {at}" not in again.err.partition("error")[2]
