@@ -52,7 +52,7 @@ def some_ranges(seed):
     return found
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("kind", [
     Case(), Case("weighted"), Case("bucket"), Case("identity"), Case(stream="sharded", buffer=7),
     Case(options={"accumulate": 3}), Case(options={"max_steps": 7}), Case(stream="plain"),
@@ -221,6 +221,7 @@ def test_what_a_run_has_left_out_stays_left_out(tmp_path, capsys):
     assert "keep that: trainer.skip=[[[0,2],[0,3]]]" in other.err
 
 
+@pytest.mark.stress
 def test_replay_and_digest_tell_what_is_left_out(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     skip = "trainer.skip=[[[0,2],[0,4]],[[0,9],[1,0]]]"
