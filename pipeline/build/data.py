@@ -32,7 +32,6 @@ from pipeline.loading.stream_fetch import StreamFetch
 from pipeline.loading.workers.backends import BackendName, LoaderOptions
 from pipeline.order.plan import Plan, not_empty
 from pipeline.order.samplers import Sequential, column_of
-from pipeline.order.skipped import Skipped
 from pipeline.order.streams import StreamOrder, StreamPlan, is_stream, length_of
 from pipeline.packing.packing import backend_for, pack
 from pipeline.packing.recipe import Recipe, fits
@@ -258,8 +257,7 @@ class Split:
         """Which samples belong to which address."""
         config, dataset = self.config, self.dataset
         tail = config.batch.tail if self._is_train else "keep"
-        skipped = Skipped.of(config.trainer.skip if self._is_train else None)
-        short = (*config.trainer.short(self.name), skipped)
+        short = config.trainer.short(self.name)
         if is_stream(dataset):
             order = StreamOrder(config.seed)
             target = config.sampler["_target_"]

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from pipeline.config import disclosure
 from pipeline.files.limits import Limits
+from pipeline.order.skipped import Skipped
 
 Node = dict[str, Any]  # a part: `_target_` and its arguments
 Count = Annotated[int, Field(ge=1)]
@@ -224,11 +225,12 @@ class TrainerSection(Section):
     skip: list[Any] | None = None
     fast_dev_run: bool = False
 
-    def short(self, split: str) -> tuple[int | None, bool]:
-        """`most` and `again` of a split's plan."""
+    def short(self, split: str) -> tuple[int | None, bool, Skipped]:
+        """`most`, `again` and `skipped` of a split's plan; a trial run skips nothing."""
         limit = getattr(self.limit_batches, split) if self.overfit_batches is None else None
         most = 1 if self.fast_dev_run else limit or self.overfit_batches
-        return most, split == "train" and self.overfit_batches is not None
+        skip = self.skip if split == "train" and not self.fast_dev_run else None
+        return most, split == "train" and self.overfit_batches is not None, Skipped.of(skip)
 
 
 class Config(Section):

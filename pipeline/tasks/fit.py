@@ -36,6 +36,7 @@ from pipeline.distributed.world import World, starts_again, threads_of_job, usab
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.loading.loader import Loader
 from pipeline.order.plan import Plan
+from pipeline.order.skipped import Skipped
 from pipeline.order.streams import StreamPlan
 from pipeline.runs import resumption, run_state
 from pipeline.runs.identity.sources import code_of
@@ -50,7 +51,7 @@ from pipeline.tasks import outcome, predictions, progress, pruning, skipping
 from pipeline.tasks import report as report_page
 from pipeline.tasks.mixture_rows import mixture_rows
 from pipeline.tasks.opening import Opened, open_run
-from pipeline.tasks.own_command import command_line, how_to_resume, overrides
+from pipeline.tasks.own_command import command_line, how_to_resume, how_to_skip, overrides
 from pipeline.tasks.recording import Confusions, Digests, Extremes, Ledger, Metrics, Quarantine
 from pipeline.tasks.report_facts import write_data_facts, write_facts
 from pipeline.tasks.validate import baseline, load_weights, monitored, try_one_batch
@@ -316,7 +317,11 @@ def watched(
     except NonFiniteLossError as error:
         reason = str(error)
         again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
-        raise PenstockError(f"{error}. To see that batch:\n  {again}") from error
+        text = f"{error}. To see that batch:\n  {again}"
+        if opened.checkpoints and opened.checkpoints.saved():  # all of before it
+            after = [[error.epoch, error.step], [error.epoch, error.step + 1]]
+            text += f"\n{how_to_skip(folder.path, train.plan.skipped | Skipped.of(after))}"
+        raise PenstockError(text) from error
     except (Preempted, Stop) as error:
         status, reason = "preempted", str(error)
         if opened.checkpoints is None:

@@ -120,6 +120,8 @@ def baseline(
         count = min(len(dataset), BASELINE_SAMPLES)
         rows = np.linspace(0, len(dataset) - 1, count).round().astype(np.int64).tolist()
         plan = Plan(Subset(len(dataset), 0, indices=rows, shuffle=False), plan.batch_size)
+    else:  # the first batches, whatever trainer.skip leaves out
+        plan = StreamPlan(plan.sampler, plan.batch_size, plan.tail, plan.length, plan.most)
     options = replace(loader.options, persistent_workers=False)
     alone = replace(loader.world, rank=0, size=1)
     share = share_of(data.train, use="baseline", world=alone)

@@ -14,7 +14,6 @@ sample is read.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import count, islice
@@ -200,15 +199,12 @@ def _before(record: RunRecord, at: Address) -> Iterator[Saved]:
 def _quarantine(trained: _Trained, at: Address, file: Path) -> None:
     """Write the rows to a new quarantine, after what the run already leaves out."""
     split, before = trained.split, trained.config.bad_samples.quarantine
-    dataset, rows = split.dataset, trained.rows
-    paths = [path_of(dataset, row) for row in rows]
-    times = Counter(paths)
-    out = QuarantineFile(file)
+    dataset, out = split.dataset, QuarantineFile(file)
     out.add(left_out.read(before) if before else [])
-    # Several samples of one file are known by their rows; a line is of a file, or of a row.
-    out.add(Entry("train", _own(dataset, row), path if times[path] == 1 else "", *at, -1,
-                  "task=without", split.unfiltered_fingerprint)
-            for row, path in zip(rows, paths, strict=True))  # fmt: skip
+    # By row, and not by path: that is exact for this dataset, and of no other split.
+    out.add(Entry("train", _own(dataset, row), "", *at, -1,
+                  f"task=without {path_of(dataset, row)}".rstrip(), split.unfiltered_fingerprint)
+            for row in trained.rows)  # fmt: skip
 
 
 def _own(dataset: Any, row: int) -> int:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.order.address import Address
@@ -18,6 +18,7 @@ def is_in(ranges, address):
     return any(start <= address < stop for start, stop in ranges)
 
 
+@settings(max_examples=40)
 @given(RANGES, ADDRESSES)
 def test_ranges_are_sets_of_addresses(ranges, at):
     skipped = Skipped.of([[list(start), list(stop)] for start, stop in ranges])

@@ -210,7 +210,9 @@ def test_spikes_stand_out_from_the_steps_around():
     steps = np.arange(count)
     ledger = Ledger(steps * 0, steps, steps * 0 + 8, steps.astype(np.uint64), losses)
     assert spikes.find(ledger)[0].step == 41_234
-    curve = curves.of_ledger(ledger, values.Steps(SimpleNamespace(config={}, epochs=[])))
+    curve = curves.of_ledger(
+        ledger, values.Steps(SimpleNamespace(config={}, epochs=[], sessions=[]))
+    )
     assert len(curve.x) <= 10_000
     assert curve.notes[curve.y.index(9.0)] == "epoch 0, step 41234"
 

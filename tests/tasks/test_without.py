@@ -15,6 +15,8 @@ from pipeline.runs import left_out
 from pipeline.runs.checkpoint_address import saved_in
 from pipeline.runs.record import by_address
 from tests.program import run
+from tests.tasks.test_packed_runs import FIT as PACKED_FIT
+from tests.tasks.test_packed_runs import messages  # noqa: F401  (a fixture)
 
 DATA = ("experiment=sequences", "dataset.count=60", "batch.size=8", "loader=debug")
 FIT = (
@@ -23,11 +25,23 @@ FIT = (
     "trainer.pictures=false", "trainer.baseline=false", "tracker=none",
     "trainer.checkpoint.every_steps=3", "trainer.checkpoint.keep_last=9",
 )  # fmt: skip
+KEPT = (
+    "trainer.max_steps=14",
+    "trainer.checkpoint.every_steps=3",
+    "trainer.checkpoint.keep_last=9",
+)
+FACES = "{_target_: pipeline.datasets.synthetic_faces.SyntheticFaces, root: null, size: 48, "
+MIXTURE = (
+    "dataset=mixture", f"dataset.sources.drawn={FACES}count: 30}}",
+    f"dataset.sources.photographs={FACES}count: 20, seed: 1}}",
+    "dataset.weights={drawn: 2, photographs: 1}", "batch.size=4", *FIT[3:],
+)  # fmt: skip
 SAMPLERS = {
     "random": (),
     "weighted": ("sampler=weighted", "sampler.column=label"),
     "bucket": ("sampler=bucket",),
-    "packed": ("sampler=packed", "sampler.tokens=64", "collate=packed"),
+    "packed": (),
+    "mixture": (),
 }
 
 
@@ -78,23 +92,32 @@ CASES = [
 @pytest.mark.one_in(len(CASES))
 @pytest.mark.parametrize(("sampler", "on_error"), CASES)
 def test_the_printed_command_makes_a_run_that_never_sees_it(
-    sampler, on_error, trained, tmp_path, monkeypatch, capsys
+    sampler, on_error, trained, request, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
     words = (*FIT, *SAMPLERS[sampler], f"bad_samples.on_error={on_error}")
+    if sampler == "packed":
+        words = (*request.getfixturevalue("messages"), *PACKED_FIT, *KEPT, words[-1])
+    elif sampler == "mixture":
+        words = (*MIXTURE, *KEPT, words[-1])
     if words == (*FIT, "bad_samples.on_error=raise"):
         shutil.copytree(trained, "a")
     else:
-        assert run(capsys, *words, "run_dir=a").code == 0
-    plan, first = parts(*words).plan, orders(Path("a"))
-    having = {row: [at for at in first if row in plan.request(*at).indices] for row in range(48)}
+        done = run(capsys, *words, "run_dir=a")
+        assert done.code == 0, done.err
+    split, first = parts(*words), orders(Path("a"))
+    plan = split.plan
+    having = {row: [at for at in first if row in plan.request(*at).indices]
+              for row in range(len(split.dataset))}  # fmt: skip
     row = next(row for row, found in having.items() if found and (0, 4) <= found[0] < (0, 6))
     asked = run(capsys, "task=without", f"sample={row}", "run=a")
     assert asked.code == 0, asked.err
     lines, command = told(asked.out)
     assert lines["seen"].startswith(f"first at epoch 0, step {having[row][0][1]}; the run has")
     assert lines["goes on"] == "from a/checkpoints/step-00000003.safetensors, at epoch 0, step 3"
-    assert run(capsys, *command).code == 0
+    done = run(capsys, *command)
+    assert done.code == 0, done.err
     again = orders(Path("a-without"))
     assert min(again) == (0, 3)
     # It is in no batch; every other sample is where it was, in the very same bits.
@@ -128,7 +151,7 @@ def test_without_an_old_checkpoint_it_begins_anew(trained, tmp_path, capsys):
 
 
 @pytest.mark.stress
-def test_files_are_named_by_their_paths_and_rows_behind_filters_by_the_datasets_own(
+def test_a_sample_named_by_its_path_and_rows_behind_filters_by_the_datasets_own(
     faces, tmp_path, capsys
 ):
     words = (*faces, "trainer.fast_dev_run=false", "trainer=quick", "trainer.max_steps=2",
@@ -145,7 +168,7 @@ def test_files_are_named_by_their_paths_and_rows_behind_filters_by_the_datasets_
     assert lines["sample"] == f"row {own}  {path}"
     assert command[0] == "resume=a/checkpoints/step-00000001.safetensors"
     (entry,) = left_out.read("a-without.csv")
-    assert (entry.index, entry.path) == (own, path)
+    assert (entry.index, entry.cause) == (own, f"task=without {path}")
     assert run(capsys, *command).code == 0
     assert [one.index for one in left_out.read("a-without/quarantine.csv")] == [own]
 

@@ -52,7 +52,7 @@ def some_ranges(seed):
     return found
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("kind", [
     Case(), Case("weighted"), Case("bucket"), Case("identity"), Case(stream="sharded", buffer=7),
     Case(options={"accumulate": 3}), Case(options={"max_steps": 7}), Case(stream="plain"),
@@ -106,6 +106,14 @@ def test_epochs_that_are_left_out_whole_have_no_record(tmp_path):
     assert case.fit(tmp_path, resume=state)[1].steps == []  # nothing is left
     with pytest.raises(ConfigError, match=r"trainer.skip.* leaves out every batch of trainer.max"):
         replace(case, skip=([[0, 0], [3, 0]],)).fit(tmp_path / "none")
+
+
+def test_an_epoch_that_cannot_be_known_to_be_empty_ends_without_a_batch(tmp_path):
+    """A stream of unknown length, of which all batches that it turns out to have are left out."""
+    case = Skipping(stream="plain", options={"max_epochs": 2}, skip=([[0, 0], [0, 50]],))
+    _, written, result, _ = case.fit(tmp_path)
+    assert [one.epoch for one in written.steps] == [1] * 6
+    assert [one["epoch"] for one in result.history] == [0, 1]
 
 
 def test_a_group_whose_batches_are_all_left_out_makes_no_step(tmp_path):
@@ -201,6 +209,10 @@ def test_a_range_behind_the_checkpoint_is_refused(whole, tmp_path, capsys):
             "those before (0, 8)") in refused.err  # fmt: skip
     assert "resume_despite=[trainer.skip]" in refused.err
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.stress
+def test_what_a_run_has_left_out_stays_left_out(tmp_path, capsys):
     straight = tmp_path / "straight"
     assert run(capsys, *FIT, "trainer.skip=[[0,2],[0,3]]", f"run_dir={straight}").code == 0
     other = run(capsys, f"resume={straight}", "trainer.skip=null", "trainer.max_epochs=3")
@@ -209,6 +221,7 @@ def test_a_range_behind_the_checkpoint_is_refused(whole, tmp_path, capsys):
     assert "keep that: trainer.skip=[[[0,2],[0,3]]]" in other.err
 
 
+@pytest.mark.stress
 def test_replay_and_digest_tell_what_is_left_out(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     skip = "trainer.skip=[[[0,2],[0,4]],[[0,9],[1,0]]]"
@@ -244,3 +257,16 @@ def test_bad_ranges(given, message, tmp_path, capsys):
     assert refused.code == 2
     assert message in refused.err
     assert not Path(tmp_path / "run").exists()
+
+
+@pytest.mark.stress
+def test_a_run_that_fails_on_a_batch_says_how_to_go_on_without_it(tmp_path, capsys):
+    given = ("scheduler=none", "optimizer.lr=1e30", "trainer.checkpoint.every_steps=1",
+             "trainer.log_every=1", "trainer.skip=[[1,0],[1,1]]")  # fmt: skip
+    failed = run(capsys, *FIT, *given, f"run_dir={tmp_path / 'run'}")
+    assert failed.code == 1
+    at = failed.err.partition("at epoch 0, step ")[2].partition(".")[0]
+    skip = f"trainer.skip=[[[0,{at}],[0,{int(at) + 1}]],[[1,0],[1,1]]]"
+    assert f"resume={tmp_path / 'run'} '{skip}'" in failed.err
+    again = run(capsys, f"resume={tmp_path / 'run'}", skip)
+    assert f"at epoch 0, step {at}" not in again.err.partition("error")[2]
