@@ -25,9 +25,9 @@ from pipeline.datasets.image_folder import ImageFolder
 from pipeline.datasets.sequences import Sequences
 from pipeline.datasets.token_files import TokenFiles
 from pipeline.errors import ConfigError, DataError
+from tests.datasets.test_token_files import write_pair
 from tests.face_folder import write_faces
 from tests.program import run
-from tests.datasets.test_token_files import write_pair
 from tests.s3_server import ENVIRONMENT, S3Server, wait_until
 
 pytest.importorskip("s3fs")
