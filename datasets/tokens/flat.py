@@ -185,11 +185,11 @@ def _summed(counts: MappedArray) -> IntArray:
 def _ends_of(tokens: npt.NDArray[Any], eod: int, name: str) -> IntArray:
     """Where documents begin and end, each with its last token, `eod`."""
     found = [np.zeros(1, np.int64)]
-    with ProgressDisplay(f"looking for documents in {name}", len(tokens), "tokens") as shown:
+    with ProgressDisplay(f"looking for documents in {name}", tokens.nbytes, "bytes") as shown:
         for start in range(0, len(tokens), _PIECE):
             piece = tokens[start : start + _PIECE]
             found.append(np.flatnonzero(piece == eod).astype(np.int64) + start + 1)
-            shown.to(start)
+            shown.to(start * tokens.itemsize)
     ends = np.concatenate(found)
     if len(ends) == 1 and len(tokens):
         raise DataError(
