@@ -201,7 +201,7 @@ def record(epoch, nme):
 def test_the_report_shows_best_last_and_baseline(capsys):
     history = [record(0, 0.1), record(1, 0.2)]
     result = Result(history, history[0], "patience")
-    print_report(result, {"loss": 4.0, "nme": 0.4}, "nme", "mean face")
+    print_report(result, {"mean face": {"loss": 4.0, "nme": 0.4}}, "nme")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["best,", "epoch", "0", "last,", "epoch", "1", "mean", "face"]
     rows = {line.split()[0]: line.split()[1:] for line in lines[1:4]}
@@ -215,7 +215,7 @@ def test_the_report_shows_best_last_and_baseline(capsys):
 
 def test_the_report_of_a_run_that_never_had_a_number(capsys):
     history = [record(0, math.nan)]
-    print_report(Result(history, None, "max_epochs"), {}, "nme", "mean face")
+    print_report(Result(history, None, "max_epochs"), {}, "nme")
     out = capsys.readouterr().out
     assert "last, epoch 0" in out
     assert "best" not in out
