@@ -83,13 +83,13 @@ def test_a_metric_that_cannot_take_the_predictions_is_found_before_the_first_ste
 
 @pytest.mark.stress
 def test_the_baseline_is_measured_when_training_is_over(faces, tmp_path, capsys, monkeypatch):
-    found, measured = [], fit.baseline
+    found, measured = [], fit.baselines
 
     def watched(*given):
         found.append([line["epoch"] for line in records(tmp_path / "run")])
         return measured(*given)
 
-    monkeypatch.setattr(fit, "baseline", watched)
+    monkeypatch.setattr(fit, "baselines", watched)
     done = run(capsys, *faces, *QUICK)
     assert (done.code, found) == (0, [[0, 1]]), done.err
     assert manifest(tmp_path / "run")["baseline"]["nme"] > 0
