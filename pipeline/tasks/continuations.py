@@ -20,8 +20,7 @@ _LOOKED_AT = 500  # documents
 def write_continuations(
     split: Split, model: nn.Module, objective: LanguageModeling, path: Path, count: int
 ) -> Path | None:
-    """Write a table in Markdown: row, how a document begins, how it goes on, and what the model
-    writes, always the likeliest token.
+    """Write a table in Markdown: row, how a document begins, how it goes on, what the model writes.
 
     Returns:
         The file; None without a tokenizer that can make text of tokens, or a model that takes other

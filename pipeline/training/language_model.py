@@ -205,16 +205,25 @@ class LanguageModeling(Objective):
 
 
 @torch.no_grad()
-def continued(model: nn.Module, begin: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """The `count` tokens that a model of `LanguageModel`'s inputs thinks likeliest after each.
+def continued(
+    model: nn.Module, begin: Sequence[Sequence[int]], count: int, seed: int = 0
+) -> list[list[int]]:
+    """The `count` tokens that a model of `LanguageModel`'s inputs writes after each beginning.
+
+    They are drawn by its probabilities, sharpened a little, and only from those that make up the
+    likelier nine tenths (Holtzman et al. 2020, "The curious case of neural text degeneration").
 
     Args:
         begin: tokens of one document each, of one number.
+        seed: of the draws.
     """
-    device = next(model.parameters()).device
+    device, generator = next(model.parameters()).device, torch.Generator().manual_seed(seed)
     tokens = torch.tensor(begin, device=device)
     for _ in range(count):
         places = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
-        logits = model(tokens, places, torch.zeros_like(tokens))[:, -1]
-        tokens = torch.cat([tokens, logits.argmax(-1, keepdim=True)], 1)
-    return [row[-count:] for row in tokens.tolist()] if count else [[] for _ in begin]
+        logits = model(tokens, places, torch.zeros_like(tokens))[:, -1].float().cpu()
+        shares, ids = (logits / 0.8).softmax(-1).sort(-1, descending=True)
+        kept = shares.where(shares.cumsum(-1) - shares < 0.9, 0.0)
+        drawn = ids.gather(1, torch.multinomial(kept, 1, generator=generator))
+        tokens = torch.cat([tokens, drawn.to(device)], 1)
+    return [row[len(begin[0]) :] for row in tokens.tolist()]

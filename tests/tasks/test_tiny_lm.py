@@ -66,6 +66,20 @@ def test_the_digest_is_the_same_for_all_loaders(text, capsys, options):
     assert len(plain.out.splitlines()) >= 6
 
 
+@pytest.mark.stress
+def test_two_ranks_see_and_learn_the_same(text, capfd):
+    plain = [*TINY, "trainer.pictures=false", "trainer.baseline=false", "trainer.max_steps=6"]
+    ranks = ["distributed=ddp", "distributed.nproc=2", "trainer.device=cpu"]
+    for name, more in (("one", []), ("two", ranks)):
+        done = run(capfd, *plain, *more, f"run_dir={name}", "trainer.digest=true")
+        assert done.code == 0, done.err
+    assert (text / "one/digests.jsonl").read_text() == (text / "two/digests.jsonl").read_text()
+    told = [json.loads((text / name / "manifest.json").read_text()) for name in ("one", "two")]
+    assert told[0]["order"] == told[1]["order"]
+    for name in ("train/loss", "val/loss", "val/bits_per_byte"):
+        assert told[0]["last"][name] == pytest.approx(told[1]["last"][name], rel=1e-4)
+
+
 def test_other_text_is_not_resumed_on(text, capsys):
     quick = [*TINY, "trainer.pictures=false", "trainer.baseline=false", "trainer.max_steps=2"]
     assert run(capsys, *quick, "run_dir=run").code == 0

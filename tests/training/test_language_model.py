@@ -59,14 +59,18 @@ def test_what_comes_later_is_not_seen(model):
     assert not torch.allclose(before[6:], after[6:])
 
 
-def test_the_likeliest_token_goes_on(model):
-    begin = DOCUMENTS[1][:4].tolist()
-    (written,) = continued(model.eval(), [begin], 3)
-    tokens = begin + written
-    for place in range(4, 7):
-        seen = torch.tensor(tokens[:place])
-        logits = model(seen, torch.arange(place), torch.zeros(place, dtype=torch.long))
-        assert tokens[place] == int(logits[-1].argmax())
+def test_a_likely_token_goes_on(model):
+    begin = [DOCUMENTS[1][:4].tolist(), DOCUMENTS[3][:4].tolist()]
+    written = continued(model.eval(), begin, 3)
+    assert written == continued(model, begin, 3)
+    assert written[0][:2] == continued(model, begin, 2)[0]
+    assert continued(model, begin, 0) == [[], []]
+    for tokens in (one + more for one, more in zip(begin, written, strict=True)):
+        for place in range(4, 7):
+            seen = torch.tensor(tokens[:place])
+            logits = model(seen, torch.arange(place), torch.zeros(place, dtype=torch.long))[-1]
+            likelier = (logits / 0.8).softmax(-1)
+            assert float(likelier[logits > logits[tokens[place]]].sum()) < 0.9
 
 
 def test_a_width_that_heads_cannot_share():
@@ -134,7 +138,7 @@ def test_a_gram_by_hand():
     assert math.isnan(n_gram_bits([b"ab"], [], 3))
 
 
-@pytest.mark.parametrize("order", range(1, 8))
+@pytest.mark.parametrize("order", [1, 2, 5])
 def test_shares_of_all_bytes_add_up_to_one(order):
     learned = [b"the cat sat", b"on the mat"]
     bits = [n_gram_bits(learned, [b"the m" + bytes([byte])], order) * 6 for byte in range(256)]
