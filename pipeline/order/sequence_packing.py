@@ -112,6 +112,7 @@ class SequencePacking(BatchStrategy):
         self._packed: dict[tuple[int, int], Pieces] = {}  # windows or stretches, by epoch
         self._before: dict[int, IntArray] = {}  # by epoch: blocks or tokens before each window
         self._rest: dict[int, int] = {}  # by epoch: blocks behind all whole stretches
+        self._last: tuple[int, int, Pieces] | None = None  # what `batch` and then `parts` ask for
         self._stretch = 0  # positions; 0: epochs are counted
         self._batches = 0  # of every stretch but the last
         if self.order.even and self.order.size(0) > _COUNTED[split]:
@@ -163,6 +164,9 @@ class SequencePacking(BatchStrategy):
 
     def pieces(self, epoch: int, step: int) -> Pieces:
         """The pieces of one global batch, whose blocks are numbered from 0."""
+        last_asked = self._last
+        if last_asked is not None and last_asked[:2] == (epoch, step):
+            return last_asked[2]
         if not self._stretch:
             first = step * self.batch_size
             last = min(first + self.batch_size, self._count(epoch))
@@ -173,7 +177,9 @@ class SequencePacking(BatchStrategy):
             found = self._stretch_of(epoch, stretch)
             first, last = edges[step - stretch * self._batches :][:2].tolist()
             found = found.between(first, last)
-        return found._replace(blocks=found.blocks - first)
+        found = found._replace(blocks=found.blocks - first)
+        self._last = epoch, step, found
+        return found
 
     def steps_of(self, epoch: int, row: int) -> list[int]:
         """The steps of `epoch` whose batches have a part of `row`, ascending: the order's own
