@@ -71,7 +71,8 @@ def learning_curves(
                 axes.axhline(level, color=INK, linewidth=1.2, linestyle=style, label=name)
         if len(axes.lines) > 1:  # beside the panel, where no line is
             axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.03),
-                        handlelength=3.4 if len(levels or {}) > 1 else 1.2, ncols=math.ceil(len(axes.lines) / 16))  # fmt: skip
+                        handlelength=3.4 if len(levels or {}) > 1 else 1.2,
+                        ncols=math.ceil(len(axes.lines) / 16))  # fmt: skip
     return save(figure, path)
 
 

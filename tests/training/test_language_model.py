@@ -59,6 +59,7 @@ def test_what_comes_later_is_not_seen(model):
     assert not torch.allclose(before[6:], after[6:])
 
 
+@torch.no_grad()
 def test_a_likely_token_goes_on(model):
     begin = [DOCUMENTS[1][:4].tolist(), DOCUMENTS[3][:4].tolist()]
     written = continued(model.eval(), begin, 3)
