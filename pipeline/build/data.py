@@ -14,6 +14,7 @@ from pipeline.build.kept import RowChoice, chosen
 from pipeline.build.mixtures import recorded_mixture
 from pipeline.build.samples import collate_of, dataset_of, fields_of, lengths_told, sampler_of
 from pipeline.build.sharing import contents_of, share_of
+from pipeline.build.vocabulary import is_learned, with_vocabulary
 from pipeline.config import allow_list, loader_options, tuned
 from pipeline.config.data_rules import mode_of
 from pipeline.config.instantiate import make
@@ -113,7 +114,10 @@ class DataParts:
             raise ConfigError([explained(one) for one in error.problems]) from error
 
     def with_statistics(self, node: Any) -> Any:
-        """A step with the training split's statistics in place of the word "dataset"."""
+        """A step with the training split's statistics, or its vocabulary, in place of "dataset"."""
+        if is_learned(node):
+            data = self.train.data_fingerprint(mode_of(self.config))
+            return with_vocabulary(node, self.train.dataset, data, self.config.cache_dir)
         if not isinstance(node, Mapping) or node.get("statistics") != "dataset":
             return node
         found = allow_list.resolve(node["_target_"], "transform")

@@ -146,6 +146,7 @@ _OURS = {
     "loading.collate": "a collate class", "loading.flatten": "a collate class",
     "transforms.image": "a transform", "transforms.arrays": "a transform",
     "transforms.audio": "a transform", "transforms.text": "a transform",
+    "transforms.byte_pairs": "a transform", "training.language_model": "a model or its objective",
     "transforms.batch_geometry": "a batch transform",
     "transforms.batch_colors": "a batch transform", "transforms.mixing": "a batch transform",
     "training.objective": "an objective", "training.metrics": "a metric",

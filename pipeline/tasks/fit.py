@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import fields
 from functools import partial
@@ -54,7 +54,7 @@ from pipeline.tasks.opening import Opened, open_run
 from pipeline.tasks.own_command import command_line, how_to_resume, how_to_skip, overrides
 from pipeline.tasks.recording import Confusions, Digests, Extremes, Ledger, Metrics, Quarantine
 from pipeline.tasks.report_facts import write_data_facts, write_facts
-from pipeline.tasks.validate import baseline, load_weights, monitored, try_one_batch
+from pipeline.tasks.validate import baselines, load_weights, monitored, try_one_batch
 from pipeline.terminal import put, say
 from pipeline.training.epoch_metrics import NonFiniteLossError
 from pipeline.training.objective import Objective
@@ -163,9 +163,9 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
                 opened.memory.remove()
             with _placed("after the last step"):
                 shown = [one for one in observers if isinstance(one, progress.Display)]
-                constant = baseline(data, objective, val, group, shown) if compared else {}
+                levels = baselines(data, objective, val, group, shown) if compared else {}
                 if opened.folder:
-                    report(config, parts, model, objective, result, constant, opened, trackers,
+                    report(config, parts, model, objective, result, levels, opened, trackers,
                            confusions, extremes)  # fmt: skip
         group.meet()
     return result.best[f"val/{options.monitor}"] if result.best else None
@@ -190,22 +190,20 @@ def _placed(where: str) -> Iterator[None]:
 
 def report(
     config: Config, parts: TrainingParts, model: nn.Module, objective: Objective, result: Result,
-    constant: Record, opened: Opened, trackers: Trackers, confusions: Confusions,
+    levels: Mapping[str, Record], opened: Opened, trackers: Trackers, confusions: Confusions,
     extremes: Extremes,
 ) -> None:  # fmt: skip
     """Print the results and draw pictures, with the best weights; complete the manifest."""
     assert opened.folder is not None
     folder, last = opened.folder, result.history[-1]
-    outcome.print_report(result, constant, folder.manifest["monitor"], objective.baseline_name)
+    outcome.print_report(result, levels, folder.manifest["monitor"])
     best = opened.checkpoints.best() if opened.checkpoints else None
     files = {"run": folder.path, "checkpoint": best}
     if best and (config.trainer.pictures or config.trainer.report):
         model = parts.model().to(parts.world.device)  # a new one, as the trained may be sharded
         load_weights(model, best)
     if config.trainer.pictures:
-        files["curves"] = learning_curves(
-            result.history, folder.path / "curves.png", constant, objective.baseline_name
-        )
+        files["curves"] = learning_curves(result.history, folder.path / "curves.png", levels)
         files["predictions"] = predictions.draw(
             parts.data.val, model, objective, folder.path / "predictions.png"
         )
@@ -225,7 +223,9 @@ def report(
     if result.reason != PRUNING:
         folder.manifest.pop("pruned", None)
     folder.manifest |= {"reason": result.reason, "best": result.best, "order": result.order,
-                        "last": last, "baseline": constant,
+                        "last": last, "baseline": levels.get(objective.baseline_name, {}),
+                        "comparisons": {name: one for name, one in levels.items()
+                                        if name != objective.baseline_name},
                         "worker_deaths": sum(one["worker_deaths"] for one in result.history),
                         }  # fmt: skip
 

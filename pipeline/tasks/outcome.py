@@ -9,6 +9,7 @@ folder    outputs/2026-11-22/07-31-11
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import nn
@@ -94,21 +95,24 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{plural}"
 
 
-def print_report(result: Result, constant: Record, monitor: str, baseline_name: str) -> None:
-    """Print to stdout the metrics of the best and the last epoch beside the baseline's; speed."""
+def print_report(result: Result, levels: Mapping[str, Record], monitor: str) -> None:
+    """Print to stdout the metrics of the best and the last epoch beside others; speed.
+
+    Args:
+        levels: of what they compare with, by name; first the best constant.
+    """
     last = result.history[-1]
     columns: dict[str, Record] = {}
     if result.best is not None and result.best is not last:
         columns[f"best, epoch {result.best['epoch']}"] = _measured(result.best)
     title = "best and last" if result.best is last else "last"
     columns[f"{title}, epoch {last['epoch']}"] = _measured(last)
-    if constant:
-        columns[baseline_name] = constant
-    print_table(columns, monitor)
+    print_table({**columns, **levels}, monitor)
     own = next(iter(columns.values())).get(monitor, math.nan)
-    if constant.get(monitor):
-        put(f"{monitor} {own:.4f} | {baseline_name} {constant[monitor]:.4f} | "
-              f"ratio {own / constant[monitor]:.2f}")  # fmt: skip
+    for name, level in levels.items():
+        if level.get(monitor):
+            put(f"{monitor} {own:.4f} | {name} {level[monitor]:.4f} | "
+                f"ratio {own / level[monitor]:.2f}")  # fmt: skip
     seconds = sum(record["seconds"] for record in result.history)
     speed = _over_time(result, "samples_per_second")
     waiting = _over_time(result, "wait_share")

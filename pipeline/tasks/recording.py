@@ -28,6 +28,7 @@ from pipeline.runs.trackers.tracker import points
 from pipeline.training.epoch_metrics import Step
 from pipeline.training.objective import Objective
 from pipeline.training.observer import Observer, Record
+from pipeline.training.token_losses import document_losses
 
 _log = logging.getLogger(__name__)
 
@@ -99,8 +100,11 @@ class Extremes(Observer):
     def on_validation_batch(self, batch: Batch, losses: Tensor) -> None:
         if self._count >= self.MOST:
             return
-        valid = slice(None) if batch.valid is None else batch.valid.numpy()
-        self._rows.append(batch.indices[valid])
+        rows = batch.indices if batch.valid is None else batch.indices[batch.valid.numpy()]
+        if len(losses) != len(rows) and "document_ids" in batch:  # a loss a token
+            places, losses = document_losses(losses, batch)
+            rows = batch.indices[places.cpu().numpy()]
+        self._rows.append(rows)
         self._losses.append(losses)
         self._count += len(losses)
         self._by_batch |= len(losses) > 1 and losses.stride(0) == 0  # one number, expanded

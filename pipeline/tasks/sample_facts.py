@@ -39,6 +39,7 @@ from pipeline.tasks.predictions import (
     words_of,
 )
 from pipeline.tasks.recording import ValidationLosses
+from pipeline.training.language_model import LanguageModeling
 from pipeline.training.objective import Classification, LandmarkRegression, Objective
 
 MOST_BATCHES = 2
@@ -109,6 +110,7 @@ def _made(fetch: Any, plan: Plan | StreamPlan, step: int, rows: int) -> Batch | 
     return fetch(replace(
         whole, positions=whole.positions[:count], indices=whole.indices[:count],
         valid=min(whole.valid, count), total=len(whole),
+        parts=None if whole.parts is None else whole.parts[:count],
     ))  # fmt: skip
 
 
@@ -154,6 +156,8 @@ def _samples(
 
 def _truths(objective: Objective, batch: Batch) -> list[str]:
     """The targets in words; "" where they are drawn, or too many."""
+    if isinstance(objective, LanguageModeling):
+        return [""] * len(batch.positions)
     targets = objective.targets(batch)
     if isinstance(objective, Classification):
         soft = batch.get(f"{objective.target}_soft")

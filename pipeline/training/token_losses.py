@@ -49,3 +49,17 @@ def token_losses(logits: Tensor, following: Tensor) -> Tensor:
     losses = cross_entropy(logits.flatten(0, -2).float(), goals, ignore_index=IGNORED,
                            reduction="none")  # fmt: skip
     return losses[goals != IGNORED]
+
+
+def document_losses(losses: Tensor, batch: Batch, labels: str = "labels") -> tuple[Tensor, Tensor]:
+    """The mean loss of each row of a batch that has one: its place, int64[n], and float64[n].
+
+    Args:
+        losses: of `token_losses`.
+    """
+    rows = batch["document_ids"][next_tokens(batch, labels) != IGNORED]
+    counts = torch.bincount(rows, minlength=len(batch.positions))
+    sums = torch.zeros(len(counts), dtype=torch.float64, device=losses.device)
+    sums.index_add_(0, rows, losses.double())
+    found = counts.nonzero().squeeze(1)
+    return found, sums[found] / counts[found]
