@@ -37,13 +37,15 @@ ALL_CASES = {
     "gradients added up": Case(options={"accumulate": 3}, plain=True),
     "a mean of the weights": Case(options={"ema": 0.8}, plain=True),
     "one loss for all": Case(options={"accumulate": 3}, reduction="mean", plain=True),
+    "balanced": Case(balance="length ** 2", options={"accumulate": 2}, plain=True),
 }
 FEW = ("sampler random", "sampler weighted", "sampler bucket", "sampler torch's weighted",
        "stream sharded", "gradients added up", "a mean of the weights",
-       "one loss for all")  # fmt: skip
+       "one loss for all", "balanced")  # fmt: skip
 CASES = {name: case for name, case in ALL_CASES.items() if ALL or name in FEW}
-# Resumed by worlds of other sizes; validated at its end only, where nobody is asked to stop.
-LEGS = Case(optimizer="adamw", scheduler="one cycle", plain=True, options={"val_every": 3})
+# Resumed by worlds of other sizes, with their ranks balanced; validated at its end only, where nobody is asked to stop.
+LEGS = Case(optimizer="adamw", scheduler="one cycle", plain=True, options={"val_every": 3},
+            balance="length")  # fmt: skip
 LEG_STEPS = 3
 
 
@@ -71,7 +73,9 @@ def fits(folder, group):
             folder / name, options={"max_epochs": 2}, group=group, strategy="ddp"
         )
         found[name] = {"steps": plain_steps(written.steps), "order": result.order,
-                       "weights": weights.tolist(), "best": result.best["val/mse"]}  # fmt: skip
+                       "weights": weights.tolist(), "best": result.best["val/mse"],
+                       "waiting": {name: value for name, value in result.history[-1].items()
+                                   if name.startswith("rank_wait")}}  # fmt: skip
     return found
 
 

@@ -20,6 +20,7 @@ from pipeline.loading.fetch import Fetch
 from pipeline.loading.loader import Loader
 from pipeline.loading.stream_fetch import StreamFetch
 from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.costs import Arithmetic, RowCosts
 from pipeline.order.plan import Plan
 from pipeline.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
 from pipeline.order.streams import StreamOrder, StreamPlan
@@ -140,7 +141,7 @@ class Written(Observer):
         self.steps += steps
 
     def on_epoch_end(self, record):
-        timed = ("seconds", "samples_per_second", "wait_share", "worker_deaths")
+        timed = ("seconds", "samples_per_second", "wait_share", "rank_wait_share", "worker_deaths")
         kept = {k: v for k, v in record.items() if k not in timed and not k.startswith("ms/")}
         self.records.append(kept)
 
@@ -155,6 +156,7 @@ class Case:
     buffer: int = 0
     options: dict = field(default_factory=dict)
     reduction: str = "none"
+    balance: str | None = None  # what a row of TABLE costs, by which ranks are balanced
     plain: bool = False  # no dropout and no batch norm, which depend on who has which share
 
     def loader(self, world=None, size=SIZE, val=False, **options):
@@ -167,7 +169,11 @@ class Case:
             return Loader(StreamPlan(order, size), fetch, options, world)
         sampler = Sequential(LENGTH) if val else SAMPLERS[self.sampler]()
         fetch = Fetch(self.dataset(), None if val else Noise(), Stack(), 0, True)
-        return Loader(Plan(sampler, size), fetch, options, world)
+        costs = None
+        if self.balance is not None and not val:
+            columns = {"length": TABLE.length.to_numpy()}
+            costs = RowCosts(Arithmetic(self.balance, "batch.balance"), columns)
+        return Loader(Plan(sampler, size, costs=costs), fetch, options, world)
 
     def model(self):
         torch.manual_seed(0)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pipeline.build.costs import costs_of
 from pipeline.build.samples import collate_of, dataset_of, fields_of, lengths_told, sampler_of
 from pipeline.build.sharing import contents_of, share_of
 from pipeline.config import allow_list, loader_options, tuned
@@ -239,11 +240,14 @@ class Split:
                 order = make(config.sampler, "sampler", {"seed": config.seed})
             return StreamPlan(order, self._batch_size, tail, length_of(dataset), *short)
         sampler: Any = Sequential(len(dataset))
+        steps, costs = self.transform.steps, None
+        if self._is_train:
+            costs = costs_of(config, dataset, self.data.fields, steps, self._packs)
         if self._is_train or self._packs:
-            given = (config, dataset, self._batch_size, self.data.fields, self.transform.steps)
+            given = (config, dataset, self._batch_size, self.data.fields, steps)
             sampler = sampler_of(*given, order=None if self._is_train else sampler)
         together = self.batch_transform.together
-        return not_empty(Plan(sampler, self._batch_size, tail, together, *short))
+        return not_empty(Plan(sampler, self._batch_size, tail, together, *short, costs=costs))
 
     @property
     def _packs(self) -> bool:

@@ -80,7 +80,8 @@ class Flatten:
         starts, stops = np.zeros_like(counts), counts
         blocks = np.zeros_like(counts) if self.pad_to is None else np.arange(len(counts))
         if parts is not None:
-            starts, stops, blocks = parts[:, 0], parts[:, 1], parts[:, 3] - parts[0, 3]
+            starts, stops = parts[:, 0], parts[:, 1]
+            blocks = np.unique(parts[:, 3], return_inverse=True)[1]  # a rank has some of a batch's
             starts, stops = _within(self.tokens, counts, starts, stops, parts[:, 2])
         lengths = stops - starts
         number = int(blocks[-1]) + 1

@@ -200,4 +200,10 @@ def describe(record: Record) -> str:
     speed = f"{record['samples_per_second']:,.0f} samples/s"
     shared = record.get("shared_batches")
     taken = [] if shared is None else [f"{shared:.0f} batches of other runs"]
-    return "  ".join([*metrics, speed, f"{record['wait_share']:.0%} waiting", *taken])
+    for_ranks = []
+    if "rank_wait_share" in record:
+        cut = record.get("rank_wait_share_contiguous")
+        instead = "" if cut is None else f" ({cut:.0%} if cut contiguously)"
+        for_ranks.append(f"{record['rank_wait_share']:.0%} waiting for other ranks{instead}")
+    waiting = f"{record['wait_share']:.0%} waiting"
+    return "  ".join([*metrics, speed, waiting, *for_ranks, *taken])

@@ -29,6 +29,7 @@ from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.loading.batch import Batch
 from pipeline.loading.loader import Loader
 from pipeline.order.address import Address
+from pipeline.order.plan import Plan
 from pipeline.runs.checkpoint import Checkpoints, State
 from pipeline.runs.memory import Memory
 from pipeline.training.epoch_metrics import EpochMetrics, NonFiniteLossError, Step, order_hash
@@ -289,7 +290,7 @@ def train_epoch(
         # A run that was stopped in the validation after its last step has no batch left.
         for batch in () if train_step.finished else in_turns(batches, turn):
             losses = train_step.learn(batch)
-            epoch_metrics.add(batch, losses)
+            epoch_metrics.add(batch, losses, train_step.own_time)
             for observer in observers:
                 observer.on_losses(losses)
                 observer.on_batch(batch)
@@ -311,8 +312,16 @@ def train_epoch(
     return {
         "epoch": epoch, "step": train_step.updates, "train/loss": epoch_metrics.mean,
         "lr": train_step.lr, "seconds": epoch_metrics.seconds,
-        **_speed(train_step, loader, epoch_metrics),
+        **_speed(train_step, loader, epoch_metrics), **_predicted(train_step.group, loader, epoch),
     }  # fmt: skip
+
+
+def _predicted(group: Group, loader: Loader, epoch: int) -> Record:
+    """How long ranks would wait for each other, by what rows cost, in contiguous shares."""
+    if group.world.size == 1 or not isinstance(loader.plan, Plan):
+        return {}
+    found = loader.plan.predicted_waiting(epoch, group.world.size)
+    return {} if found is None else {"rank_wait_share_contiguous": found[0]}
 
 
 def _step(

@@ -1,0 +1,36 @@
+"""The costs of rows by which global batches are dealt to ranks: `batch.balance`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.config.schema import Config
+from pipeline.loading.dataset_facts import table_of, with_token_lengths
+from pipeline.loading.named_fields import Fields
+from pipeline.order.costs import Arithmetic, Costs, PartCosts, RowCosts
+from pipeline.order.samplers import column_of
+
+
+def costs_of(
+    config: Config, dataset: Any, fields: Fields, steps: Mapping[str, Any], packs: bool
+) -> Costs | None:
+    """The costs of a map-style dataset's rows; None where ranks are not balanced.
+
+    Args:
+        steps: of the split's transform; a text's `length` is the number of tokens that they make,
+            as samplers have it.
+        packs: whether the sampler packs rows into blocks; `tokens` is all that is known then.
+
+    Raises:
+        ConfigError, DataError: the table lacks a column, or what is in it is no cost.
+    """
+    if config.batch.balance is None:
+        return None
+    cost = Arithmetic(config.batch.balance, "batch.balance")
+    if packs:
+        return PartCosts(cost)
+    table = table_of(dataset, fields)
+    if "length" in cost.names:
+        table = with_token_lengths(table, dataset, steps)
+    return RowCosts(cost, {name: column_of(table, name, "balance", "batch") for name in cost.names})
