@@ -6,6 +6,7 @@ Rank 0 leaves what it has seen in <folder>/<world size>.json.
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -43,7 +44,8 @@ FEW = ("sampler random", "sampler weighted", "sampler bucket", "sampler torch's 
        "stream sharded", "gradients added up", "a mean of the weights",
        "one loss for all", "balanced")  # fmt: skip
 CASES = {name: case for name, case in ALL_CASES.items() if ALL or name in FEW}
-# Resumed by worlds of other sizes, with their ranks balanced; validated at its end only, where nobody is asked to stop.
+# Resumed by worlds of other sizes, ranks balanced; validated at its end only, where nobody is asked
+# to stop.
 LEGS = Case(optimizer="adamw", scheduler="one cycle", plain=True, options={"val_every": 3},
             balance="length")  # fmt: skip
 LEG_STEPS = 3
@@ -85,6 +87,19 @@ def sharded(folder, group):
     return {"steps": plain_steps(written.steps), "weights": weights.tolist()}
 
 
+class Late(Case):
+    """The model of a rank takes the longer, the higher its number."""
+
+    def fit(self, folder, group, **options):
+        self.seconds = 0.15 * group.world.rank
+        return super().fit(folder, group=group, strategy="ddp", **options)
+
+    def model(self):
+        model = super().model()
+        model.register_forward_pre_hook(lambda *_: time.sleep(self.seconds * model.training))
+        return model
+
+
 def validations(group):
     """Loss and metrics of an untrained model for lengths and batch sizes that do not divide."""
     torch.manual_seed(0)
@@ -120,6 +135,11 @@ def work(folder, group: Group):
         "fits": fits(folder / f"of-{group.world.size}", group),
         "validations": validations(group),
         "ddp leg": leg(folder, group, "ddp"),
+        "late": Late(plain=True)
+        .fit(folder / f"late-{group.world.size}", group, options={"max_epochs": 1, "max_steps": 2})[
+            2
+        ]
+        .history[-1],
     }
 
 

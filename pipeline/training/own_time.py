@@ -1,4 +1,4 @@
-"""How long a rank computes for its share of a batch, which tells how long ranks wait for each other.
+"""How long a rank computes for its share of a batch, and so how long ranks wait for each other.
 
 Before a batch all ranks agree to go on (`Group.agree`), and its backward pass ends with the mean of
 their gradients. So from one to the other each takes as long as the slowest, and has waited for as

@@ -120,8 +120,11 @@ class TrainStep:
         self.pending = False  # whether there are gradients since the last update
         self._samples = 0  # of this rank in them
         self._divisor = 1  # of those gradients
-        self._measures = (group.world.size > 1 and self._parallel.strategy == "ddp" and
-                          not (self._parallel.sync_batchnorm and self.device.type == "cuda"))
+        self._measures = (
+            group.world.size > 1
+            and self._parallel.strategy == "ddp"
+            and not (self._parallel.sync_batchnorm and self.device.type == "cuda")
+        )
         self.own_time: OwnTime | None = None
         self._share, self._each = 0.0, torch.empty(0)  # the last gradient of the losses
         self._batches_before, self._buffers_before = 0, list[Tensor]()  # at the last update
