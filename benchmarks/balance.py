@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -41,9 +42,10 @@ from pipeline.loading.fetch import Fetch
 from pipeline.loading.flatten import Flatten
 from pipeline.loading.loader import Loader
 from pipeline.order.balance import contiguous, least_loaded
-from pipeline.order.costs import Arithmetic, RowCosts
+from pipeline.order.costs import Arithmetic, PartCosts, RowCosts
 from pipeline.order.plan import Plan
 from pipeline.order.samplers import Random
+from pipeline.order.sequence_packing import SequencePacking
 from pipeline.training.runner import fit
 from pipeline.training.train_step import TrainOptions
 
@@ -97,6 +99,26 @@ def dealing(name: str, lengths: np.ndarray) -> None:
                 f"{mean[0]:7.3f} {worst[0]:6.2f} | {mean[1]:7.4f} {worst[1]:6.3f} | "
                 f"{mean[2]:6.3f} | " + (f"{mean[3]:6.3f}" if power == 1 else "")
             )
+
+
+def packing(name: str, lengths: np.ndarray) -> None:
+    """Print the same for blocks of 2,048 bytes, by what attention within documents costs."""
+    print(f"\n{name} packed into blocks of 2,048, by tokens ** 2")
+    table = pd.DataFrame({"length": np.minimum(lengths, 2048)})
+    costs = PartCosts(Arithmetic("tokens ** 2", "batch.balance"))
+    for size in (16, 32, 64):
+        sampler = SequencePacking(len(table), 0, table, size, tokens=2048)
+        ratios = []
+        for given in (None, costs):
+            plan = Plan(sampler, size, costs=given)
+            for epoch in range(20):
+                for step in range(plan.steps(epoch) - 1):
+                    requests = (plan.request(epoch, step, rank, RANKS) for rank in range(RANKS))
+                    loads = [costs(one.indices, one.parts).sum() for one in requests]
+                    ratios.append(max(loads) / np.mean(loads))
+        cut, dealt = np.array(ratios).reshape(2, -1)
+        print(f"{'tokens ** 2':>12} {size:>6} | {cut.mean():7.3f} {cut.max():6.2f} | "
+              f"{dealt.mean():7.4f} {dealt.max():6.3f} |")  # fmt: skip
 
 
 def padded(rows: np.ndarray, ranks: np.ndarray) -> np.ndarray:
@@ -225,9 +247,14 @@ def main() -> None:
         return
     if args.messages is not None:
         lines = args.messages.read_bytes().splitlines()[1:]
-        dealing("messages", np.array([len(line.partition(b"\t")[2]) for line in lines]))
-    dealing("docstrings", np.array([len(text) for text in docstrings()]))
-    training(args.steps, args.rounds)
+        lengths = np.array([len(line.partition(b"\t")[2]) for line in lines])
+        dealing("messages", lengths)
+        packing("messages", lengths)
+    lengths = np.array([len(text) for text in docstrings()])
+    dealing("docstrings", lengths)
+    packing("docstrings", lengths)
+    if args.rounds:
+        training(args.steps, args.rounds)
 
 
 if __name__ == "__main__":

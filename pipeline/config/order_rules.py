@@ -133,7 +133,9 @@ def balance(config: Config, found: Found) -> Messages:
             )
             continue
         known = getattr(dataset, "columns", None)
-        for name in names if isinstance(known, (list, tuple)) else ():
+        if not isinstance(known, (list, tuple)):  # the build finds out
+            continue
+        for name in names:
             if name not in known:
                 yield (
                     f"batch.balance: {dataset.__name__} has no metadata column {name!r}"

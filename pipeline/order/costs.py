@@ -91,7 +91,10 @@ class Arithmetic:
             if isinstance(node, ast.UnaryOp):
                 return _OPERATORS[type(node.op)](value(node.operand))
             assert isinstance(node, ast.Constant)
-            return _number(node.value)
+            try:
+                return float(node.value)  # type: ignore[arg-type]  # a number: see __init__
+            except OverflowError:
+                return np.inf
 
         with np.errstate(all="ignore"):  # what is no number then is found by `RowCosts`
             return np.asarray(value(self._tree))
@@ -148,10 +151,3 @@ class PartCosts:
         assert parts is not None
         costs = self._cost({TOKENS: parts[:, 1] - parts[:, 0]})
         return np.nan_to_num(np.maximum(costs, 0.0))  # whatever numbers somebody subtracts
-
-
-def _number(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return float("inf")

@@ -112,9 +112,11 @@ def _grouped(
 ) -> tuple[IntArray, Floats]:
     """Which rows stay together: the number of each one's group; and what each group costs."""
     if parts is not None:
-        return parts[:, 3], np.bincount(parts[:, 3], costs)
-    groups = np.arange(size, dtype=np.int64) // together
-    return groups, np.bincount(groups, costs[np.arange(size) % len(costs)])
+        groups = parts[:, 3]
+    else:
+        groups = np.arange(size, dtype=np.int64) // together
+        costs = costs[np.arange(size) % len(costs)]  # padding is copies
+    return groups, np.asarray(np.bincount(groups, costs), np.float64)
 
 
 def not_empty(plan: Plan) -> Plan:

@@ -202,8 +202,10 @@ def describe(record: Record) -> str:
     taken = [] if shared is None else [f"{shared:.0f} batches of other runs"]
     for_ranks = []
     if "rank_wait_share" in record:
-        cut = record.get("rank_wait_share_contiguous")
-        instead = "" if cut is None else f" ({cut:.0%} if cut contiguously)"
-        for_ranks.append(f"{record['rank_wait_share']:.0%} waiting for other ranks{instead}")
+        by_cost = ""
+        if "rank_wait_share_by_cost" in record:
+            by_cost = (f" (by cost {record['rank_wait_share_by_cost']:.0%}, contiguous "
+                       f"{record['rank_wait_share_contiguous']:.0%})")  # fmt: skip
+        for_ranks.append(f"{record['rank_wait_share']:.0%} waiting for other ranks{by_cost}")
     waiting = f"{record['wait_share']:.0%} waiting"
     return "  ".join([*metrics, speed, waiting, *for_ranks, *taken])

@@ -317,11 +317,12 @@ def train_epoch(
 
 
 def _predicted(group: Group, loader: Loader, epoch: int) -> Record:
-    """How long ranks would wait for each other, by what rows cost, in contiguous shares."""
+    """How long ranks would wait for each other by what rows cost: so, and in contiguous shares."""
     if group.world.size == 1 or not isinstance(loader.plan, Plan):
         return {}
     found = loader.plan.predicted_waiting(epoch, group.world.size)
-    return {} if found is None else {"rank_wait_share_contiguous": found[0]}
+    names = "rank_wait_share_contiguous", "rank_wait_share_by_cost"
+    return {} if found is None else dict(zip(names, found, strict=True))
 
 
 def _step(

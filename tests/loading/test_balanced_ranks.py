@@ -6,6 +6,7 @@ import torch
 
 import pipeline
 from pipeline.build.data import DataParts
+from pipeline.config import notices
 from pipeline.distributed.world import World
 from pipeline.loading.bad_samples import BadSamples, FromDataset, FromOrder
 from pipeline.loading.fetch import Fetch, batch_hash
@@ -86,6 +87,10 @@ def test_a_configuration_balances_training_only(trusting):
     plain = DataParts(pipeline.compose(*own)).train
     assert plain.fingerprint == ranks[0].train.fingerprint  # so either resumes the other
     assert plain.plan.costs is None
+    said = [one for one in notices.find(config) if one.startswith("batch.balance")]
+    assert said == ["batch.balance: there is one rank, which has all rows of a batch; set "
+                    "distributed=ddp for more"]  # fmt: skip
+    assert not [one for one in notices.find(plain.config) if one.startswith("batch.balance")]
     for split in ("train", "val"):
         both = [getattr(one, split).plan.request(0, 0) for one in (plain.data, ranks[0])]
         assert torch.equal(*(torch.from_numpy(one.indices) for one in both))
