@@ -37,7 +37,7 @@ from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.loading.loader import Loader
 from pipeline.order.plan import Plan
 from pipeline.order.streams import StreamPlan
-from pipeline.runs import run_state
+from pipeline.runs import resumption, run_state
 from pipeline.runs.identity.sources import code_of
 from pipeline.runs.job_result import PRUNING
 from pipeline.runs.left_out import NAME as QUARANTINE
@@ -94,6 +94,8 @@ def _tried(config: Config, folder: str) -> Config:
 
 def _fit(config: Config) -> float | None:
     parts = TrainingParts(config)
+    if parts.world.size == 1:
+        resumption.source(config)  # a wrong path is told of before data is read
     spare_cores(parts.world)
     wanted = config.distributed
     together = wanted.strategy != "none"

@@ -206,6 +206,7 @@ def ways(known):
                 yield word.partition("=")[::2]
 
 
+@pytest.mark.stress
 def test_suggestions_exist():
     composer = Composer()
     overrides, _ = composer.parse(["sampler=bucket", "optimizer=sgd", "distributed=ddp",

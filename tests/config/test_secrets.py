@@ -168,6 +168,7 @@ SENDS = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("words", SENDS.values(), ids=SENDS)
 def test_the_environment_does_not_leave_the_machine(words, configs, capsys, monkeypatch):
     monkeypatch.setenv("CANARY_URL", f"https://h.invalid/{CANARY}")

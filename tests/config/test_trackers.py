@@ -36,6 +36,7 @@ def chosen(*words, **options):
     (["tracker=[tensorboard,csv]", "~tracker.csv"], ["tensorboard"]),
     (["tracker=csv", f"+tracker.own={{_target_: {OWN}, at: x}}"], ["csv", "own"]),
 ])  # fmt: skip
+@pytest.mark.one_in(2)
 def test_one_or_several_by_name(words, names):
     assert list(chosen(*words)) == names
 

@@ -44,6 +44,7 @@ def cached(tmp_path, monkeypatch):
     return put
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("node", WAYS, ids=[way["_target_"].rpartition(".")[2] for way in WAYS])
 @pytest.mark.parametrize("form", ["zip", "bare"])
 def test_a_pickle_in_the_cache_is_not_run(node, form, cached, tmp_path):

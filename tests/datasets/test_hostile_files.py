@@ -54,6 +54,7 @@ def refused(match, function, *arguments):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("reader", ALL)
 @pytest.mark.parametrize("name", IMAGES)
 def test_images(tmp_path, name, reader):

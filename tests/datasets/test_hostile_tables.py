@@ -115,6 +115,7 @@ def test_columns_without_end(tmp_path):
         rows_of(path, limits=Limits(columns=20))
 
 
+@pytest.mark.stress
 def test_a_text_that_a_parquet_dictionary_repeats(tmp_path):
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"text": ["a" * MIB] * 200}), path)

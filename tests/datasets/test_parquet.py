@@ -475,6 +475,7 @@ def test_without_pyarrow(tmp_path, monkeypatch):
         Parquet(str(tmp_path))
 
 
+@pytest.mark.stress
 def test_the_program(tmp_path, capsys, monkeypatch):
     """By name, in both ways, with workers; another schema is exit code 3."""
     from tests.program import run

@@ -59,6 +59,7 @@ def test_line_ends_at_the_borders_of_cells_and_chunks(tmp_path, small_chunks):
 FIELD = st.text(st.sampled_from('ab,"\n\r\u00e9 '), max_size=12).filter(lambda t: "\r" not in t)
 
 
+@pytest.mark.stress
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     rows=st.lists(st.tuples(FIELD, FIELD), min_size=1, max_size=12),

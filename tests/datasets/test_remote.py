@@ -148,6 +148,7 @@ def test_spawned_processes_get_what_was_listed_and_no_connection(data, server, t
         assert path.read_bytes() == (data / "insects/val" / name).read_bytes()
 
 
+@pytest.mark.stress
 def test_workers_forked_amid_downloads_make_their_own_connections(data, server, tmp_path):
     root = "s3://data/insects/train"
     files = files_of(server, tmp_path)
@@ -247,6 +248,7 @@ def test_a_store_that_stays_away_ends_the_run_with_one_message(data, tmp_path):
     assert_whole(cache, data)
 
 
+@pytest.mark.stress
 def test_a_store_that_comes_back_in_time_changes_nothing(data, tmp_path, capsys):
     expected = run(capsys, *DIGEST, f"dataset.root={data}/insects")
     server = S3Server(data, tmp_path / "log", delay=0.03).start()
@@ -290,6 +292,7 @@ def hang_up(listener, connections):
             connections.append(connection.close())
 
 
+@pytest.mark.stress
 def test_two_runs_share_a_cache(data, server, tmp_path, capsys):
     expected = run(capsys, *DIGEST, f"dataset.root={data}/insects")
     cache, before = tmp_path / "cache", len(server.downloads())
@@ -309,6 +312,7 @@ def test_two_runs_share_a_cache(data, server, tmp_path, capsys):
     assert_whole(cache, data)
 
 
+@pytest.mark.stress
 def test_a_small_cache_is_enough_and_stays_small(data, server, tmp_path, capsys):
     expected = run(capsys, *DIGEST, f"dataset.root={data}/insects")
     sizes = [path.stat().st_size for path in (data / "insects/train").rglob("*.jpg")]

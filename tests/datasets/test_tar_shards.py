@@ -212,6 +212,7 @@ NAMES = st.from_regex(
 )
 
 
+@pytest.mark.stress
 @given(
     st.lists(st.tuples(NAMES, st.binary(max_size=1100)), max_size=6),
     st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),

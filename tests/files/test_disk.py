@@ -57,6 +57,7 @@ def test_a_limit_on_files_destroys_nothing_and_leaves_nothing(tmp_path):
     writer("limited", tmp_path)
 
 
+@pytest.mark.stress
 def test_a_read_only_disk_is_named(mountable, tmp_path):
     first = tmp_path / "step-00000001.safetensors"
     checkpoint.save(first, {"updates": 1})

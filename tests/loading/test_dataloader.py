@@ -824,6 +824,7 @@ def map_loader(kind, workers=0, length=20, **more):
     return DataLoader(Squares(length, draws=True), num_workers=workers, **arguments)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", MAPS)
 def test_the_rest_of_an_epoch_follows_from_its_state_at_every_step(kind):
     steps = len(plain(list(map_loader(kind))))
@@ -976,6 +977,7 @@ def test_seeding_again_gives_the_same_order_again():
 STREAMS = {"draws": Drawing, "has a state": Counting, "iterator with a state": Walks}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("size", [None, 4])
 def test_the_rest_of_a_stream_follows_from_its_state_at_every_step(kind, size):
@@ -1020,6 +1022,7 @@ def test_a_worker_init_fn_divides_for_other_workers_too():
         assert list(other) == expected, workers
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 def test_a_dataset_that_counts_its_epochs_goes_on_counting(workers, persistent):
     def make():

@@ -146,6 +146,7 @@ def _two(loader):
     return ["loader.num_workers=2"] if loader == "loader.backend=thread" else []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["Itself", "Divided", "generated"])
 def test_streams_too(people, name):
     expected = list(lines(pipeline.compose(*own("generated", "task=digest", *_stream))))
@@ -368,6 +369,7 @@ def test_samples_that_are_batches_already(people, capsys):
         pipeline.compose(*own("Rows", "collate=single"))
 
 
+@pytest.mark.stress
 def test_faces_train_one_by_one(faces, capsys):
     found = run(capsys, *faces, "batch.size=null", "trainer.max_steps=2", "run_dir=run")
     assert found.code == 0, found.err

@@ -237,6 +237,7 @@ def test_training_on_packed_data_ends_as_on_the_files(capsys, tmp_path, images):
     assert losses() == losses("dataset.packed=auto")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

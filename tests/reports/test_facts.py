@@ -93,6 +93,7 @@ def test_lengths_are_those_that_the_sampler_sees(tmp_path):
     assert data_facts(data, seconds=0.0).splits[0].lengths is None  # where a table costs too much
 
 
+@pytest.mark.stress
 def test_the_line_beside_a_batch_makes_those_very_pictures_again(
     faces, told, tmp_path, capsys
 ):  # fmt: skip
@@ -317,6 +318,7 @@ def test_signals_and_images_of_every_shape_can_be_drawn():
             assert made.size == (160, 80 if wave is None else 120)
 
 
+@pytest.mark.stress
 def test_a_resumed_run_shows_the_same_batches(faces, told, tmp_path, capsys):
     assert run(capsys, *faces, *QUICK, f"run_dir={tmp_path / 'run'}").code == 0
     before = written(tmp_path)

@@ -76,6 +76,7 @@ def test_a_fit_leaves_its_report_and_the_task_makes_the_same_again(
     assert (tmp_path / "run/report.html").read_text() == html
 
 
+@pytest.mark.stress
 def test_the_rows_of_spikes_are_those_that_replay_makes_again(faces, tmp_path, capsys, reports):
     done = run(capsys, *faces, *SMALL[3:], "trainer.max_epochs=2", "run_dir=run")
     assert done.code == 0, done.err
@@ -92,6 +93,7 @@ def test_the_rows_of_spikes_are_those_that_replay_makes_again(faces, tmp_path, c
     assert "task=replay tells" in run_report.make(RunRecord.read(tmp_path / "run"))
 
 
+@pytest.mark.stress
 def test_a_report_that_fails_costs_a_warning(faces, tmp_path, capsys, reports):
     (tmp_path / "run").mkdir()
     assert run(capsys, *faces, *SMALL[3:], "trainer.max_epochs=1", "run_dir=run").code == 0
@@ -119,6 +121,7 @@ def test_a_run_that_was_stopped_says_how_to_go_on(preempted):
     assert "stopped before epoch" in text
 
 
+@pytest.mark.stress
 def test_reports_need_no_torch(runs, tmp_path):
     code = ("import sys; from pipeline import command; code = command.main(sys.argv[1:]); "
             "print('torch' in sys.modules, code)")  # fmt: skip
@@ -362,6 +365,7 @@ def big(folder, epochs=100, metrics=40, steps=200):
         (folder / name).write_text("".join(json.dumps(one) + "\n" for one in some))
 
 
+@pytest.mark.stress
 def test_a_long_run_with_many_metrics_fits_into_two_mebibytes(runs, tmp_path):
     folder = copied(runs / "done", tmp_path / "run")
     big(folder)

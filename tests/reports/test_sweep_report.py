@@ -107,6 +107,7 @@ def test_what_is_missing_is_told_with_the_line_that_resumes(sweep):
     assert "no &lt;b&gt;luck&lt;/b&gt;" in page
 
 
+@pytest.mark.stress
 def test_a_sweep_of_64_jobs_in_five_seconds_and_4_mib(swept, tmp_path):
     folder = multiply(swept[0] / "0", tmp_path / "many")
     began = time.process_time()

@@ -211,6 +211,7 @@ def test_what_is_remembered_is_read_again(tmp_path):
     assert known.read(tmp_path / "new") == kept
 
 
+@pytest.mark.stress
 def test_nothing_is_imported_that_was_not_chosen():
     code = (
         "import pipeline.runs.trackers.mlflow, pipeline.runs.trackers.wandb, pipeline, sys;"

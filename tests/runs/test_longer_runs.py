@@ -114,6 +114,7 @@ def test_the_longer_run_goes_on_to_the_bit(interval, fit, tmp_path):
     assert torch.equal(weights("left"), weights("whole"))
 
 
+@pytest.mark.stress
 def test_shorter_is_done_and_longer_again(fit):
     assert fit("trainer.max_epochs=3", "run_dir=run", "scheduler=onecycle").code == 0
     assert fit("resume=run", "trainer.max_epochs=2").code == 0

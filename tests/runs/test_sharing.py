@@ -28,6 +28,7 @@ def group(*words, split="train", world=None, **named):
     return None if share is None else share.group
 
 
+@pytest.mark.stress
 def test_runs_that_learn_in_another_way_share(faces):
     ours = group(*faces)
     others = ("optimizer.lr=0.1", "loader.num_workers=0", "trainer.max_epochs=9", "run_dir=there",
@@ -40,6 +41,7 @@ def test_runs_that_learn_in_another_way_share(faces):
     "transform.train.flip=null", "bad_samples.on_error=skip", "dataset.seed=9",
     "dataset.count=50",
 ])  # fmt: skip
+@pytest.mark.one_in(3)
 def test_runs_with_other_batches_do_not(faces, word):
     assert group(*faces, word) != group(*faces)
 
@@ -84,6 +86,7 @@ def test_own_data_has_to_say_what_it_is(monkeypatch):
         group(*OWN)
 
 
+@pytest.mark.stress
 def test_a_sweep_in_turn_makes_each_batch_once(faces, capsys):
     words = [*faces, "trainer.max_epochs=2", "trainer.pictures=false", "loader.num_workers=0",
              "trainer.checkpoint=null"]  # fmt: skip

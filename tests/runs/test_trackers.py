@@ -71,6 +71,7 @@ def kill_when_sent(process, folder):
     assert time.monotonic() < until
 
 
+@pytest.mark.stress
 def test_a_killed_and_resumed_run_has_every_point_once(words, tmp_path, capsys):
     (tmp_path / "gate").write_text(json.dumps(
         {"place": "train", "row": 0, "after": 4 * KILLED + 4}
@@ -152,6 +153,7 @@ def check_wandb(folder):
     assert list(folder.glob("tracker/wandb/wandb/*/files/media/images/curves_*.png"))
 
 
+@pytest.mark.stress
 def test_the_jobs_of_a_sweep_belong_together(words, tmp_path, capsys):
     from mlflow.tracking import MlflowClient
 

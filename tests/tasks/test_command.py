@@ -264,6 +264,7 @@ def test_the_program_itself(here):
     assert sorted(path.name for path in here.iterdir()) == ["elsewhere"]
 
 
+@pytest.mark.stress
 def test_a_reader_that_has_had_enough(faces):
     words = [sys.executable, str(ROOT / "run.py"), "task=digest", *faces]
     command = f"{shlex.join(words)} | head -1"

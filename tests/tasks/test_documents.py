@@ -160,6 +160,7 @@ def test_the_page_of_own_parts(here, capsys, faces_root):
     assert list(written["transform"]["train"])[-2:] == ["shade", "normalize"]
 
 
+@pytest.mark.stress
 def test_the_page_of_loading(here, capsys, monkeypatch, faces_root):
     folder = here("loading.md")
     small = [f"dataset.root={faces_root}", "dataset.count=60", "dataset.size=48", "batch.size=8"]

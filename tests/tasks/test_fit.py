@@ -81,6 +81,7 @@ def test_a_metric_that_cannot_take_the_predictions_is_found_before_the_first_ste
     assert manifest(tmp_path / "run")["status"] == "failed"
 
 
+@pytest.mark.stress
 def test_the_baseline_is_measured_when_training_is_over(faces, tmp_path, capsys, monkeypatch):
     found, measured = [], fit.baseline
 

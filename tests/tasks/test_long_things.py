@@ -183,6 +183,7 @@ def test_results_go_where_they_are_sent_to_while_a_bar_is_drawn(here, made, caps
     assert re.fullmatch(r"(\d+ \d+ \d+ \w+\n)+total \w+\n", outcome.out)
 
 
+@pytest.mark.stress
 def test_ctrl_c_on_a_real_terminal(tmp_path):
     words = ["task=digest", "dataset.count=5000", f"dataset.root={tmp_path / 'faces'}"]
     control, screen = pty.openpty()

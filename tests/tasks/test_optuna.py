@@ -329,6 +329,7 @@ def test_seeds_are_for_grids(study):
     assert not Path("sweep").exists()
 
 
+@pytest.mark.stress
 def test_a_trial_that_fails_counts_and_the_others_go_on(study):
     done = study("optimizer.lr=choice(1e30,1e-3)", "sweep.optuna.sampler=grid")
     assert done.code == 1
@@ -398,6 +399,7 @@ def test_a_secret_is_not_written_into_a_journal():
         distribution(override)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("pruner", ["median", "asha"])
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_trials_are_ended_as_optuna_itself_would_end_them(pruner, mode, tmp_path):

@@ -102,6 +102,7 @@ def test_what_it_leaves_behind(case, tmp_path):
         assert all(a[1] <= b[0] + 1 for a, b in pairwise(ends)), "one at a time"
 
 
+@pytest.mark.stress
 def test_paste_that_and_it_is_better(case, tmp_path):
     """The override of the verdict, given to another profile, is faster."""
     first = case("latency", "task=profile", "steps=10", "loader.num_workers=1")

@@ -189,6 +189,7 @@ def test_a_sweep_that_is_left_says_how_far_it_came_and_goes_on(sweep, capsys, mo
     assert "best: nme 0.1 by job 0" in out
 
 
+@pytest.mark.stress
 def test_jobs_are_known_by_their_overrides(sweep):
     begun = []
 

@@ -150,6 +150,7 @@ DAMAGES = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_stored_sweep_of_a_stranger_is_checked(damage, sweep, capsys):
     assert sweep(lambda config: 0.5, "seed=1,2")[0] == 0

@@ -157,6 +157,7 @@ def test_tables_of_a_stranger(here, capsys):
         assert_harmless(outcome.out, outcome.err)
 
 
+@pytest.mark.stress
 def test_sweeps_and_errors_of_a_stranger(here, capsys, monkeypatch):
     def fails(config):
         logging.getLogger("pipeline.datasets.x").warning("read %s", HOSTILE)

@@ -116,6 +116,7 @@ def latency_case(monkeypatch, tmp_path, capsys):
     return program
 
 
+@pytest.mark.stress
 def test_tuned_is_there_after_tuning_and_says_so_before(latency_case, tmp_path):
     before = latency_case("task=digest", "steps=3", "loader=tuned")
     assert before.code == 2

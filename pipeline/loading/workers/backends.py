@@ -12,6 +12,7 @@ raised when its turn comes and reads alike wherever it happened.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,7 +29,7 @@ from pipeline.loading.fetch import Fetch
 from pipeline.loading.workers.ray_cluster import RayOptions
 from pipeline.loading.workers.window import Window
 from pipeline.order.plan import Request
-from pipeline.order.randomness import scope
+from pipeline.order.randomness import hash64, scope
 from pipeline.order.streams import End, StreamRequest
 from pipeline.torch_internals import ExceptionWrapper
 
@@ -187,6 +188,18 @@ class Pool(Protocol):
         """A report on workers that have made no batch in `limit` seconds; may be empty."""
 
 
+class StartedPool(Pool, Protocol):
+    """Workers that were started, and have to be ended."""
+
+    @property
+    def deaths(self) -> int: ...
+
+    def begin(self) -> None:
+        """Another run begins, which knows nothing of what the last one asked for."""
+
+    def shut_down(self) -> None: ...
+
+
 class Requests(Iterator[Asked]):
     """Requests in order.
 
@@ -290,3 +303,43 @@ class MainBackend:
 
     def close(self) -> None:
         pass
+
+
+class PoolBackend(ABC):
+    """Works in a pool, which lives for one run, or is persistent."""
+
+    def __init__(self, fetch: Fetch, options: LoaderOptions) -> None:
+        self._fetch, self._options = fetch, options
+        seed = options.generator
+        self._seed = hash64(fetch.seed, "workers") if seed is None else seed
+        self._pool: StartedPool | None = None
+        self._deaths = 0  # in pools that were shut down
+
+    @abstractmethod
+    def _new_pool(self) -> StartedPool:
+        """Start the workers."""
+
+    @property
+    def deaths(self) -> int:
+        return self._deaths + (self._pool.deaths if self._pool else 0)
+
+    @contextmanager
+    def run(self, requests: Iterator[Asked]) -> Iterator[Results]:
+        if self._pool is None:
+            self._pool = self._new_pool()
+        try:
+            self._pool.begin()
+            yield windowed(self._pool, requests, self._options)  # from now on the workers work
+        finally:
+            if not self._options.persistent_workers:
+                self.close()
+
+    def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shut_down()
+            self._deaths += pool.deaths
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pool"):
+            self.close()

@@ -16,16 +16,15 @@ import torch
 
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.fetch import Fetch
-from pipeline.loading.workers.backends import Asked, LoaderOptions, Results, windowed
+from pipeline.loading.workers.backends import LoaderOptions, PoolBackend
 from pipeline.loading.workers.pool import WorkerPool
 from pipeline.loading.workers.worker import Worker
-from pipeline.order.randomness import hash64
 
 _NOT_SENT = (pickle.PicklingError, AttributeError, TypeError)
 
 
-class ProcessBackend:
-    """Works in worker processes; those of a pool live for one run, or are persistent."""
+class ProcessBackend(PoolBackend):
+    """Works in worker processes."""
 
     pins = True
 
@@ -39,15 +38,8 @@ class ProcessBackend:
                 "current accelerator is used",
                 stacklevel=2,
             )
-        self._fetch, self._options, self._pin = fetch, options, pin
-        seed = hash64(fetch.seed, "workers") if options.generator is None else options.generator
-        self._seed, self._generator = seed, torch.Generator().manual_seed(seed)
-        self._pool: WorkerPool | None = None
-        self._deaths = 0  # in pools that were shut down
-
-    @property
-    def deaths(self) -> int:
-        return self._deaths + (self._pool.deaths if self._pool else 0)
+        super().__init__(fetch, options)
+        self._pin, self._generator = pin, torch.Generator().manual_seed(self._seed)
 
     def pids(self) -> list[int]:
         """Of the worker processes that are there."""
@@ -55,18 +47,7 @@ class ProcessBackend:
 
     def workers(self) -> list[Worker]:
         """The workers, those that have ended included."""
-        return self._pool.workers if self._pool else []
-
-    @contextmanager
-    def run(self, requests: Iterator[Asked]) -> Iterator[Results]:
-        if self._pool is None:
-            self._pool = self._new_pool()
-        try:
-            self._pool.begin()
-            yield windowed(self._pool, requests, self._options)  # from now on the workers work
-        finally:
-            if not self._options.persistent_workers:
-                self.close()
+        return self._pool.workers if isinstance(self._pool, WorkerPool) else []
 
     def _new_pool(self) -> WorkerPool:
         options, seed = self._options, self._seed
@@ -80,16 +61,6 @@ class ProcessBackend:
             if problems:
                 raise ConfigError(problems) from error
             raise
-
-    def close(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shut_down()
-            self._deaths += pool.deaths
-
-    def __del__(self) -> None:
-        if hasattr(self, "_pool"):
-            self.close()
 
 
 def start_method(options: LoaderOptions) -> str:
