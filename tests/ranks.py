@@ -37,12 +37,16 @@ ALL_CASES = {
     "stream shuffled": Case(stream="sharded", buffer=7, plain=True),
     "gradients added up": Case(options={"accumulate": 3}, plain=True),
     "a mean of the weights": Case(options={"ema": 0.8}, plain=True),
+    "packed": Case(packed={"split": "tail"}, plain=True),
+    "packed, padded, added up": Case(
+        packed={}, pad_to=16, options={"accumulate": 3}, balance="tokens ** 2", plain=True
+    ),
     "one loss for all": Case(options={"accumulate": 3}, reduction="mean", plain=True),
     "balanced": Case(balance="length ** 2", options={"accumulate": 2}, plain=True),
 }
 FEW = ("sampler random", "sampler weighted", "sampler bucket", "sampler torch's weighted",
        "stream sharded", "gradients added up", "a mean of the weights",
-       "one loss for all", "balanced")  # fmt: skip
+       "packed", "packed, padded, added up", "one loss for all", "balanced")  # fmt: skip
 CASES = {name: case for name, case in ALL_CASES.items() if ALL or name in FEW}
 # Resumed by worlds of other sizes, ranks balanced; validated at its end only, where nobody is asked
 # to stop.

@@ -58,6 +58,14 @@ class Curriculum(Order):
             rows[here] = self._rows[first + order(positions[here] - first)]
         return rows
 
+    def positions_of(self, epoch: int, row: int) -> list[int]:
+        for place in np.flatnonzero(self._rows == row).tolist():  # of one at most
+            stage = int(np.searchsorted(self._edges, place, side="right")) - 1
+            first, last = int(self._edges[stage]), int(self._edges[stage + 1])
+            order = Permutation(last - first, hash64(self.seed, "stage", epoch, stage))
+            return (first + order.inverse([place - first])).tolist()
+        return []
+
 
 class Repeated(Order):
     """Every row of another order several times in a row, each time with augmentation of its own.
@@ -85,6 +93,10 @@ class Repeated(Order):
             )  # fmt: skip
         self.times, self.order, self.shorten = times, order or Random(length, seed), shorten
 
+    @property
+    def even(self) -> bool:
+        return self.order.even
+
     def size(self, epoch: int) -> int:
         size = self.order.size(epoch)
         return size // self.times * self.times if self.shorten else size * self.times
@@ -93,3 +105,12 @@ class Repeated(Order):
         first, last = start // self.times, -(-stop // self.times)
         rows = np.repeat(self.order.indices(epoch, first, last), self.times)
         return rows[start - first * self.times : stop - first * self.times]
+
+    def positions_of(self, epoch: int, row: int) -> list[int]:
+        size = self.size(epoch)
+        return [
+            position
+            for first in self.order.positions_of(epoch, row)
+            for position in range(first * self.times, (first + 1) * self.times)
+            if position < size
+        ]

@@ -8,6 +8,7 @@ steps in advance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,6 +48,14 @@ class Request(Addressed):
 
     def __len__(self) -> int:
         return len(self.indices)
+
+
+class Place(NamedTuple):
+    """Where a row stands in an epoch: its batch, its position, and the rank that works on it."""
+
+    step: int
+    position: int
+    rank: int
 
 
 def share_of(
@@ -206,6 +215,26 @@ class Plan:
         low, high = int(mine.min()), int(mine.max()) + 1  # all of a share that is not padded
         indices = self.sampler.indices(of, first + low, first + high)[mine - low]
         return Request(epoch, step, first + mine, indices, valid, size)
+
+    def addresses_of(self, epoch: int, row: int, world: int = 1) -> list[Place]:
+        """Where `row` stands in `epoch`, in the order of training; a row in parts once for each.
+
+        Positions behind the epoch's steps (the tail that is dropped, a limit) are not among them.
+        Cost: the sampler's inverse, and for each batch found one request a rank.
+        """
+        of, steps = 0 if self.again else epoch, self.steps(epoch)
+        if isinstance(self.sampler, BatchStrategy):
+            found = self.sampler.steps_of(of, row)
+        else:
+            positions = self.sampler.positions_of(of, row)
+            found = list(dict.fromkeys(position // self.batch_size for position in positions))
+        places = []
+        for step in found:
+            for rank in range(world if step < steps else 0):
+                share = self.request(epoch, step, rank, world)
+                here = share.positions[: share.valid][share.indices[: share.valid] == row]
+                places += [Place(step, position, rank) for position in here.tolist()]
+        return places
 
     def predicted_waiting(self, epoch: int, world: int) -> tuple[float, float] | None:
         """The shares of the time for which ranks would wait for each other if cost were time.

@@ -197,7 +197,8 @@ def describe(record: Record) -> str:
         for name, value in record.items()
         if name.startswith(("train/", "val/")) and name.count("/") == 1  # not one a class
     ]
-    speed = f"{record['samples_per_second']:,.0f} samples/s"
+    unit = "tokens" if "tokens_per_second" in record else "samples"
+    speed = f"{record[f'{unit}_per_second']:,.0f} {unit}/s"
     shared = record.get("shared_batches")
     taken = [] if shared is None else [f"{shared:.0f} batches of other runs"]
     for_ranks = []

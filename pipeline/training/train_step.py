@@ -1,8 +1,9 @@
 """One batch and one optimizer step: forward, backward, accumulate, scale, clip, step, schedule.
 
 Model randomness (dropout ...) is seeded at every batch from (seed, batches so far, rank), so a
-checkpoint needs no generator states. Gradients are those of the mean loss over the samples of the
-global batch, however unequal the ranks' shares are. Only fp16's loss scaling waits for a GPU.
+checkpoint needs no generator states. Gradients are those of the mean of all losses of the global
+batch, however unequal the ranks' shares are: one a sample, or one a token (token_losses.py). Only
+fp16's loss scaling waits for a GPU.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class TrainStep:
         self.averaged: AveragedModel | None = None
         self._resumed = False  # until the first step with a checkpoint's state
         self.pending = False  # whether there are gradients since the last update
-        self._samples = 0  # of this rank in them
+        self._counted = 0  # losses of this rank in them
         self._divisor = 1  # of those gradients
         self._measures = (
             group.world.size > 1
@@ -146,7 +147,7 @@ class TrainStep:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def learn(self, batch: Batch) -> Tensor:
-        """Add the gradients of a batch; returns its losses, float32[n], without waiting."""
+        """Add the gradients of a batch; returns the objective's losses, without waiting."""
         if not self.pending:  # what `drop_pending` returns to
             self._batches_before = self.batches
             if self.options.accumulate > 1:
@@ -161,15 +162,15 @@ class TrainStep:
         self.own_time = OwnTime(self.device) if self._measures else None
         with autocast(self.device, self.options.precision):
             losses, _ = self.objective(self._forward, batch)
-        # The mean is over the samples of all accumulated batches, whose number is known only at
-        # the end. Until then it is estimated by an average share of this batch, which all ranks
-        # know alike, times the batches; update() corrects.
+        # The mean is over the losses of all accumulated batches, whose number is known only at
+        # the end. Until then it is estimated by an average share of this batch's samples, which
+        # all ranks know alike, times the batches; update() corrects.
         count = losses.shape[0]
-        if not self._samples:
+        if not self._counted:
             ranks = 1 if self.group.alone else self.group.world.size
             total = count if self.group.alone else batch.request.total or count
             self._divisor = max(-(-total // ranks), 1) * self.options.accumulate
-        self._samples += count
+        self._counted += count
         self.pending = True
         self.batches += 1
         # The gradient of the divided sum, without a division and a sum.
@@ -184,7 +185,7 @@ class TrainStep:
     def update(self) -> None:
         """Take an optimizer step with the gradients of the batches since the last one.
 
-        It counts, but changes no weight, if none of their samples could be read.
+        It counts, but changes no weight, if they have no loss: no sample could be read.
         """
         scaler = self.scaler if self.scaler.is_enabled() else None
         if scaler is not None:
@@ -210,7 +211,7 @@ class TrainStep:
         if scaler is not None:
             scaler.update()
         self.optimizer.zero_grad()
-        self._samples, self.pending = 0, False
+        self._counted, self.pending = 0, False
         self.updates += 1
         # A smaller scale means that the scaler skipped the step; then the schedule waits, too.
         skipped = scaler is not None and scaler.get_scale() < scale
@@ -233,24 +234,24 @@ class TrainStep:
             for buffer, before in zip(self.model.buffers(), self._buffers_before, strict=True):
                 buffer.copy_(before)
         self.optimizer.zero_grad()
-        self.batches, self._samples, self.pending = self._batches_before, 0, False
+        self.batches, self._counted, self.pending = self._batches_before, 0, False
 
     def _weights(self) -> list[Tensor]:
         return [weight for group in self.optimizer.param_groups for weight in group["params"]]
 
     def _average(self) -> bool:
-        """Scale gradients to the mean over all ranks' samples; returns whether there are any."""
-        if self.group.alone and self._samples in (0, self._divisor):
-            return self._samples > 0
+        """Scale gradients to the mean over all ranks' losses; returns whether there are any."""
+        if self.group.alone and self._counted in (0, self._divisor):
+            return self._counted > 0
         gradients = [local(weight.grad) for weight in self._weights() if weight.grad is not None]
         if self.group.alone:
-            scale(gradients, self._divisor / self._samples)
+            scale(gradients, self._divisor / self._counted)
             return True
-        samples = self.group.sum(torch.tensor(float(self._samples), device=self.device))
-        if not self._samples and not samples.item():  # only then is the device waited for
+        losses = self.group.sum(torch.tensor(float(self._counted), device=self.device))
+        if not self._counted and not losses.item():  # only then is the device waited for
             return False
         # The ranks' gradients were averaged, not added up.
-        scale(gradients, self._divisor * self.group.world.size / samples)
+        scale(gradients, self._divisor * self.group.world.size / losses)
         return True
 
     def end_epoch(self, monitored: float | None) -> None:
