@@ -166,7 +166,7 @@ class TrainStep:
         # the end. Until then it is estimated by an average share of this batch's samples, which
         # all ranks know alike, times the batches; update() corrects.
         count = losses.shape[0]
-        if not self._counted:
+        if not self.pending:  # also where this rank has no loss yet: ranks need the same divisor
             ranks = 1 if self.group.alone else self.group.world.size
             total = count if self.group.alone else batch.request.total or count
             self._divisor = max(-(-total // ranks), 1) * self.options.accumulate
