@@ -96,6 +96,17 @@ def test_a_configuration_balances_training_only(trusting):
         assert torch.equal(*(torch.from_numpy(one.indices) for one in both))
 
 
+def test_blocks_are_balanced_by_their_tokens(trusting):
+    words = ["sampler=packed", "sampler.tokens=9", "collate=packed", "batch.size=8"]
+    config = pipeline.compose(*OWN, "transform=none", *words, "batch.balance=tokens ** 2")
+    plans = [DataParts(config, World(rank, 2)).train.plan for rank in range(2)]
+    shares = [plan.request(0, 0, rank, 2).parts for rank, plan in enumerate(plans)]
+    loads = [np.square(parts[:, 1] - parts[:, 0]).sum() for parts in shares]
+    assert max(loads) <= 4 / 3 * np.mean(loads)
+    whole = plans[0].request(0, 0)
+    assert sum(loads) == np.square(whole.parts[:, 1] - whole.parts[:, 0]).sum()
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
