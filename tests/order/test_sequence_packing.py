@@ -10,7 +10,6 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.order import sequence_packing
 from pipeline.order.blocks import best_fit, cut_in_turn
 from pipeline.order.composed import Curriculum, Repeated
-from pipeline.order.mixture import MixtureOrder
 from pipeline.order.plan import Plan
 from pipeline.order.samplers import Random, Sequential, Subset, Weighted
 from pipeline.order.sequence_packing import SequencePacking
@@ -56,7 +55,7 @@ def epoch_of(packed, epoch=0):
     st.sampled_from(list(KINDS)), st.integers(1, 400), st.sampled_from([1, 5, 64, 4096]),
     st.sampled_from(["never", "tail"]), st.integers(1, 9), st.integers(0, 2), st.booleans(),
 )  # fmt: skip
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_every_token_stands_in_one_block_and_no_block_is_too_full(
     kind, count, window, split, size, epoch, stretches
 ):
@@ -108,10 +107,10 @@ def test_any_step_is_the_same_by_itself_and_epochs_differ(split, stretches):
 
 
 def test_a_stretchs_batches_have_at_most_as_many_blocks_as_asked_for():
-    lengths = np.random.default_rng(1).lognormal(5, 1, 200_000).astype(np.int32)
+    lengths = np.random.default_rng(1).lognormal(5, 1, 140_000).astype(np.int32)
     packed = packed_of(lengths, 8, 2048)
     counts = [int(pieces.blocks[-1]) + 1 for pieces in epoch_of(packed)]
-    assert packed._stretch < 200_000 / 10
+    assert packed._stretch < 140_000 / 10
     assert set(counts[:-1]) == {7, 8}
 
 
@@ -154,9 +153,6 @@ ORDERS = {
     "curriculum": lambda: Curriculum(900, 1, TABLE, stages=5),
     "repeated": lambda: Repeated(900, 1, 6, times=3),
     "repeated weighted": lambda: Repeated(900, 1, 4, times=2, order=Weighted(900, 1, TABLE)),
-    "mixture": lambda: MixtureOrder(
-        {"a": 300, "b": 600}, {"a": [(0, 0.9), (20, 0.1)], "b": 0.5}, 1, 4
-    ),
 }
 
 

@@ -64,6 +64,7 @@ def digest(capsys, *words):
     return done.hashes
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("split", ["never", "tail"])
 def test_whoever_makes_a_batch_it_is_the_same(messages, split, capsys):
     words = (*messages, f"sampler.split={split}")
@@ -92,6 +93,7 @@ def test_nor_do_more_workers_and_other_windows_of_them(messages, split, capsys):
     assert digest(capsys, *words, "loader.share=packed", "loader.num_workers=2") == expected
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("words", [
     ["sampler.order={_target_: pipeline.order.samplers.Weighted, column: label}"],
     ["sampler.order={_target_: pipeline.order.samplers.Subset, fraction: 0.5}",
@@ -106,12 +108,13 @@ def test_other_orders_are_packed(messages, words, capsys):
     )
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("more", [
     ["sampler.split=tail", "trainer.accumulate=2", "trainer.max_epochs=1"],
-    pytest.param(["trainer.overfit_batches=3"], marks=pytest.mark.stress),
-    pytest.param(["collate.pad_to=256", f"model._target_={__name__}.Rows",
+    ["trainer.overfit_batches=3"],
+    ["collate.pad_to=256", f"model._target_={__name__}.Rows",
                   "objective.inputs=[tokens,document_ids]",
-                  "trainer.limit_batches.train=7"], marks=pytest.mark.stress),
+                  "trainer.limit_batches.train=7"],
 ])  # fmt: skip
 def test_a_run_that_is_left_ends_as_one_that_was_not(messages, more, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_TRUST", "tests")

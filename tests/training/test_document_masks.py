@@ -122,6 +122,7 @@ def test_loss_and_gradients_are_those_of_the_documents_one_by_one(way, pad_to):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("pad_to", [T, None])
 def test_flex_attention_has_the_same_losses(pad_to):
     """Forward alone, since torch has no backward of it on the CPU."""
