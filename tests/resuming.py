@@ -21,6 +21,7 @@ from pipeline.loading.flatten import Flatten
 from pipeline.loading.loader import Loader
 from pipeline.loading.stream_fetch import StreamFetch
 from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.costs import Arithmetic, PartCosts, RowCosts
 from pipeline.order.plan import Plan
 from pipeline.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
 from pipeline.order.sequence_packing import SequencePacking
@@ -191,7 +192,7 @@ class Written(Observer):
 
     def on_epoch_end(self, record):
         timed = ("seconds", "samples_per_second", "tokens_per_second", "wait_share",
-                 "worker_deaths")  # fmt: skip
+                 "rank_wait_share", "worker_deaths")  # fmt: skip
         kept = {k: v for k, v in record.items() if k not in timed and not k.startswith("ms/")}
         self.records.append(kept)
 
@@ -206,6 +207,7 @@ class Case:
     buffer: int = 0
     options: dict = field(default_factory=dict)
     reduction: str = "none"
+    balance: str | None = None  # what a row costs, by which ranks are balanced
     plain: bool = False  # no dropout and no batch norm, which depend on who has which share
     packed: dict | None = None  # options of packed sequences
     pad_to: int | None = None  # of their blocks
@@ -219,7 +221,8 @@ class Case:
             sampler = SequencePacking(LENGTH, 0, table, size, order=order, **length)
             collate = Flatten(labels=True, pad_to=self.pad_to)
             fetch = Fetch(Texts(), None if val else Drop(), collate, 0, True)
-            return Loader(Plan(sampler, size), fetch, options, world)
+            costs = PartCosts(Arithmetic(self.balance, "batch.balance")) if self.balance else None
+            return Loader(Plan(sampler, size, costs=costs), fetch, options, world)
         if self.stream is not None and not val:
             order = StreamOrder(0, buffer=self.buffer, shuffle_shards=True)
             fetch = StreamFetch(
@@ -228,7 +231,11 @@ class Case:
             return Loader(StreamPlan(order, size), fetch, options, world)
         sampler = Sequential(LENGTH) if val else SAMPLERS[self.sampler]()
         fetch = Fetch(self.dataset(), None if val else Noise(), Stack(), 0, True)
-        return Loader(Plan(sampler, size), fetch, options, world)
+        costs = None
+        if self.balance is not None and not val:
+            columns = {"length": TABLE.length.to_numpy()}
+            costs = RowCosts(Arithmetic(self.balance, "batch.balance"), columns)
+        return Loader(Plan(sampler, size, costs=costs), fetch, options, world)
 
     def model(self):
         torch.manual_seed(0)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from pipeline.build.costs import costs_of, sample_costs
 from pipeline.build.kept import RowChoice, chosen
 from pipeline.build.mixtures import recorded_mixture
 from pipeline.build.samples import collate_of, dataset_of, fields_of, lengths_told, sampler_of
@@ -24,7 +25,7 @@ from pipeline.distributed.world import World, from_environment
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.bad_samples import BadSamples
 from pipeline.loading.budget import Budget, epoch_length
-from pipeline.loading.dataset_facts import classes_of, facts_of, table_of
+from pipeline.loading.dataset_facts import classes_of, facts_of
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.kept_rows import unfiltered_fingerprint
 from pipeline.loading.loader import Loader
@@ -32,7 +33,7 @@ from pipeline.loading.named_fields import Fields
 from pipeline.loading.stream_fetch import StreamFetch
 from pipeline.loading.workers.backends import BackendName, LoaderOptions
 from pipeline.order.plan import Plan, not_empty
-from pipeline.order.samplers import Sequential, column_of
+from pipeline.order.samplers import Sequential
 from pipeline.order.streams import StreamOrder, StreamPlan, is_stream, length_of
 from pipeline.packing.packing import backend_for, pack
 from pipeline.packing.recipe import Recipe, fits
@@ -269,11 +270,14 @@ class Split:
                 order = make(config.sampler, "sampler", {"seed": config.seed})
             return StreamPlan(order, self._batch_size, tail, length_of(dataset), *short)
         sampler: Any = Sequential(len(dataset))
+        steps, costs = self.transform.steps, None
+        if self._is_train:
+            costs = costs_of(config, dataset, self.data.fields, steps, self._packs)
         if self._is_train or self._packs:
-            given = (config, dataset, self._batch_size, self.data.fields, self.transform.steps)
+            given = (config, dataset, self._batch_size, self.data.fields, steps)
             sampler = sampler_of(*given, order=None if self._is_train else sampler)
         together = self.batch_transform.together
-        return not_empty(Plan(sampler, self._batch_size, tail, together, *short))
+        return not_empty(Plan(sampler, self._batch_size, tail, together, *short, costs=costs))
 
     @property
     def _packs(self) -> bool:
@@ -320,20 +324,9 @@ class Split:
             self.plan, self.fetch(hashed, whole=False), self.loader_options(), self.data.world,
             self.fingerprint,
             batch_transform=(self.batch_transform or None) if self.data.on_device else None,
-            budget=self.budget, share=share, costs=self._costs(),
+            budget=self.budget, share=share,
+            costs=sample_costs(self.config, self.dataset, self.data.fields),
         )  # fmt: skip
-
-    def _costs(self) -> Any:
-        """The column `loader.cost`; None without one, and of a stream, which has no table."""
-        name = self.config.loader.cost
-        if name is None or is_stream(self.dataset):
-            return None
-        table = table_of(self.dataset, self.data.fields)
-        costs = column_of(table, name, "cost", "loader")
-        if costs.dtype.kind not in "iuf":
-            reason = f"column {name!r} holds {costs.dtype}, and costs are numbers"
-            raise ConfigError(Problem("loader.cost", reason))
-        return costs
 
     def loader_options(self, backend: BackendName | None = None) -> LoaderOptions:
         """The section `loader`, resolved for this split.

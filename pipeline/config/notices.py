@@ -26,6 +26,9 @@ def find(config: Config) -> Iterator[str]:
     if processes and isinstance(count, int) and count > _MOST_PER_CORE * cores:
         yield (f"loader.num_workers: {count} processes for {cores} cores, which is likely to be "
                "slower than fewer; loader=fast finds out how many help")  # fmt: skip
+    if config.batch.balance is not None and config.distributed.strategy == "none":
+        yield ("batch.balance: there is one rank, which has all rows of a batch; set "
+               "distributed=ddp for more")  # fmt: skip
     yield from _unused_batch_size(config)
     yield from _decoding_without_gpu(config)
     idle = world.outside_of_srun()

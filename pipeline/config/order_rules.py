@@ -12,7 +12,9 @@ from pipeline.config.messages import nearest, not_allowed
 from pipeline.config.nodes import called, datasets
 from pipeline.config.schema import Config
 from pipeline.config.signatures import arguments
+from pipeline.errors import ConfigError
 from pipeline.order.composed import Repeated
+from pipeline.order.costs import TOKENS, Arithmetic
 from pipeline.order.samplers import BatchStrategy
 from pipeline.order.streams import StreamOrder, is_stream
 
@@ -201,4 +203,48 @@ def mixture(config: Config, found: Found) -> Messages:
             )
 
 
-RULES = (columns, tail, packing, distributed_sampler, mixture, nested_order, repetitions)
+def balance(config: Config, found: Found) -> Messages:
+    """Ranks are balanced by columns that the dataset has; of rows in blocks, by their tokens."""
+    if config.batch.balance is None:
+        return
+    try:
+        names = Arithmetic(config.batch.balance, "batch.balance").names
+    except ConfigError as error:
+        yield from map(str, error.problems)
+        return
+    if config.batch.size is None:
+        yield (
+            "batch.balance: deals the rows of a batch to ranks, but batch.size=null passes samples "
+            "through one by one; set batch.size, or batch.balance=null"
+        )
+    if getattr(found.get("sampler"), "packs", False):
+        others = [name for name in names if name != TOKENS]
+        if others:
+            yield (
+                f"batch.balance: {others[0]!r}, but the sampler packs rows into blocks, of which "
+                f"only the number of each row's {TOKENS} is known; write e.g. {TOKENS} ** 2"
+            )
+        return
+    for key, dataset in datasets_found(config, found):
+        if key == "dataset.val":
+            continue
+        if is_stream(dataset):
+            yield (
+                f"batch.balance: {dataset.__name__} is a stream, whose rows have no costs before "
+                "they are read; set batch.balance=null"
+            )
+            continue
+        known = getattr(dataset, "columns", None)
+        if not isinstance(known, (list, tuple)):  # the build finds out
+            continue
+        for name in names:
+            if name not in known:
+                yield (
+                    f"batch.balance: {dataset.__name__} has no metadata column {name!r}"
+                    f"{nearest(name, known)}; it has {', '.join(known)}"
+                )
+
+
+RULES = (
+    columns, tail, packing, distributed_sampler, mixture, nested_order, repetitions, balance,
+)  # fmt: skip

@@ -35,6 +35,7 @@ class BatchSection(Section):
     size: Count | None
     tail: Literal["keep", "drop", "pad"]
     val_size: Count | None
+    balance: str | None = None
 
 
 class TransformSection(Section):

@@ -128,15 +128,14 @@ def baseline(
         data.train.fetch(), transform=data.val.transform,
         batch_transform=data.val.batch_transform or None,
     )  # fmt: skip
-    packed = getattr(plan.sampler, "packs", False)
-    if (
-        not isinstance(plan, StreamPlan) and not packed
-    ):  # not in the sampler's order, which may weigh samples
+    if isinstance(plan, StreamPlan):  # the first records, whatever trainer.skip leaves out
+        plan = StreamPlan(plan.sampler, plan.batch_size, plan.tail, plan.length, plan.most)
+    elif getattr(plan.sampler, "packs", False):
+        plan = Plan(plan.sampler, plan.batch_size, plan.tail, plan.together, plan.most)
+    else:  # not in the sampler's order, which may weigh samples
         count = min(len(dataset), BASELINE_SAMPLES)
         rows = np.linspace(0, len(dataset) - 1, count).round().astype(np.int64).tolist()
         plan = Plan(Subset(len(dataset), 0, indices=rows, shuffle=False), plan.batch_size)
-    else:  # the first batches, whatever trainer.skip leaves out
-        plan = StreamPlan(plan.sampler, plan.batch_size, plan.tail, plan.length, plan.most)
     options = replace(loader.options, persistent_workers=False)
     alone = replace(loader.world, rank=0, size=1)
     share = share_of(data.train, use="baseline", world=alone)

@@ -25,6 +25,7 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import hash_of_rows, row_hashes
 from pipeline.order.address import Address
 from pipeline.order.randomness import hash64_each, hash64_last
+from pipeline.training.own_time import OwnTime, RankWaiting
 
 
 class NonFiniteLossError(PenstockError):
@@ -64,21 +65,28 @@ class EpochMetrics:
     def __init__(self, group: Group, state: Mapping[str, float] | None = None) -> None:
         state = state or {}
         self._group = group
-        self._pending: list[tuple[Batch, Tensor, int]] = []
+        self._pending: list[tuple[Batch, Tensor, int, OwnTime | None]] = []
         self._total = float(state.get("total", 0.0))
         self.samples = int(state.get("samples", 0))
         self.losses = int(state.get("losses", self.samples))
         self.deaths = int(state.get("deaths", 0))
         self._window_total = float(state.get("window_total", 0.0))
         self._window_losses = int(state.get("window_samples", 0))
+        of_ranks = (float(state.get(name, 0.0)) for name in ("ranks_took", "ranks_waited"))
+        self._ranks = RankWaiting(*of_ranks)
         self._before = float(state.get("seconds", 0.0))
         self._waited_before = float(state.get("waited", 0.0))
         self._began = time.perf_counter()
 
-    def add(self, batch: Batch, losses: Tensor) -> None:
-        """Count a batch; `losses` are those of this rank, as of the objective, on the device."""
+    def add(self, batch: Batch, losses: Tensor, own_time: OwnTime | None = None) -> None:
+        """Count a batch.
+
+        Args:
+            losses: of this rank, as of the objective, on the device.
+            own_time: for which this rank computed; None: not measured.
+        """
         # Without the fields, which would keep the epoch's data in memory.
-        self._pending.append((batch.replace({}), losses.sum(), losses.shape[0]))
+        self._pending.append((batch.replace({}), losses.sum(), losses.shape[0], own_time))
 
     def drop_from(self, address: Address) -> None:
         """Forget batches from that address on: they will be trained on again."""
@@ -92,15 +100,18 @@ class EpochMetrics:
         """
         if not self._pending:
             return []
-        batches, sums, counts = zip(*self._pending, strict=True)
+        batches, sums, counts, times = zip(*self._pending, strict=True)
         self._pending.clear()
         losses = self._group.sum(torch.stack(sums).double()).tolist()
         rows = [None if batch.hashes is None else row_hashes(batch) for batch in batches]
         left_out = [getattr(batch, "left_out", ()) for batch in batches]
+        seconds = [None if one is None else one.seconds for one in times]
         samples = [len(one.positions) if one.valid is None else int(one.valid.sum())
                    for one in batches]  # fmt: skip
         own = [*zip(samples, counts, _orders(batches), rows, left_out, strict=True)]
-        ranks = self._group.gather(own)
+        ranks, took = zip(*self._group.gather((own, seconds)), strict=True)
+        for of_batch in zip(*took, strict=True):
+            self._ranks.add(of_batch)
         by_batch = zip(*ranks, strict=True)
         counted = [_step(*one) for one in zip(batches, losses, by_batch, strict=True)]
         for step, weight in counted:
@@ -134,7 +145,10 @@ class EpochMetrics:
 
     def speed(self, waited: float) -> dict[str, float]:
         """Samples a second over all ranks (and tokens, where those have losses of their own), and
-        this rank's share of time spent waiting.
+        this rank's share of time spent waiting for data.
+
+        With several ranks also the share of forward and backward passes in which they waited for
+        each other, if that was measured.
 
         Args:
             waited: seconds, from the loader's statistics.
@@ -143,7 +157,10 @@ class EpochMetrics:
         speed = {"samples_per_second": self.samples / seconds}
         if self.losses != self.samples:
             speed["tokens_per_second"] = self.losses / seconds
-        return {**speed, "wait_share": min((self._waited_before + waited) / seconds, 1.0)}
+        speed["wait_share"] = min((self._waited_before + waited) / seconds, 1.0)
+        if self._ranks.share is not None:
+            speed["rank_wait_share"] = self._ranks.share
+        return speed
 
     def state_dict(self, waited: float, deaths: int = 0) -> dict[str, float]:
         """State to resume the epoch from; call `read` first.
@@ -157,6 +174,7 @@ class EpochMetrics:
             "window_total": self._window_total, "window_samples": self._window_losses,
             "seconds": self.seconds,
             "waited": self._waited_before + waited, "deaths": deaths,
+            "ranks_took": self._ranks.longest, "ranks_waited": self._ranks.waited,
         }  # fmt: skip
 
 

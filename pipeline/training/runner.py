@@ -34,6 +34,7 @@ from pipeline.runs.memory import Memory
 from pipeline.training.epoch_metrics import EpochMetrics, NonFiniteLossError, Step, order_hash
 from pipeline.training.objective import Objective
 from pipeline.training.observer import Observer, Record
+from pipeline.training.speed import predicted_waiting, speed
 from pipeline.training.train_step import TrainOptions, TrainStep
 from pipeline.training.validation import validate
 
@@ -318,7 +319,7 @@ def train_epoch(
         # A run that was stopped in the validation after its last step has no batch left.
         for batch in () if train_step.finished else in_turns(batches, turn):
             losses = train_step.learn(batch)
-            epoch_metrics.add(batch, losses)
+            epoch_metrics.add(batch, losses, train_step.own_time)
             for observer in observers:
                 observer.on_losses(losses)
                 observer.on_batch(batch)
@@ -340,7 +341,8 @@ def train_epoch(
     return {
         "epoch": epoch, "step": train_step.updates, "train/loss": epoch_metrics.mean,
         "lr": train_step.lr, "seconds": epoch_metrics.seconds,
-        **_speed(train_step, loader, epoch_metrics),
+        **speed(train_step, loader, epoch_metrics),
+        **predicted_waiting(train_step.group, loader, epoch),
     }  # fmt: skip
 
 
@@ -354,7 +356,7 @@ def _step(
         return
     _tell(observers, epoch_metrics.read())
     record = {"epoch": epoch, "step": train_step.updates, "train/loss": epoch_metrics.window,
-              "lr": train_step.lr, **_speed(train_step, loader, epoch_metrics)}  # fmt: skip
+              "lr": train_step.lr, **speed(train_step, loader, epoch_metrics)}  # fmt: skip
     epoch_metrics.begin_window()
     for observer in observers:
         observer.on_log(record)
@@ -364,18 +366,6 @@ def _tell(observers: Sequence[Observer], steps: Sequence[Step]) -> None:
     if steps:
         for observer in observers:
             observer.on_steps(steps)
-
-
-def _speed(train_step: TrainStep, loader: Loader, epoch_metrics: EpochMetrics) -> Record:
-    """Samples a second and dead workers of all ranks; waiting and milliseconds of this one."""
-    stats, gather = loader.stats, train_step.group.gather
-    shared = {} if loader.share is None else {"shared_batches": sum(gather(stats.shared))}
-    return {
-        **epoch_metrics.speed(stats.wait_seconds),
-        **{f"ms/{stage}": 1000 * seconds / max(stats.samples, 1)
-           for stage, seconds in stats.stages.items()},
-        "worker_deaths": sum(gather(stats.deaths)), **shared,
-    }  # fmt: skip
 
 
 def _is_best(record: Record, best: Record | None, options: TrainOptions) -> bool:

@@ -26,6 +26,7 @@ from pipeline.loading.batch import Batch
 from pipeline.order.randomness import hash64_on
 from pipeline.torch_internals import scale
 from pipeline.training.objective import Objective
+from pipeline.training.own_time import OwnTime
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Mode = Literal["min", "max"]
@@ -90,6 +91,7 @@ class TrainStep:
         batches: batches learned from.
         updates: optimizer steps taken.
         averaged: the running mean of the weights, from the first step on; None without `ema`.
+        own_time: of the last batch; None where it cannot be told from waiting for other ranks.
     """
 
     def __init__(
@@ -119,6 +121,12 @@ class TrainStep:
         self.pending = False  # whether there are gradients since the last update
         self._counted = 0  # losses of this rank in them
         self._divisor = 1  # of those gradients
+        self._measures = (
+            group.world.size > 1
+            and self._parallel.strategy == "ddp"
+            and not (self._parallel.sync_batchnorm and self.device.type == "cuda")
+        )
+        self.own_time: OwnTime | None = None
         self._share, self._each = 0.0, torch.empty(0)  # the last gradient of the losses
         self._batches_before, self._buffers_before = 0, list[Tensor]()  # at the last update
 
@@ -151,13 +159,14 @@ class TrainStep:
             torch.cuda.manual_seed_all(key)
         if self._parallel.strategy == "fsdp":  # as DDP does by itself
             same_buffers(self.model, self.group)
+        self.own_time = OwnTime(self.device) if self._measures else None
         with autocast(self.device, self.options.precision):
             losses, _ = self.objective(self._forward, batch)
         # The mean is over the losses of all accumulated batches, whose number is known only at
         # the end. Until then it is estimated by an average share of this batch's samples, which
         # all ranks know alike, times the batches; update() corrects.
         count = losses.shape[0]
-        if not self._counted:
+        if not self.pending:  # also where this rank has no loss yet: ranks need the same divisor
             ranks = 1 if self.group.alone else self.group.world.size
             total = count if self.group.alone else batch.request.total or count
             self._divisor = max(-(-total // ranks), 1) * self.options.accumulate
@@ -168,6 +177,8 @@ class TrainStep:
         share, last = 1 / self._divisor, self._each
         if self._share != share or last.shape != losses.shape or last.dtype != losses.dtype:
             self._share, self._each = share, torch.full_like(losses, share)
+        if self.own_time is not None:
+            self.own_time.end_after(losses)
         self.scaler.scale(losses).backward(self._each)
         return losses.detach()
 

@@ -11,7 +11,7 @@ PART = {"_target_": "a.b"}
 del_ = object()
 GOOD = {
     "seed": 0,
-    "batch": {"size": 8, "tail": "keep", "val_size": None},
+    "batch": {"size": 8, "tail": "keep", "val_size": None, "balance": None},
     "run_dir": "outputs/x",
     "cache_dir": "data/cache",
     "dataset": PART,

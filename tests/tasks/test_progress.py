@@ -73,6 +73,15 @@ def test_a_line_an_epoch_where_there_is_no_terminal(capsys):
     )
 
 
+def test_ranks_that_wait_for_each_other():
+    several = RECORD | {"rank_wait_share": 0.03}
+    assert progress.describe(several).endswith("7% waiting  3% waiting for other ranks")
+    by_cost = {"rank_wait_share_contiguous": 0.21, "rank_wait_share_by_cost": 0.011}
+    assert progress.describe(several | by_cost).endswith(
+        "3% waiting for other ranks (by cost 1%, contiguous 21%)"
+    )
+
+
 def test_none_is_silent(capsys):
     display = progress.make("none", loader(), 12)
     display.on_epoch_start(0, 10, 0)

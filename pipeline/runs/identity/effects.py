@@ -215,7 +215,8 @@ def _rules() -> Iterator[tuple[str, Judge]]:
     yield "trainer.device", _device
     yield "transform.batch_on", _batch_place
     yield "loader.in_order", _always(Effect.WEIGHTS, "the order in which batches arrive")
-    yield "distributed", _ranks
+    for key in ("distributed", "batch.balance"):
+        yield key, _ranks
     for key in ("distributed.timeout", "distributed.max_restarts"):
         yield key, _NEITHER
 
