@@ -101,7 +101,7 @@ class Mixture(Dataset[Any]):
     def metadata(self) -> pd.DataFrame:
         """The tables of all sources, with `source` as the first column; it is made anew each time.
 
-        A column that a source lacks has no values in its rows.
+        A column that a source lacks has no values in its rows; `path` is as `path(index)` has it.
         """
         import pandas as pd
 
@@ -110,7 +110,11 @@ class Mixture(Dataset[Any]):
             table: Any = getattr(source, "metadata", None)
             if not hasattr(table, "columns"):
                 table = pd.DataFrame(index=range(len(source)))
-            tables.append(table.assign(source=name).reset_index(drop=True))
+            table = table.assign(source=name).reset_index(drop=True)
+            if "path" in table.columns:
+                own = table["path"] if hasattr(source, "path") else table.index
+                table["path"] = f"{name}/" + own.astype(str)
+            tables.append(table)
         whole = pd.concat(tables, ignore_index=True)
         names = [name for name in whole.columns if name != "source"]
         return whole[["source", *names]].astype({"source": "category"})
@@ -164,6 +168,10 @@ class Mixture(Dataset[Any]):
             return self._rows_at_once
         if name == "lengths" and offered and all(offered):
             return EndToEnd([source.lengths for source in parts])
+        if name == "text_lengths" and offered and all(offered):
+            return lambda length, counting: np.concatenate(
+                [source.text_lengths(length, counting) for source in parts]
+            )
         if name == "locality" and any(offered):
             return self._locality
         remote = [one for one in parts if getattr(one, "remote_files", None) is not None]

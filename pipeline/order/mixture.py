@@ -102,6 +102,10 @@ class MixtureOrder(Order):
         self._stages, self._end = self._lay_out(mixing)
         self._starts = np.array([stage.start for stage in self._stages], np.int64)
 
+    @property
+    def even(self) -> bool:
+        return len(self._stages) == 1 and all(order.even for order in self._orders)
+
     def size(self, epoch: int) -> int:
         """Positions of an epoch; fewer, and then none, where all sources have given their passes"""
         return max(0, min(self._size, self._end - epoch * self._size))

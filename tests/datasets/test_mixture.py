@@ -109,3 +109,25 @@ def test_what_cannot_be_joined_is_refused():
         Mixture({"a": Rows(0, 1), "b": StreamMixture({"a": Rows(0, 1)})})
     with pytest.raises(ConfigError, match=r"dataset\.sources: is empty"):
         Mixture({})
+
+
+def test_a_table_has_the_paths_that_rows_have():
+    class Tabled(Many):
+        @property
+        def metadata(self):
+            return pd.DataFrame({"path": [self.path(row) for row in range(self.length)]})
+
+    data = Mixture({"a": Rows(0, 3), "b": Tabled(100, 20)})
+    assert data.metadata["path"].iloc[3:].tolist() == [data.path(row) for row in range(3, 23)]
+    both = Mixture({"a": Tabled(0, 2), "b": Tabled(100, 2)})
+    assert both.metadata["path"].tolist() == ["a/0.bin", "a/1.bin", "b/0.bin", "b/1.bin"]
+
+
+def test_texts_are_counted_by_their_sources():
+    class Texts(Many):
+        def text_lengths(self, length, name):
+            return np.array([length("x" * row) for row in range(self.length)], np.int32)
+
+    data = Mixture({"a": Texts(0, 3), "b": Texts(100, 2)})
+    assert data.text_lengths(len, "letters").tolist() == [0, 1, 2, 0, 1]
+    assert not hasattr(Mixture({"a": Texts(0, 3), "b": Many(100, 2)}), "text_lengths")

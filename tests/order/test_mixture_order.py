@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
 from pipeline.order.mixture import MixtureOrder
-from pipeline.order.samplers import Weighted
+from pipeline.order.samplers import Sequential, Weighted
 from pipeline.order.weights import Mixing, change
 
 
@@ -186,3 +186,11 @@ def test_any_position_is_found_without_those_before():
 def test_wrong_weights_are_named(given_weights, message):
     with pytest.raises(ConfigError, match=message):
         MixtureOrder(Mixing({"a": 3, "b": 4}, given_weights), 0, 8)
+
+
+def test_only_constant_shares_of_random_rows_are_the_same_everywhere():
+    lengths = {"a": 1000, "b": 500}
+    assert MixtureOrder(Mixing(lengths, {"a": 2, "b": 1}), 0, 8).even
+    assert not MixtureOrder(Mixing(lengths, {"a": [(0, 2), (9, 1)], "b": 1}), 0, 8).even
+    given = {"a": Sequential(1000)}
+    assert not MixtureOrder(Mixing(lengths, {"a": 2, "b": 1}), 0, 8, sources=given).even
