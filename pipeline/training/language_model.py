@@ -38,7 +38,7 @@ class LanguageModel(nn.Module):
 
     Forward: tokens, position_ids, document_ids of `Flatten`, int64[B, T] or [N] -> logits
     float[B, T, num_tokens] or [N, num_tokens].
-    Cost at width 128, 3 layers and 2048 tokens: 850,000 weights, 0.11 ms a token forwards and
+    Cost at width 128, 3 layers and 2048 tokens: 850,000 weights, 0.09 ms a token forwards and
     backwards on one core.
 
     Args:
