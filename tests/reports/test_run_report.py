@@ -140,6 +140,7 @@ def run_missing(folder):
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.stress
 def test_the_verdict_and_what_comes_next(runs):
     done = RunRecord.read(runs / "done")
     best, baseline = done.manifest["best"]["val/nme"], done.manifest["baseline"]["nme"]
