@@ -45,10 +45,10 @@ HEADERS = ("rows.h", "region.h", "resample.h", "resample_avx2.h")
 MATHS = ["m"] if os.name == "posix" else []
 
 
-def extension(name, *sources, libraries=()):
+def extension(name, *sources, libraries=(), common=COMMON):
     return Extension(
         f"pipeline.native.{name}",
-        [NATIVE + source for source in (*sources, *COMMON)],
+        [NATIVE + source for source in (*sources, *common)],
         depends=[NATIVE + header for header in HEADERS],
         libraries=[*libraries, *MATHS],
         optional=True,
@@ -60,5 +60,6 @@ setup(
     ext_modules=[
         extension("jpeg", "jpeg.c", "region.c", libraries=["jpeg"]),
         extension("pixels", "pixels.c"),
+        extension("tokens", "tokens.c", common=()),
     ],
 )

@@ -1,90 +1,148 @@
-"""Several datasets read as one stream, in proportion to weights.
+"""Several map-style datasets as one, whose rows `sampler=mixture` chooses in proportion to weights.
 
-At each position a counter-based draw from (seed, epoch, position) chooses one source, which gives
-its next record. Sources may be streams or map-style; every pass of the latter is a random order.
-Cost: reading the sources, and 2 us a record for the choice; of map-style sources only the records
-that an executor owns are read.
+Rows are numbered through the sources in their order, so a source that is added last changes no
+number. What sources have in common is handed on: facts, classes, tables, files, where rows lie.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate, count
-from typing import Any, Literal
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from torch.utils.data import IterableDataset
+import numpy.typing as npt
+from torch.utils.data import Dataset, IterableDataset
 
 from pipeline.datasets.reading.data_file import DataFile
 from pipeline.errors import ConfigError, Problem
-from pipeline.order.permutation import Permutation
-from pipeline.order.randomness import hash64, uniform
+from pipeline.order.columns import EndToEnd
+from pipeline.order.randomness import hash64
 
-Record = tuple[str, Any]
+if TYPE_CHECKING:
+    import pandas as pd
 
-_AT_ONCE = 1024  # random numbers and rows that are computed together
-_END = object()  # of a source
+IntArray = npt.NDArray[np.int64]
 
 
-class Mixture(IterableDataset[Record]):
-    """Records of several sources, interleaved at random.
+class Mixture(Dataset[Any]):
+    """Rows of several sources.
+
+    The arguments after `sources` are for the order, and documented at `pipeline.order.weights`.
 
     Args:
-        sources: datasets by name; map-style, or streams as `pipeline.order.streams` reads them. The
-            build hands `split` to each of them as well.
-        split: "train" mixes as `stop` says; "val" gives every record once.
-        weights: chance of each source at a position, by name; None weighs by length, which every
-            source must then have.
-        stop: "all" gives every record of every source once, and continues with the others when one
-            ends; "first" stops where a source ends; "never" starts it again.
-        seed: another seed, another mixture.
+        sources: map-style datasets by name. The build hands `split` to each of them as well.
+
+    Attributes:
+        mixing: those other arguments, by name.
+        source_lengths: rows of each source, by name.
     """
+
+    mixes = True
 
     def __init__(
         self,
         sources: Mapping[str, Any],
-        split: str = "train",
-        weights: Mapping[str, float] | None = None,
-        stop: Literal["all", "first", "never"] = "all",
-        seed: int = 0,
+        weights: Mapping[str, Any] | None = None,
+        linear: bool = False,
+        knots: Literal["steps", "samples"] = "steps",
+        passes: Mapping[str, int] | None = None,
+        stop: Literal["all", "first"] = "all",
+        num_samples: int | None = None,
     ) -> None:
-        if weights is None:
-            weights = {name: float(len(source)) for name, source in sources.items()}
-        _check(sources, weights, stop)
+        if not sources:
+            raise ConfigError(Problem("dataset.sources", "is empty; name at least one dataset"))
+        for name, source in sources.items():
+            stream = not hasattr(source, "__getitem__") or isinstance(source, IterableDataset)
+            if stream or not hasattr(source, "__len__"):
+                raise ConfigError(
+                    Problem(f"dataset.sources.{name}", f"{type(source).__name__} is a stream, "
+                            "whose rows cannot be chosen; set dataset=mixture_stream, which reads "
+                            "all sources forwards")
+                )  # fmt: skip
         self.sources = dict(sources)
-        self.weights = [float(weights[name]) for name in sources]
-        self.stop = stop if split == "train" else "all"
-        self.seed = seed
-        self._epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Read `epoch` from now on."""
-        self._epoch = epoch
+        self.mixing = {
+            "weights": weights, "linear": linear, "knots": knots, "passes": passes or {},
+            "stop": stop, "num_samples": num_samples,
+        }  # fmt: skip
+        self.source_lengths = {name: len(source) for name, source in sources.items()}
+        self._firsts = np.cumsum([0, *self.source_lengths.values()], dtype=np.int64)
+        self._parts = list(self.sources.values())
+        if all(getattr(source, "draws", None) is False for source in self._parts):
+            self.draws = False
 
     def __len__(self) -> int:
-        if self.stop != "all":
-            raise TypeError("only a mixture with stop='all' knows its length")
-        return sum(len(source) for source in self.sources.values())
+        return int(self._firsts[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        source, row = self.place_of(index)
+        return self.sources[source][row]
+
+    def place_of(self, index: int) -> tuple[str, int]:
+        """The name of a row's source, and its row there; IndexError outside of all."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} does not exist; there are {len(self)} rows")
+        number = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        return list(self.sources)[number], int(index - self._firsts[number])
+
+    def path(self, index: int) -> str:
+        """The file of a row, after the name of its source; the row's number where it has none."""
+        name, row = self.place_of(index)
+        source = self.sources[name]
+        return f"{name}/{source.path(row) if hasattr(source, 'path') else row}"
+
+    def check(self, index: int) -> str | None:
+        """The error of a row that can be read, as its source finds it."""
+        name, row = self.place_of(index)
+        source = self.sources[name]
+        return source.check(row) if hasattr(source, "check") else None
+
+    @property
+    def metadata(self) -> pd.DataFrame:
+        """The tables of all sources, with `source` as the first column; it is made anew each time.
+
+        A column that a source lacks has no values in its rows; `path` is as `path(index)` has it.
+        """
+        import pandas as pd
+
+        tables = []
+        for name, source in self.sources.items():
+            table: Any = getattr(source, "metadata", None)
+            if not hasattr(table, "columns"):
+                table = pd.DataFrame(index=range(len(source)))
+            table = table.assign(source=name).reset_index(drop=True)
+            if "path" in table.columns:
+                own = table["path"] if hasattr(source, "path") else table.index
+                table["path"] = f"{name}/" + own.astype(str)
+            tables.append(table)
+        whole = pd.concat(tables, ignore_index=True)
+        names = [name for name in whole.columns if name != "source"]
+        return whole[["source", *names]].astype({"source": "category"})
 
     @property
     def facts(self) -> dict[str, int]:
         """The facts that all sources share."""
-        facts = [dict(getattr(source, "facts", {})) for source in self.sources.values()]
+        facts = [dict(getattr(source, "facts", {})) for source in self._parts]
         return {k: v for k, v in facts[0].items() if all(other.get(k) == v for other in facts)}
 
     @property
+    def classes(self) -> list[str]:
+        """The classes, if all sources have the same ones; else none."""
+        found = [list(getattr(source, "classes", ())) for source in self._parts]
+        return found[0] if all(one == found[0] for one in found) else []
+
+    @property
     def fingerprint(self) -> str:
-        """Changes with any source's, with the weights, the rule for stopping and the seed."""
-        return self._joined(str(getattr(one, "fingerprint", "")) for one in self.sources.values())
+        """Changes with any source's, with their names and order, and with how they are mixed."""
+        return self._joined(getattr(one, "fingerprint", len(one)) for one in self._parts)
 
     def names_fingerprint(self) -> str:
         """The same without the sizes of the sources' files."""
         return self._joined([self._own(name, "names_fingerprint")() for name in self.sources])
 
-    def _joined(self, fingerprints: Iterable[str]) -> str:
-        names = [*self.sources, *fingerprints, *map(str, self.weights), self.stop]
-        return f"{hash64(self.seed, *names):016x}"
+    def _joined(self, fingerprints: Iterable[object]) -> str:
+        mixing = json.dumps(self.mixing, sort_keys=True)
+        return f"{hash64(0, *self.sources, *map(str, fingerprints), mixing):016x}"
 
     def data_files(self) -> Iterator[DataFile]:
         """The files of all sources, under `source/name`."""
@@ -102,86 +160,54 @@ class Mixture(IterableDataset[Record]):
             raise ConfigError(Problem("dataset.fingerprint", reason))
         return getattr(source, method)
 
-    def __iter__(self) -> Iterator[Record]:
-        names = list(self.sources)
-        streams = [self._records(name, 0) for name in names]
-        passes = [0] * len(names)
-        weights = list(self.weights)
-        points = self._points()
-        point = next(points)
-        while any(weights):
-            # The source at `point`; those that have ended weigh nothing, the others as before.
-            sums = list(accumulate(weights))
-            last = max(number for number, weight in enumerate(weights) if weight)
-            chosen = min(bisect_right(sums, point * sums[-1]), last)
-            record = next(streams[chosen], _END)
-            if record is not _END:
-                point = next(points)
-                yield names[chosen], record
-            elif self.stop == "first":
-                return
-            elif self.stop == "all":
-                weights[chosen] = 0.0
-            else:
-                passes[chosen] += 1
-                streams[chosen] = self._records(names[chosen], passes[chosen])
+    def __getattr__(self, name: str) -> Any:
+        """Members that only some sources have, and that others ask for with `hasattr`."""
+        parts = self.__dict__.get("_parts", ())  # copy and pickle look before there are any
+        offered = [hasattr(source, name) for source in parts]
+        if name == "__getitems__" and offered and all(offered):
+            return self._rows_at_once
+        if name == "lengths" and offered and all(offered):
+            return EndToEnd([source.lengths for source in parts])
+        if name == "text_lengths" and offered and all(offered):
+            return lambda length, counting: np.concatenate(
+                [source.text_lengths(length, counting) for source in parts]
+            )
+        if name == "locality" and any(offered):
+            return self._locality
+        remote = [one for one in parts if getattr(one, "remote_files", None) is not None]
+        if name in ("remote_files", "files_of") and len(remote) == 1:  # one process fetches
+            return remote[0].remote_files if name == "remote_files" else self._files_of
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def decode(self, record: Record) -> Any:
-        """The sample of a raw record, as its source gives it."""
-        name, raw = record
-        source = self.sources[name]
-        if not _is_stream(source):
-            return source[raw]
-        return source.decode(raw) if hasattr(source, "decode") else raw
+    def _rows_at_once(self, indices: Sequence[int]) -> list[Any]:
+        return self._by_source(indices, lambda source, rows: source.__getitems__(rows.tolist()))
 
-    def _points(self) -> Iterator[float]:
-        """A number in [0, 1) for each position of the epoch."""
-        key = hash64(self.seed, "mixture", self._epoch)
-        for start in count(0, _AT_ONCE):
-            yield from uniform(key, np.arange(start, start + _AT_ONCE)).tolist()
+    def _files_of(self, indices: Sequence[int] | IntArray) -> list[list[str]]:
+        def files(source: Any, rows: IntArray) -> Sequence[Any]:
+            if getattr(source, "remote_files", None) is None:
+                return [[]] * len(rows)
+            return source.files_of(rows)
 
-    def _records(self, name: str, number: int) -> Iterator[Any]:
-        """Raw records of a source in its pass `number`; rows of a map-style one."""
-        source = self.sources[name]
-        if not _is_stream(source):
-            return self._rows(name, len(source), number)
-        if hasattr(source, "set_epoch"):
-            source.set_epoch(self._epoch)
-        if hasattr(source, "shards"):
-            return (record for shard in source.shards() for record in source.read_shard(shard))
-        return iter(source)
+        return self._by_source(indices, files)
 
-    def _rows(self, name: str, length: int, number: int) -> Iterator[int]:
-        order = Permutation(length, hash64(self.seed, "rows", self._epoch, name, number))
-        for start in range(0, length, _AT_ONCE):
-            yield from order(np.arange(start, min(start + _AT_ONCE, length))).tolist()
+    def _locality(self, indices: IntArray) -> IntArray:
+        def places(source: Any, rows: IntArray) -> Sequence[Any]:
+            return source.locality(rows) if hasattr(source, "locality") else [0] * len(rows)
 
+        # Numbers of the same file in two sources are told apart by the source.
+        number = np.searchsorted(self._firsts, indices, side="right") - 1
+        return np.array(self._by_source(indices, places)) * len(self._parts) + number
 
-def _is_stream(source: Any) -> bool:
-    return not hasattr(source, "__getitem__") or isinstance(source, IterableDataset)
-
-
-def _check(sources: Mapping[str, Any], weights: Mapping[str, float], stop: str) -> None:
-    problems = []
-    if not sources:
-        problems.append(Problem("dataset.sources", "is empty; name at least one dataset"))
-    if set(weights) != set(sources):
-        reason = f"are for {sorted(weights)}, but the sources are {sorted(sources)}"
-        problems.append(Problem("dataset.weights", reason))
-    bad = {name: value for name, value in weights.items() if not 0 <= value < float("inf")}
-    if bad or (weights and not any(weights.values())):
-        problems.append(
-            Problem("dataset.weights", f"{bad or dict(weights)}: must be finite, not negative and "
-                    "not all zero")
-        )  # fmt: skip
-    if stop not in ("all", "first", "never"):
-        problems.append(Problem("dataset.stop", f"{stop!r} is not all, first or never"))
-    for name, source in sources.items() if stop == "never" else ():
-        try:
-            if len(source) == 0:
-                problems.append(Problem("dataset.stop", f"never, but {name!r} has no records"))
-                break
-        except TypeError:
-            continue  # it does not know its length
-    if problems:
-        raise ConfigError(problems)
+    def _by_source(
+        self, indices: Sequence[int] | IntArray, read: Callable[[Any, IntArray], Sequence[Any]]
+    ) -> list[Any]:
+        """What `read` gives for the rows of each source, in the order of `indices`."""
+        whole = np.asarray(indices, np.int64)
+        number = np.searchsorted(self._firsts, whole, side="right") - 1
+        found: list[Any] = [None] * len(whole)
+        for one in np.unique(number).tolist():
+            places = np.flatnonzero(number == one)
+            values = read(self._parts[one], whole[places] - self._firsts[one])
+            for place, value in zip(places.tolist(), values, strict=True):
+                found[place] = value
+        return found

@@ -62,6 +62,60 @@ class Located(Protocol):
         """
 
 
+class Column(Protocol):
+    """A whole number a row, read by row. numpy's arrays and memory maps are columns.
+
+    `pipeline.order.columns` has two that copy nothing: `ChosenRows` of another column, for filters
+    and splits, and several `EndToEnd`. What needs all values calls `numpy.asarray`.
+    """
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
+        """The values of rows, int64[n]; a microsecond a row at most."""
+
+
+class Measured(Protocol):
+    """A map-style dataset that knows the length of each row without a table; optional.
+
+    It stands for the column `length`, for samplers that read no other one: they pack, bucket or
+    order 10^9 rows by a memory map. What wraps a dataset maps it; what cannot must not pass it on.
+    """
+
+    @property
+    def lengths(self) -> Column:
+        """Tokens, steps or bytes of each row, as many as there are rows; no sample is read."""
+
+
+class TokenRows(Measured, Protocol):
+    """A dataset whose samples are `tokens` alone, which it can write where they belong; optional.
+
+    `collate=packed` then makes a batch without samples, where no transform wants them. It is looked
+    for in the class, so what wraps a dataset has it only if it says so.
+    """
+
+    def read_tokens(
+        self,
+        into: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],
+        indices: npt.NDArray[np.int64],
+        starts: npt.NDArray[np.int64],
+        stops: npt.NDArray[np.int64],
+        /,
+    ) -> npt.NDArray[np.int64]:
+        """Write the tokens `starts` to `stops` of each row to `places` of `into`.
+
+        Returns:
+            The tokens of each whole row: int64[n].
+
+        Raises:
+            DataError: a row cannot be read, or has no such tokens.
+        """
+
+
 class StreamDataset(Protocol):
     """Records that can only be read forwards, the same in every process and every pass.
 

@@ -6,6 +6,7 @@ Rank 0 leaves what it has seen in <folder>/<world size>.json.
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -36,14 +37,21 @@ ALL_CASES = {
     "stream shuffled": Case(stream="sharded", buffer=7, plain=True),
     "gradients added up": Case(options={"accumulate": 3}, plain=True),
     "a mean of the weights": Case(options={"ema": 0.8}, plain=True),
+    "packed": Case(packed={"split": "tail"}, plain=True),
+    "packed, padded, added up": Case(
+        packed={}, pad_to=16, options={"accumulate": 3}, balance="tokens ** 2", plain=True
+    ),
     "one loss for all": Case(options={"accumulate": 3}, reduction="mean", plain=True),
+    "balanced": Case(balance="length ** 2", options={"accumulate": 2}, plain=True),
 }
 FEW = ("sampler random", "sampler weighted", "sampler bucket", "sampler torch's weighted",
        "stream sharded", "gradients added up", "a mean of the weights",
-       "one loss for all")  # fmt: skip
+       "packed", "packed, padded, added up", "one loss for all", "balanced")  # fmt: skip
 CASES = {name: case for name, case in ALL_CASES.items() if ALL or name in FEW}
-# Resumed by worlds of other sizes; validated at its end only, where nobody is asked to stop.
-LEGS = Case(optimizer="adamw", scheduler="one cycle", plain=True, options={"val_every": 3})
+# Resumed by worlds of other sizes, ranks balanced; validated at its end only, where nobody is asked
+# to stop.
+LEGS = Case(optimizer="adamw", scheduler="one cycle", plain=True, options={"val_every": 3},
+            balance="length")  # fmt: skip
 LEG_STEPS = 3
 
 
@@ -71,7 +79,9 @@ def fits(folder, group):
             folder / name, options={"max_epochs": 2}, group=group, strategy="ddp"
         )
         found[name] = {"steps": plain_steps(written.steps), "order": result.order,
-                       "weights": weights.tolist(), "best": result.best["val/mse"]}  # fmt: skip
+                       "weights": weights.tolist(), "best": result.best["val/mse"],
+                       "waiting": {name: value for name, value in result.history[-1].items()
+                                   if name.startswith("rank_wait")}}  # fmt: skip
     return found
 
 
@@ -79,6 +89,19 @@ def sharded(folder, group):
     """The same under FSDP."""
     weights, written, _, _ = LEGS.fit(folder / "fsdp", group=group, strategy="fsdp")
     return {"steps": plain_steps(written.steps), "weights": weights.tolist()}
+
+
+class Late(Case):
+    """The model of a rank takes the longer, the higher its number."""
+
+    def fit(self, folder, group, **options):
+        self.seconds = 0.15 * group.world.rank
+        return super().fit(folder, group=group, strategy="ddp", **options)
+
+    def model(self):
+        model = super().model()
+        model.register_forward_pre_hook(lambda *_: time.sleep(self.seconds * model.training))
+        return model
 
 
 def validations(group):
@@ -116,6 +139,11 @@ def work(folder, group: Group):
         "fits": fits(folder / f"of-{group.world.size}", group),
         "validations": validations(group),
         "ddp leg": leg(folder, group, "ddp"),
+        "late": Late(plain=True)
+        .fit(folder / f"late-{group.world.size}", group, options={"max_epochs": 1, "max_steps": 2})[
+            2
+        ]
+        .history[-1],
     }
 
 

@@ -17,17 +17,21 @@ from pipeline.distributed.parallel import Parallel, prepare
 from pipeline.distributed.preemption import Preempted
 from pipeline.loading.collate import Stack
 from pipeline.loading.fetch import Fetch
+from pipeline.loading.flatten import Flatten
 from pipeline.loading.loader import Loader
 from pipeline.loading.stream_fetch import StreamFetch
 from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.costs import Arithmetic, PartCosts, RowCosts
 from pipeline.order.plan import Plan
 from pipeline.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from pipeline.order.sequence_packing import SequencePacking
 from pipeline.order.streams import StreamOrder, StreamPlan
 from pipeline.order.torch_samplers import adapt
 from pipeline.runs import checkpoint
 from pipeline.runs.checkpoint import Checkpoints
-from pipeline.training.objective import Regression
+from pipeline.training.objective import Objective, Regression
 from pipeline.training.runner import Observer, fit
+from pipeline.training.token_losses import next_tokens, token_losses
 from pipeline.training.train_step import TrainOptions
 from tests import streams
 
@@ -75,6 +79,53 @@ class Both:
 
 TABLE = pd.DataFrame({"length": [i % 6 + 1 for i in range(LENGTH)],
                       "label": [i % 6 for i in range(LENGTH)]})  # fmt: skip
+
+
+class Texts(Dataset):
+    """Documents of unequal length."""
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, index):
+        return {"tokens": torch.arange(index, index + 5 * TABLE["length"][index] - 5) % 17}
+
+
+class Drop:
+    """An augmentation of tokens that draws."""
+
+    def __call__(self, sample):
+        tokens = sample["tokens"]
+        return {"tokens": tokens.masked_fill(torch.rand(len(tokens)) < 0.1, 17)}
+
+
+class Predictor(nn.Module):
+    """Predicts a token from the one before it and its place."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(18, 8), nn.Embedding(25, 8)
+        self.head = nn.Linear(8, 18)
+
+    def forward(self, tokens, positions):
+        return self.head(torch.tanh(self.tokens(tokens) + self.places(positions)))
+
+
+class NextTokens(Objective):
+    """A loss a token, as of a language model."""
+
+    def __call__(self, model, batch):
+        logits = model(*(self._field(batch, name) for name in self.inputs))
+        return token_losses(logits, next_tokens(batch)), logits
+
+    def update(self, outputs, batch):
+        goals = next_tokens(batch)
+        here = goals >= 0
+        if here.any():
+            predicted, given = outputs.argmax(-1)[here].float(), goals[here].float()
+            self.metrics["mse"].update(predicted, given)
+
+    predictions = _losses = _statistics = _from_mean = None
 
 
 SAMPLERS = {
@@ -140,7 +191,8 @@ class Written(Observer):
         self.steps += steps
 
     def on_epoch_end(self, record):
-        timed = ("seconds", "samples_per_second", "wait_share", "worker_deaths")
+        timed = ("seconds", "samples_per_second", "tokens_per_second", "wait_share",
+                 "rank_wait_share", "worker_deaths")  # fmt: skip
         kept = {k: v for k, v in record.items() if k not in timed and not k.startswith("ms/")}
         self.records.append(kept)
 
@@ -155,10 +207,22 @@ class Case:
     buffer: int = 0
     options: dict = field(default_factory=dict)
     reduction: str = "none"
+    balance: str | None = None  # what a row costs, by which ranks are balanced
     plain: bool = False  # no dropout and no batch norm, which depend on who has which share
+    packed: dict | None = None  # options of packed sequences
+    pad_to: int | None = None  # of their blocks
 
     def loader(self, world=None, size=SIZE, val=False, **options):
         options = LoaderOptions(**options)
+        if self.packed is not None:
+            length = {"column": "length", "tokens": 16, "window": 9, **self.packed}
+            table = pd.DataFrame({"length": 5 * TABLE["length"] - 5})
+            order = Sequential(LENGTH) if val else None
+            sampler = SequencePacking(LENGTH, 0, table, size, order=order, **length)
+            collate = Flatten(labels=True, pad_to=self.pad_to)
+            fetch = Fetch(Texts(), None if val else Drop(), collate, 0, True)
+            costs = PartCosts(Arithmetic(self.balance, "batch.balance")) if self.balance else None
+            return Loader(Plan(sampler, size, costs=costs), fetch, options, world)
         if self.stream is not None and not val:
             order = StreamOrder(0, buffer=self.buffer, shuffle_shards=True)
             fetch = StreamFetch(
@@ -167,10 +231,16 @@ class Case:
             return Loader(StreamPlan(order, size), fetch, options, world)
         sampler = Sequential(LENGTH) if val else SAMPLERS[self.sampler]()
         fetch = Fetch(self.dataset(), None if val else Noise(), Stack(), 0, True)
-        return Loader(Plan(sampler, size), fetch, options, world)
+        costs = None
+        if self.balance is not None and not val:
+            columns = {"length": TABLE.length.to_numpy()}
+            costs = RowCosts(Arithmetic(self.balance, "batch.balance"), columns)
+        return Loader(Plan(sampler, size, costs=costs), fetch, options, world)
 
     def model(self):
         torch.manual_seed(0)
+        if self.packed is not None:
+            return Predictor()
         if self.plain:
             return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
         return nn.Sequential(
@@ -179,6 +249,8 @@ class Case:
 
     def objective(self):
         loss = nn.MSELoss(reduction=self.reduction)
+        if self.packed is not None:
+            return NextTokens(loss, {"mse": MeanSquaredError()}, ["tokens", "position_ids"], "")
         return Regression(loss, {"mse": MeanSquaredError()}, ["x"], "y")
 
     def fit(

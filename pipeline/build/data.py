@@ -7,28 +7,33 @@ the training split's statistics, and the dataset's facts (`num_classes` ...).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from pipeline.build.costs import costs_of, sample_costs
+from pipeline.build.kept import RowChoice, chosen
+from pipeline.build.mixtures import recorded_mixture
 from pipeline.build.samples import collate_of, dataset_of, fields_of, lengths_told, sampler_of
 from pipeline.build.sharing import contents_of, share_of
+from pipeline.build.vocabulary import is_learned, with_vocabulary
 from pipeline.config import allow_list, loader_options, tuned
 from pipeline.config.data_rules import mode_of
 from pipeline.config.instantiate import make
-from pipeline.config.nodes import FACTS, SAME_FACTS, datasets, of_the_build
+from pipeline.config.nodes import FACTS, SAME_FACTS, choosing, of_the_build
 from pipeline.config.schema import Config, LoaderSection
 from pipeline.distributed.world import World, from_environment
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.bad_samples import BadSamples
 from pipeline.loading.budget import Budget, epoch_length
-from pipeline.loading.dataset_facts import classes_of, facts_of, table_of
+from pipeline.loading.dataset_facts import classes_of, facts_of
 from pipeline.loading.fetch import Fetch
+from pipeline.loading.kept_rows import unfiltered_fingerprint
 from pipeline.loading.loader import Loader
 from pipeline.loading.named_fields import Fields
 from pipeline.loading.stream_fetch import StreamFetch
 from pipeline.loading.workers.backends import BackendName, LoaderOptions
 from pipeline.order.plan import Plan, not_empty
-from pipeline.order.samplers import Sequential, column_of
+from pipeline.order.samplers import Sequential
 from pipeline.order.streams import StreamOrder, StreamPlan, is_stream, length_of
 from pipeline.packing.packing import backend_for, pack
 from pipeline.packing.recipe import Recipe, fits
@@ -110,7 +115,10 @@ class DataParts:
             raise ConfigError([explained(one) for one in error.problems]) from error
 
     def with_statistics(self, node: Any) -> Any:
-        """A step with the training split's statistics in place of the word "dataset"."""
+        """A step with the training split's statistics, or its vocabulary, in place of "dataset"."""
+        if is_learned(node):
+            data = self.train.data_fingerprint(mode_of(self.config))
+            return with_vocabulary(node, self.train.dataset, data, self.config.cache_dir)
         if not isinstance(node, Mapping) or node.get("statistics") != "dataset":
             return node
         found = allow_list.resolve(node["_target_"], "transform")
@@ -151,6 +159,29 @@ class Split:
 
     @cached_property
     def dataset(self) -> Any:
+        return self._chosen[0]
+
+    @property
+    def unfiltered_fingerprint(self) -> str:
+        """The fingerprint of the dataset with all its rows, as quarantine files have it."""
+        return unfiltered_fingerprint(self.dataset, self.data_fingerprint(mode_of(self.config)))
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many rows the dataset's filters left out, by filter."""
+        return self._chosen[1]
+
+    @cached_property
+    def _chosen(self) -> tuple[Any, dict[str, int]]:
+        config = self.config
+        given = {"dataset": chosen(config.dataset)}
+        if "_target_" not in config.dataset:
+            given[f"dataset.{self.name}"] = chosen(config.dataset.get(self.name) or {})
+        told = partial(fingerprint_of, mode=mode_of(config), cache_dir=config.cache_dir)
+        return RowChoice(given, self.name, self.data.fields, told).of(self._whole())
+
+    def _whole(self) -> Any:
+        """The dataset with all its rows, packed or not."""
         where = self.config.dataset.get("packed")
         if where is None:
             return self._unpacked(lazy=self._decodes)
@@ -185,7 +216,7 @@ class Split:
         return dataset_of(node, key, self._supply(lazy))
 
     def _node(self) -> tuple[str, Any]:
-        nodes = dict(datasets(self.config.dataset))
+        nodes = dict(choosing(self.config.dataset))
         key = "dataset" if "dataset" in nodes else f"dataset.{self.name}"
         if key not in nodes:
             raise ConfigError(Problem(key, "is missing, and this task reads that split"))
@@ -239,11 +270,14 @@ class Split:
                 order = make(config.sampler, "sampler", {"seed": config.seed})
             return StreamPlan(order, self._batch_size, tail, length_of(dataset), *short)
         sampler: Any = Sequential(len(dataset))
+        steps, costs = self.transform.steps, None
+        if self._is_train:
+            costs = costs_of(config, dataset, self.data.fields, steps, self._packs)
         if self._is_train or self._packs:
-            given = (config, dataset, self._batch_size, self.data.fields, self.transform.steps)
+            given = (config, dataset, self._batch_size, self.data.fields, steps)
             sampler = sampler_of(*given, order=None if self._is_train else sampler)
         together = self.batch_transform.together
-        return not_empty(Plan(sampler, self._batch_size, tail, together, *short))
+        return not_empty(Plan(sampler, self._batch_size, tail, together, *short, costs=costs))
 
     @property
     def _packs(self) -> bool:
@@ -290,20 +324,9 @@ class Split:
             self.plan, self.fetch(hashed, whole=False), self.loader_options(), self.data.world,
             self.fingerprint,
             batch_transform=(self.batch_transform or None) if self.data.on_device else None,
-            budget=self.budget, share=share, costs=self._costs(),
+            budget=self.budget, share=share,
+            costs=sample_costs(self.config, self.dataset, self.data.fields),
         )  # fmt: skip
-
-    def _costs(self) -> Any:
-        """The column `loader.cost`; None without one, and of a stream, which has no table."""
-        name = self.config.loader.cost
-        if name is None or is_stream(self.dataset):
-            return None
-        table = table_of(self.dataset, self.data.fields)
-        costs = column_of(table, name, "cost", "loader")
-        if costs.dtype.kind not in "iuf":
-            reason = f"column {name!r} holds {costs.dtype}, and costs are numbers"
-            raise ConfigError(Problem("loader.cost", reason))
-        return costs
 
     def loader_options(self, backend: BackendName | None = None) -> LoaderOptions:
         """The section `loader`, resolved for this split.
@@ -347,6 +370,8 @@ class Split:
             parts["batch.val_size"] = self._batch_size
         if self._is_train or self._packs:
             parts["sampler"] = config.sampler
+            told = partial(fingerprint_of, mode=mode, cache_dir=config.cache_dir)
+            parts |= recorded_mixture(self.dataset, told)
             parts |= lengths_told(config, self.transform.steps)
         step = decode_step(self.transform)
         if step is not None:  # pixels differ by rounding from one decoder to another

@@ -13,17 +13,26 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from pipeline.build.kept import RowChoice, chosen, with_nested
+from pipeline.build.mixtures import mixture_supply, with_source_orders
 from pipeline.config import allow_list
 from pipeline.config.instantiate import Lazy, make
 from pipeline.config.nodes import collate_of as node_of
-from pipeline.config.nodes import of_the_build
+from pipeline.config.nodes import of_the_build, without_own
+from pipeline.config.order_rules import no_order
 from pipeline.config.schema import Config
 from pipeline.config.signatures import arguments
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.collate import Single
-from pipeline.loading.dataset_facts import table_of, tokenizer_of, with_token_lengths
+from pipeline.loading.dataset_facts import (
+    lengths_of,
+    table_of,
+    tokenizer_of,
+    with_token_lengths,
+)
 from pipeline.loading.flatten import Flatten
 from pipeline.loading.named_fields import Fields, OwnCollate
+from pipeline.order.columns import LengthTable
 from pipeline.order.samplers import BatchStrategy, Order
 
 
@@ -46,6 +55,7 @@ def dataset_of(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> 
     Raises:
         ConfigError: it makes a generator, of which there is only one pass.
     """
+    node = with_nested(node, key, partial(_nested, supply=supply))
     target = node.get("_target_")
     if target is not None and isgeneratorfunction(allow_list.resolve(target, f"{key}._target_")):
         made = make({**node, "_partial_": True}, key, supply, nested=True)
@@ -61,6 +71,12 @@ def dataset_of(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> 
     return made
 
 
+def _nested(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> Any:
+    """The rows of a dataset inside another one's node that the node chooses."""
+    dataset = dataset_of(without_own(node), key, supply)
+    return RowChoice({key: chosen(node)}, supply["split"]).of(dataset)[0]
+
+
 def sampler_of(
     config: Config, dataset: Any, batch_size: int, fields: Fields, steps: Mapping[str, Any],
     order: Order | None = None,
@@ -72,7 +88,7 @@ def sampler_of(
         order: in which every row is read once, for a sampler that packs rows; None: it is the
             training split, whose tail may be dropped.
     """
-    table = partial(_table, dataset, fields, steps if _reads_lengths(config) else {})
+    table = partial(_table, config, dataset, fields, steps)
     supply = {
         "length": len(dataset),
         "seed": config.seed,
@@ -86,35 +102,56 @@ def sampler_of(
         "long_tail": bool(lengths_told(config, steps)),
     }
     node = config.sampler if order is None else _without(config.sampler, "order")
-    build = partial(make, node, "sampler", supply, True)
+    supply |= mixture_supply(dataset, supply)
+    return _sampler(with_source_orders(node, "sampler", supply), "sampler", supply)
+
+
+def _sampler(node: Mapping[str, Any], key: str, supply: Mapping[str, Any]) -> Order | BatchStrategy:
+    """The sampler of a node, whose `order` may be another one."""
+    inner = node.get("order")
+    if inner is None:
+        node = _without(node, "order")
+    elif isinstance(inner, Mapping) and "_target_" in inner:
+        order = _sampler(inner, f"{key}.order", supply)
+        if not isinstance(order, Order):
+            raise ConfigError(Problem(f"{key}.order", no_order(type(order).__name__)))
+        node, supply = _without(node, "order"), {**supply, "order": order}
+    build = partial(make, node, key, supply, True)
     sampler = build()
     if isinstance(sampler, (Order, BatchStrategy)):
         return sampler
     from pipeline.order.torch_samplers import adapt
 
-    return adapt(build, config.seed, len(dataset))
+    return adapt(build, supply["seed"], supply["length"])
 
 
 def _without(node: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in node.items() if key != name}
 
 
-def _table(dataset: Any, fields: Fields, steps: Mapping[str, Any]) -> Any:
-    return with_token_lengths(table_of(dataset, fields), dataset, steps)
+def _table(config: Config, dataset: Any, fields: Fields, steps: Mapping[str, Any]) -> Any:
+    """What the sampler chooses rows by: the dataset's table, or its lengths alone."""
+    read = _columns_read(config.sampler)
+    if read == {"length"} and tokenizer_of(steps) is None:
+        lengths = lengths_of(dataset)
+        if lengths is not None:
+            return LengthTable(lengths)
+    return with_token_lengths(table_of(dataset, fields), dataset, steps if "length" in read else {})
 
 
-def _reads_lengths(config: Config) -> bool:
-    """Whether the sampler chooses by the column `length`."""
-    node = config.sampler
+def _columns_read(node: Mapping[str, Any]) -> set[Any]:
+    """The names of the columns by which a sampler, and an order in it, choose rows."""
     sampler = allow_list.resolve(node["_target_"], "sampler._target_")
     known = arguments(sampler).defaults
     names = getattr(sampler, "column_arguments", ())
-    return "length" in [node.get(name, known.get(name)) for name in names]
+    inner = node.get("order")
+    deeper = _columns_read(inner) if isinstance(inner, Mapping) else set()
+    return {node.get(name, known.get(name)) for name in names} | deeper
 
 
 def lengths_told(config: Config, steps: Mapping[str, Any]) -> dict[str, str]:
     """How tokens are counted, if they are: a sampler by length depends on it besides the data."""
-    tokenizer = tokenizer_of(steps) if _reads_lengths(config) else None
+    tokenizer = tokenizer_of(steps) if "length" in _columns_read(config.sampler) else None
     return {} if tokenizer is None else {"lengths": tokenizer.counting}
 
 

@@ -15,6 +15,7 @@ from pipeline.errors import ConfigError, Problem
 from pipeline.loading.sharing.folder import KEY, ShareFolder
 from pipeline.loading.sharing.share import Share
 from pipeline.order.streams import length_of
+from pipeline.runs.identity.effects import tells
 from pipeline.runs.identity.sources import UNKNOWN, code_of, of_penstock
 from pipeline.runs.run_folder import PACKAGES, version_of
 
@@ -89,7 +90,7 @@ def contents_of(dataset: Any, told: str) -> str:
     Raises:
         ConfigError: it says nothing.
     """
-    if told == "None" or told.isdigit():
+    if not tells(told):
         raise ConfigError(
             Problem(KEY, f"{type(dataset).__name__} does not say what its samples are made of, so "
                     "other runs may have other samples; give it a `fingerprint` "

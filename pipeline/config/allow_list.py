@@ -141,10 +141,12 @@ _SKIMAGE = ("color", "exposure", "filters", "morphology", "restoration", "segmen
             "transform", "util")  # fmt: skip
 # Modules of ours whose classes may all be called.
 _OURS = {
-    "order.samplers": "a sampler", "order.sequence_packing": "a sampler",
+    "order.samplers": "a sampler", "order.composed": "a sampler",
+    "order.mixture": "a sampler", "order.sequence_packing": "a sampler",
     "loading.collate": "a collate class", "loading.flatten": "a collate class",
     "transforms.image": "a transform", "transforms.arrays": "a transform",
     "transforms.audio": "a transform", "transforms.text": "a transform",
+    "transforms.byte_pairs": "a transform", "training.language_model": "a model or its objective",
     "transforms.batch_geometry": "a batch transform",
     "transforms.batch_colors": "a batch transform", "transforms.mixing": "a batch transform",
     "training.objective": "an objective", "training.metrics": "a metric",

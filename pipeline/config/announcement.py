@@ -48,10 +48,19 @@ def of_run(config: Config, choices: Mapping[str, Any]) -> str:
         "tune": f"looking for the fastest loader for {both}",
         "runs": f"listing the runs below {' and '.join(shown['runs'] or ['outputs', 'multirun'])}",
         "show": f"the head of the report of {shown['run']}",
+        "where": _asked(config, shown, data),
+        "without": f"how {shown['run']} goes on without {shown['sample']}",
         "report": f"making the report of {' and '.join(shown['runs'] or ['no run'])}",
         "lr_find": f"looking for a learning rate for {both}",
     }[config.task]
     return f"{config.task}: {doing}{place}"
+
+
+def _asked(config: Config, shown: Mapping[str, Any], data: str) -> str:
+    of = data if config.run is None else shown["run"]
+    if config.address is not None:
+        return f"what stands at {tuple(config.address)} in {of}"
+    return f"looking for {shown['sample']} in {of}"
 
 
 def of_sweep(lines: Sequence[str], sizes: Sequence[int]) -> str:

@@ -29,6 +29,7 @@ from pipeline.config import (
     environment,
     hydra_internals,
     hydra_section,
+    plain_words,
     reference,
     step_order,
     unknown_keys,
@@ -218,12 +219,12 @@ class Composer:
 
 
 def with_run_dir(lines: Iterable[str]) -> list[str]:
-    """Override lines with hydra's name for the folder of a run, `hydra.run.dir`, replaced by ours.
+    """Override lines as hydra reads them, with its name for the folder of a run replaced by ours.
 
     Raises:
         ConfigError: both names are given.
     """
-    words = list(lines)
+    words = list(map(plain_words.quoted, lines))
     parts = [word.partition("=") for word in words]
     keys = [key.lstrip("+") if equals else "" for key, equals, _ in parts]
     given = [value for key, (*_, value) in zip(keys, parts, strict=True) if key == _HYDRAS_FOLDER]

@@ -24,6 +24,7 @@ from pipeline.distributed import world
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.workers.ray_cluster import refuse_client, require_installed
 from pipeline.order.samplers import Sequential
+from pipeline.order.skipped import Skipped
 from pipeline.order.streams import StreamOrder, is_stream
 
 Found = Mapping[str, Any]  # the callable of each part, by key
@@ -330,8 +331,15 @@ def bad_samples(config: Config, found: Found) -> Messages:
         )
 
 
+def skipped_ranges(config: Config, found: Found) -> Messages:
+    try:
+        Skipped.of(config.trainer.skip)
+    except ValueError as error:
+        yield f"trainer.skip: {error}"
+
+
 RULES: tuple[Callable[[Config, Found], Messages], ...] = (
     no_workers, threads, actors, start_method, worker_function, share, unordered, pinned_device,
     ranks, streams, same_data_twice, both_splits, bad_samples, device, monitor, schedule,
-    tracker_packages, *order_rules.RULES, *data_rules.RULES,
+    skipped_ranges, tracker_packages, *order_rules.RULES, *data_rules.RULES,
 )  # fmt: skip

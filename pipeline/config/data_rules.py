@@ -6,13 +6,16 @@ A rule gets the configuration and the callable of each part by key.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pipeline.config.messages import not_allowed
-from pipeline.config.nodes import called, datasets, of_the_build
+from pipeline.config.nodes import called, choices_of_rows, datasets, filters, of_the_build
 from pipeline.config.schema import Config
 from pipeline.distributed import world
+from pipeline.errors import ConfigError
 from pipeline.loading.collate import List, Single
+from pipeline.loading.row_filter import Expression, no_column
 from pipeline.order.streams import is_stream
 from pipeline.transforms.image import Normalize
 
@@ -136,4 +139,59 @@ def _steps(config: Config, section: str) -> dict[str, Any]:
     return {key: step for key, step in found.items() if step is not None}
 
 
-RULES = (batch_steps, packed, dataset_keys)
+def rows(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
+    """Filters, and what else chooses rows: expressions, names of columns and rows, files."""
+    for where, given in choices_of_rows(config.dataset):
+        kinds = [
+            kind
+            for key, kind in ((key, found.get(key)) for key, _ in datasets(config.dataset))
+            if kind is not None and where in ("dataset", key)
+        ]
+        for kind in kinds:
+            if is_stream(kind):
+                yield (
+                    f"{where}.{next(iter(given))}: chooses rows by index, and {kind.__name__} is a "
+                    "stream, which can only be read forwards; leave records out where it yields "
+                    "them, or read the data with a dataset of rows"
+                )
+        columns: list[Any] = [getattr(kind, "columns", None) for kind in kinds]
+        told = [one for one in columns if isinstance(one, (list, tuple))]
+        for key, one in filters(given, where):
+            if isinstance(one, Mapping) and "_target_" in one:
+                continue
+            if not isinstance(one, str):
+                yield (
+                    f"{key}: {not_allowed(one, 'an expression, a node with _target_, or a list')}"
+                )
+                continue
+            try:
+                expression = Expression(one, key)
+                for names in told:
+                    expression.check(names)
+            except ConfigError as error:
+                yield from map(str, error.problems)
+        column = given.get("unique")
+        if column is not None and not isinstance(column, str):
+            yield f"{where}.unique: {not_allowed(column, 'the name of a column')}"
+        elif column is not None:
+            yield from (f"{where}.unique: {no_column(column, names)}" for names in told
+                        if column not in names)  # fmt: skip
+        yield from _left_out(f"{where}.without", given.get("without"))
+
+
+def _left_out(key: str, value: Any) -> Iterator[str]:
+    if value is None:
+        return
+    if isinstance(value, str):
+        if not Path(value).is_file():
+            yield f"{key}: there is no file {value!r}; give a quarantine.csv, or a list of rows"
+        return
+    by_split = value if isinstance(value, Mapping) else {"train": value}
+    listed = all(isinstance(one, list) and all(type(row) is int for row in one)
+                 for one in by_split.values())  # fmt: skip
+    if not listed or not by_split.keys() <= {"train", "val"}:
+        allowed = "rows of the training split, {train: rows, val: rows}, or a quarantine.csv"
+        yield f"{key}: {not_allowed(value, allowed)}"
+
+
+RULES = (batch_steps, packed, dataset_keys, rows)

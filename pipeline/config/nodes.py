@@ -6,7 +6,7 @@ a `_target_`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ SAME_FACTS = {"in_features": "num_features", "out_features": "num_outputs"}
 FACTS = ("num_classes", "num_features", "num_landmarks", "num_outputs", "classes", *SAME_FACTS)
 _DATASET = ("split", "train", "lazy", "limits")
 _SAMPLER = ("length", "seed", "metadata", "batch_size", "tail", "dataset", "data_source",
-            "long_tail")  # fmt: skip
+            "long_tail", "mixing")  # fmt: skip
 _SCHEDULER = ("optimizer", "total_steps", "T_max", "total_iters")
 SCHEDULE_KEYS = ("warmup", "interval")  # of a scheduler node, but ours
 
@@ -34,8 +34,9 @@ _OWN_STEPS = {
     "configure_optimizers": "optimizer and scheduler", "train_dataloader": "dataset",
     "val_dataloader": "dataset",
 }  # fmt: skip
-# Keys of `dataset` that are not arguments; the last two may be, where the dataset takes them.
-OF_THE_BUILD = ("packed", "fingerprint", "fields", "facts")
+KEPT = ("filter", "unique", "without")  # keys of any dataset node that choose its rows
+# Keys of `dataset` that are not arguments; all but two may be, where the dataset takes them.
+OF_THE_BUILD = ("packed", "fingerprint", "fields", "facts", *KEPT)
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,10 @@ def parts(config: Config) -> list[Part]:
     sections = vars(config)
     data = datasets(sections.get("dataset"))
     found = [Part(key, node, _DATASET, nested=True) for key, node in data]
+    # A function that filters is called with the table.
+    found += [Part(key, {**node, "_partial_": True})
+              for where, given in choices_of_rows(sections.get("dataset"))
+              for key, node in filters(given, where) if isinstance(node, Mapping)]  # fmt: skip
     for split in ("train", "val"):
         steps = getattr(sections.get("transform"), split, None)
         found.append(Part(f"transform.{split}", steps, is_map=True))
@@ -93,12 +98,53 @@ def datasets(node: Any) -> list[tuple[str, Any]]:
 
     Without the keys that are not its arguments, see OF_THE_BUILD.
     """
+    return [(key, _bare(one)) for key, one in choosing(node)]
+
+
+def choosing(node: Any) -> list[tuple[str, Any]]:
+    """The same with the keys of nodes inside that choose rows."""
     if isinstance(node, Mapping):
-        node = {name: value for name, value in node.items()
-                if name not in OF_THE_BUILD[:2] and of_the_build(node, name) is None}  # fmt: skip
+        node = without_own(node, OF_THE_BUILD)
         if "_target_" not in node and ("train" in node or "val" in node):
-            return [(f"dataset.{name}", node[name]) for name in node]
+            return [(f"dataset.{name}", without_own(node[name], KEPT)) for name in node]
     return [] if node is None else [("dataset", node)]
+
+
+def without_own(node: Any, names: Sequence[str] = KEPT) -> Any:
+    """A node without those of the keys `names` that are not its arguments."""
+    if not isinstance(node, Mapping):
+        return node
+    return {name: value for name, value in node.items()
+            if name not in names
+            or (name not in OF_THE_BUILD[:2] and _takes(node, name))}  # fmt: skip
+
+
+def _bare(node: Any) -> Any:
+    """A tree of nodes without the keys that choose rows."""
+    if isinstance(node, Mapping):
+        bare = without_own(node, KEPT) if "_target_" in node else node
+        return {name: _bare(value) for name, value in bare.items()}
+    return [_bare(one) for one in node] if isinstance(node, list) else node
+
+
+def choices_of_rows(node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The keys of `dataset`, and of every node inside, that choose rows: by the key of the node."""
+    if not isinstance(node, Mapping):
+        return
+    nodes = [("dataset", node), *(one for one in walk(node, "dataset") if one[0] != "dataset")]
+    for key, one in nodes:
+        given = {name: of_the_build(one, name) for name in KEPT}
+        given = {name: value for name, value in given.items() if value is not None}
+        if given:
+            yield key, given
+
+
+def filters(given: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
+    """Key and value of each filter of a node at `where`, one or a list."""
+    value, key = given.get("filter"), f"{where}.filter"
+    if isinstance(value, list):
+        return [(f"{key}[{place}]", one) for place, one in enumerate(value)]
+    return [] if value is None else [(key, value)]
 
 
 def trackers(node: Any) -> dict[str, Any]:
@@ -109,15 +155,20 @@ def trackers(node: Any) -> dict[str, Any]:
 
 
 def of_the_build(node: Mapping[str, Any], name: str) -> Any:
-    """The value of `fields` (names of positions) or `facts` (what a dataset does not tell).
+    """The value of `fields` (names of positions), `facts` (what a dataset does not tell), or of a
+    key that chooses rows.
 
     None where the node has no such key, or where it is an argument of what the node calls.
     """
     if name not in OF_THE_BUILD[2:] or name not in node:
         return None
+    return None if _takes(node, name) else node[name]
+
+
+def _takes(node: Mapping[str, Any], name: str) -> bool:
+    """Whether what a node calls has an argument of that name."""
     found = called(node)
-    taken = found is not None and name in signatures.arguments(found).names
-    return None if taken else node[name]
+    return found is not None and name in signatures.arguments(found).names
 
 
 def collate_of(node: Any) -> Any:
@@ -220,7 +271,9 @@ def _shape_problems(part: Part) -> list[Problem]:
         elif "_target_" not in value:
             keys = ", ".join(map(str, value)) or "nothing"
             problems.append(Problem(key, f"has no _target_, only {keys}; it names what is called"))
-    if part.key.startswith("dataset.") and part.key not in ("dataset.train", "dataset.val"):
+    filtering = part.key.partition("[")[0].endswith(".filter")
+    known = filtering or part.key in ("dataset.train", "dataset.val")
+    if part.key.startswith("dataset.") and not known:
         name = part.key.removeprefix("dataset.")
         problems = [unknown_key(part.key, name, ("train", "val"))]
     return problems

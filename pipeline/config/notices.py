@@ -10,6 +10,7 @@ from pipeline.config.schema import Config
 from pipeline.config.signatures import arguments
 from pipeline.distributed import world
 from pipeline.order.samplers import BatchStrategy, Identity
+from pipeline.order.streams import is_stream
 
 # More processes than that wait for a core, whatever they read.
 _MOST_PER_CORE = 2
@@ -25,6 +26,9 @@ def find(config: Config) -> Iterator[str]:
     if processes and isinstance(count, int) and count > _MOST_PER_CORE * cores:
         yield (f"loader.num_workers: {count} processes for {cores} cores, which is likely to be "
                "slower than fewer; loader=fast finds out how many help")  # fmt: skip
+    if config.batch.balance is not None and config.distributed.strategy == "none":
+        yield ("batch.balance: there is one rank, which has all rows of a batch; set "
+               "distributed=ddp for more")  # fmt: skip
     yield from _unused_batch_size(config)
     yield from _decoding_without_gpu(config)
     idle = world.outside_of_srun()
@@ -33,6 +37,7 @@ def find(config: Config) -> Iterator[str]:
                "none of the others; start it with srun "
                f"{program.text('distributed=ddp')}")  # fmt: skip
     yield from nodes.own_steps(config)
+    yield from _rows_read_forwards(config)
 
 
 def _unused_batch_size(config: Config) -> Iterator[str]:
@@ -51,6 +56,19 @@ def _unused_batch_size(config: Config) -> Iterator[str]:
                    f"sampler.samples={counts['samples']}")  # fmt: skip
     elif "batch_size" not in arguments(sampler).names:
         yield f"{what} its own size"
+
+
+def _rows_read_forwards(config: Config) -> Iterator[str]:
+    """A mixture of streams whose sources are all map-style could be any mixture."""
+    sources = config.dataset.get("sources")
+    if not getattr(nodes.called(config.dataset), "mixes_streams", False) or not sources:
+        return
+    found = [nodes.called(node) for node in sources.values()]
+    if all(isinstance(one, type) and not is_stream(one) for one in found):
+        yield (
+            "dataset: all sources have rows that can be chosen; dataset=mixture finds any position "
+            "of their mixture at once, and its weights may change (docs/mixtures.md)"
+        )
 
 
 def _decoding_without_gpu(config: Config) -> Iterator[str]:

@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.config.messages import nearest
-from pipeline.config.nodes import datasets
+from pipeline.config.messages import nearest, not_allowed
+from pipeline.config.nodes import called, datasets
 from pipeline.config.schema import Config
 from pipeline.config.signatures import arguments
+from pipeline.errors import ConfigError
+from pipeline.order.composed import Repeated
+from pipeline.order.costs import TOKENS, Arithmetic
 from pipeline.order.samplers import BatchStrategy
+from pipeline.order.streams import StreamOrder, is_stream
 
 Found = Mapping[str, Any]
 Messages = Iterator[str]
@@ -79,11 +83,27 @@ def packing(config: Config, found: Found) -> Messages:
             f"collate: {config.collate['_target_']} knows no blocks, which the sampler packs rows "
             "into; set collate=packed"
         )
-    mixing = [name for name, node in config.transform.train_batch.items() if node is not None]
-    if sampler and mixing:
+    steps = [
+        f"transform.{section}.{name}"
+        for section in ("train_batch", "val_batch")
+        for name, node in getattr(config.transform, section).items()
+        if node is not None
+    ]
+    if sampler and steps:
         yield (
-            f"transform.train_batch.{mixing[0]}: transforms of batches take a row for each sample, "
+            f"{steps[0]}: transforms of batches take a row for each sample, "
             "and rows of packed batches are blocks; transform samples instead (transform.train)"
+        )
+    tokens, room = config.sampler.get("tokens"), config.collate.get("pad_to")
+    if sampler and collate and isinstance(tokens, int) and isinstance(room, int) and room < tokens:
+        yield (
+            f"collate.pad_to: {room} is less than the {tokens} tokens of a block (sampler.tokens); "
+            f"set collate.pad_to={tokens}"
+        )
+    if sampler and config.batch.size is None:
+        yield (
+            "batch.size: null passes samples through one by one, and the sampler packs them into "
+            "blocks; set batch.size to the number of blocks"
         )
 
 
@@ -98,4 +118,133 @@ def distributed_sampler(config: Config, found: Found) -> Messages:
         )
 
 
-RULES = (columns, tail, packing, distributed_sampler)
+def no_order(name: str) -> str:
+    """Why a sampler cannot be the order of another one."""
+    return (
+        f"{name} forms batches of its own, and an order gives rows one by one; name an order "
+        "(random, weighted, subset, curriculum, repeated), or use it as the sampler itself"
+    )
+
+
+def nested_order(config: Config, found: Found) -> Messages:
+    """A sampler may have another one inside, which gives rows one by one."""
+    from torch.utils.data import BatchSampler
+
+    key, sampler = "sampler", found.get("sampler")
+    node: Mapping[str, Any] = config.sampler
+    while node.get("order") is not None and sampler is not None:
+        inner = node["order"]
+        if "order" not in arguments(sampler).names:
+            return  # told with the sampler's other arguments
+        if not isinstance(inner, Mapping) or "_target_" not in inner:
+            yield f"{key}.order: {not_allowed(inner, 'an order, {_target_: ...}, or null')}"
+            return
+        key, node, sampler = f"{key}.order", inner, called(inner)
+        if isinstance(sampler, type) and issubclass(sampler, StreamOrder):
+            yield f"{key}: {sampler.__name__} is the order of a stream, which has no rows"
+        elif isinstance(sampler, type) and issubclass(sampler, (BatchStrategy, BatchSampler)):
+            yield f"{key}: {no_order(sampler.__name__)}"
+
+
+def repetitions(config: Config, found: Found) -> Messages:
+    """Rows are repeated inside of a batch."""
+    sampler: Any = found.get("sampler")
+    size, times = config.batch.size, config.sampler.get("times")
+    if not (isinstance(sampler, type) and issubclass(sampler, Repeated)) or size is None:
+        return
+    if isinstance(times, int) and times > 0 and size % times:
+        low = size // times * times
+        ways = " or ".join(str(one) for one in (low, low + times) if one)
+        yield (
+            f"sampler.times: {times} does not divide batch.size={size}, so a row's repetitions "
+            f"would stand in two batches; take batch.size={ways}"
+        )
+
+
+def mixture(config: Config, found: Found) -> Messages:
+    """Only samplers that follow the order of a mixture keep its shares, and only it has one."""
+    outer: Any = found.get("sampler")
+    sampler, node = outer, config.sampler
+    while isinstance(node.get("order"), Mapping):
+        node = node["order"]
+        sampler = called(node)
+    for key, dataset in datasets_found(config, found):
+        if key == "dataset.val" or None in (outer, sampler) or is_stream(dataset):
+            continue
+        taken = arguments(sampler).names
+        if not getattr(dataset, "mixes", False):
+            if "mixing" in taken:
+                yield (
+                    f"sampler: {sampler.__name__} mixes the sources of dataset=mixture, and "
+                    f"{dataset.__name__} has none; set sampler=random"
+                )
+            continue
+        given = config.dataset.get("train", config.dataset)
+        if not {"mixing", "order"} & set(taken):
+            yield (
+                f"sampler: {sampler.__name__} chooses rows of all sources by itself, and "
+                "dataset.weights would not hold; set sampler=mixture, where sampler.sources may "
+                "give each source such an order (docs/mixtures.md)"
+            )
+        if config.dataset.get("packed") is not None:
+            yield (
+                "dataset.packed: a pack is one dataset without sources; pack each source "
+                "(task=pack), and name the packs in dataset.sources"
+            )
+        weights = given.get("weights") or {}
+        changing = isinstance(weights, Mapping) and any(
+            isinstance(one, list) for one in weights.values()
+        )
+        if changing and "mixing" not in arguments(outer).names and given.get("knots") != "samples":
+            yield (
+                f"{key}.knots: a step of {outer.__name__} has not batch.size samples of the "
+                "mixture; write dataset.weights for numbers of samples, and set "
+                f"{key}.knots=samples"
+            )
+
+
+def balance(config: Config, found: Found) -> Messages:
+    """Ranks are balanced by columns that the dataset has; of rows in blocks, by their tokens."""
+    if config.batch.balance is None:
+        return
+    try:
+        names = Arithmetic(config.batch.balance, "batch.balance").names
+    except ConfigError as error:
+        yield from map(str, error.problems)
+        return
+    if config.batch.size is None:
+        yield (
+            "batch.balance: deals the rows of a batch to ranks, but batch.size=null passes samples "
+            "through one by one; set batch.size, or batch.balance=null"
+        )
+    if getattr(found.get("sampler"), "packs", False):
+        others = [name for name in names if name != TOKENS]
+        if others:
+            yield (
+                f"batch.balance: {others[0]!r}, but the sampler packs rows into blocks, of which "
+                f"only the number of each row's {TOKENS} is known; write e.g. {TOKENS} ** 2"
+            )
+        return
+    for key, dataset in datasets_found(config, found):
+        if key == "dataset.val":
+            continue
+        if is_stream(dataset):
+            yield (
+                f"batch.balance: {dataset.__name__} is a stream, whose rows have no costs before "
+                "they are read; set batch.balance=null"
+            )
+            continue
+        known = getattr(dataset, "columns", None)
+        if not isinstance(known, (list, tuple)):  # the build finds out
+            continue
+        for name in names:
+            if name not in known:
+                yield (
+                    f"batch.balance: {dataset.__name__} has no metadata column {name!r}"
+                    f"{nearest(name, known)}; it has {', '.join(known)}"
+                )
+
+
+RULES = (
+    columns, tail, packing, distributed_sampler, mixture, nested_order, repetitions, balance,
+)  # fmt: skip

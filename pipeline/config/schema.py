@@ -12,12 +12,14 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from pipeline.config import disclosure
 from pipeline.files.limits import Limits
+from pipeline.order.skipped import Skipped
 
 Node = dict[str, Any]  # a part: `_target_` and its arguments
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 Task = Literal["fit", "validate", "digest", "replay", "verify", "diff", "check", "pack",
-               "profile", "tune", "lr_find", "report", "runs", "show"]  # fmt: skip
+               "profile", "tune", "lr_find", "report", "runs", "show", "where",
+               "without"]  # fmt: skip
 RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
 
 
@@ -33,6 +35,7 @@ class BatchSection(Section):
     size: Count | None
     tail: Literal["keep", "drop", "pad"]
     val_size: Count | None
+    balance: str | None = None
 
 
 class TransformSection(Section):
@@ -220,13 +223,15 @@ class TrainerSection(Section):
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     limit_batches: LimitBatches = LimitBatches()
     overfit_batches: Count | None = None
+    skip: list[Any] | None = None
     fast_dev_run: bool = False
 
-    def short(self, split: str) -> tuple[int | None, bool]:
-        """`most` and `again` of a split's plan."""
+    def short(self, split: str) -> tuple[int | None, bool, Skipped]:
+        """`most`, `again` and `skipped` of a split's plan; a trial run skips nothing."""
         limit = getattr(self.limit_batches, split) if self.overfit_batches is None else None
         most = 1 if self.fast_dev_run else limit or self.overfit_batches
-        return most, split == "train" and self.overfit_batches is not None
+        skip = self.skip if split == "train" and not self.fast_dev_run else None
+        return most, split == "train" and self.overfit_batches is not None, Skipped.of(skip)
 
 
 class Config(Section):
@@ -274,6 +279,9 @@ class Config(Section):
     checkpoint: str | None = None
     runs: list[str] | None = None
     run: str | None = None
+    sample: int | str | list[int | str] | None = None
+    address: Annotated[list[Index], Field(min_length=2, max_length=2)] | None = None
+    epochs: Index | Annotated[str, Field(pattern=r"^\d{1,9}:\d{1,9}$")] | None = None
     find: FindSection = FindSection()
 
     _origins: dict[str, disclosure.Origin] = PrivateAttr(default_factory=dict)
@@ -298,4 +306,4 @@ class Config(Section):
 # Tasks that only read files of runs, and need no torch.
 READING = ("report", "diff", "runs", "show")
 TASK_KEYS = ("split", "epoch", "step", "steps", "checkpoint", "runs", "run", "find", "tune",
-             "profile", "lr_find", "diff")  # fmt: skip
+             "profile", "lr_find", "diff", "sample", "address", "epochs")  # fmt: skip

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config import allow_list, familiar_names, signatures
 from pipeline.config.hydra_loader import ConfigLoader
 from pipeline.config.messages import nearest
-from pipeline.config.nodes import OF_THE_BUILD
+from pipeline.config.nodes import KEPT, OF_THE_BUILD
 from pipeline.config.schema import TASK_KEYS
 from pipeline.errors import ConfigError, Problem
 
@@ -61,7 +61,9 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
         if name in taken:
             return Problem(key, f"is not in the YAML, but {function.__name__} takes it: "
                            f"add it with +{key}=...")  # fmt: skip
-        if where == "dataset" and name in OF_THE_BUILD:
+        if (where == "dataset" and name in OF_THE_BUILD) or (
+            where.startswith("dataset.") and name in KEPT
+        ):
             return Problem(key, f"is not in the YAML; add it with +{key}=...")
         known = [one for one in known if not one.startswith("_")] + taken
     way = familiar_names.key(key, value)
@@ -75,14 +77,14 @@ def key(key: str, value: str, config: DictConfig, loader: ConfigLoader) -> Probl
 def _at_the_top(
     name: str, value: str, known: list[str], config: DictConfig, loader: ConfigLoader
 ) -> str:
+    way = familiar_names.key(name, value)
+    if way:
+        return f"unknown key{familiar_names.hint(way)}"
     if name in TASK_KEYS:
         read = loader.repository.load_config
         tasks = [one for one in loader.get_group_options("task")
                  if (file := read(f"task/{one}")) is not None and name in file.config]  # fmt: skip
         return f"is a key of task={' | '.join(tasks)}, and not of task={config.task}"
-    way = familiar_names.key(name, value)
-    if way:
-        return f"unknown key{familiar_names.hint(way)}"
     groups = [str(one) for one in loader.list_groups("") if one != "hydra"]
     hint = _elsewhere(name, config) or nearest(name, {*known, *groups})
     return f"unknown key{hint}; there are {', '.join(sorted({*known, *groups}))}"

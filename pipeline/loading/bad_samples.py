@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from pipeline.errors import ConfigError, DataError, PenstockError, UnreachableError
+from pipeline.loading.kept_rows import sample_name
 from pipeline.order.permutation import Permutation
 from pipeline.order.plan import Request
 from pipeline.order.randomness import hash64
@@ -71,7 +72,8 @@ class BadSampleError(Exception):
 class LeftOut:
     """A sample that is not in its batch; `path` is "" if the dataset does not know it.
 
-    `cause` is the error in one line; `known` samples were not read, since a quarantine lists them.
+    `cause` is the error in one line; `known` samples were not read, since a quarantine lists them;
+    `row` is the dataset's own number where a filter has given it another one.
     """
 
     index: int
@@ -82,11 +84,12 @@ class LeftOut:
     cause: str
     action: OnError
     known: bool = False
+    row: int | None = None
 
     def __str__(self) -> str:
-        where = f"sample {self.index} (epoch {self.epoch}, step {self.step}, position "
+        where = f"(epoch {self.epoch}, step {self.step}, position {self.position})"
         path = f" {self.path}" if self.path and self.path not in self.cause else ""
-        return f"{where}{self.position}){path}: {self.cause}"
+        return f"sample {sample_name(self.index, self.row)} {where}{path}: {self.cause}"
 
 
 class Substitutes(Protocol):
@@ -210,10 +213,14 @@ def _is_content(error: Exception) -> bool:
 
 def explained(
     error: Exception, stage: Stage, request: Request, place: int = 0, path: str = "",
-    on_error: OnError = "raise",
+    on_error: OnError = "raise", own: int | None = None,
 ) -> PenstockError:  # fmt: skip
-    """The error that ends the run, with the sample's index, address, file and cause."""
-    row, position = int(request.indices[place]), int(request.positions[place])
+    """The error that ends the run, with the sample's index, address, file and cause.
+
+    Args:
+        own: the dataset's own row, see `LeftOut.row`.
+    """
+    row, position = sample_name(int(request.indices[place]), own), int(request.positions[place])
     where = f"sample {row} (epoch {request.epoch}, step {request.step}, position {position})"
     path = f" {path}" if path and path not in str(error) else ""
     leaves_out = on_error == "raise" and is_bad(error, stage)

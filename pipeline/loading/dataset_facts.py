@@ -4,6 +4,7 @@ A dataset of ours gives them as `metadata`, `facts` and `classes`. Of torch's co
 
     labels        `targets`, `labels` or `_labels` (torchvision), one-dimensional tensors of a
                   `TensorDataset`: columns of the table, from which samplers choose rows
+    lengths       `lengths` (pipeline/protocols.py): a column of the table as well
     classes       `classes`, `num_classes`, or the largest label: `num_classes`, `num_outputs`
     features      the first tensor of a `TensorDataset`: `num_features`
 
@@ -14,14 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from pipeline.errors import DataError
+from pipeline.loading.kept_rows import KeptColumn, KeptRows
 from pipeline.loading.named_fields import Fields
+from pipeline.order.columns import ChosenRows, EndToEnd
+from pipeline.protocols import Column
 from pipeline.terminal import watched
 
 if TYPE_CHECKING:
@@ -37,11 +42,41 @@ def table_of(dataset: Any, fields: Fields | None = None) -> pd.DataFrame | None:
     if hasattr(table, "columns"):
         return table
     columns = columns_of(dataset, fields or Fields())
+    lengths = lengths_of(dataset)
+    if lengths is not None:
+        columns = {"length": np.asarray(lengths), **columns}
     if not columns:
         return None
     import pandas as pd
 
     return pd.DataFrame(columns)
+
+
+def lengths_of(dataset: Any) -> Column | None:
+    """The lengths of a dataset's rows that it tells without a table; None where it does not.
+
+    Raises:
+        DataError: they are not whole numbers, one a row.
+    """
+    if isinstance(dataset, KeptRows):
+        whole = lengths_of(dataset.dataset)
+        return None if whole is None else KeptColumn(whole, dataset.selection)
+    if isinstance(dataset, Subset):
+        whole, rows = lengths_of(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
+        return None if whole is None else ChosenRows(whole, len(rows), lambda chosen: rows[chosen])
+    if isinstance(dataset, ConcatDataset):
+        found = [one for one in map(lengths_of, dataset.datasets) if one is not None]
+        return EndToEnd(found) if len(found) == len(dataset.datasets) else None
+    lengths = getattr(dataset, "lengths", None)
+    if not all(hasattr(lengths, name) for name in ("dtype", "__len__", "__getitem__")):
+        return None
+    lengths = cast(Column, lengths)
+    if lengths.dtype.kind not in "iu" or len(lengths) != len(dataset):
+        raise DataError(
+            f"{type(dataset).__name__}.lengths has {len(lengths)} values of type {lengths.dtype}; "
+            f"it must have a whole number for each of {len(dataset)} rows (docs/own_dataset.md)"
+        )
+    return lengths
 
 
 def with_token_lengths(table: Any, dataset: Any, steps: Mapping[str, Any]) -> Any:
@@ -95,8 +130,8 @@ def classes_of(dataset: Any) -> list[str]:
 
 
 def _whole(dataset: Any) -> Any:
-    """The dataset that a `Subset` is of."""
-    while isinstance(dataset, Subset):
+    """The dataset that a `Subset` is of, or whose rows are filtered."""
+    while isinstance(dataset, (Subset, KeptRows)):
         dataset = dataset.dataset
     return dataset
 
@@ -120,6 +155,9 @@ def _class_count(dataset: Any, fields: Fields) -> int:
 
 def columns_of(dataset: Any, fields: Fields) -> Columns:
     """Columns of the table by name: one number or text a sample."""
+    if isinstance(dataset, KeptRows):
+        mask = dataset.selection.mask(0, dataset.selection.length)
+        return {name: column[mask] for name, column in columns_of(dataset.dataset, fields).items()}
     if isinstance(dataset, Subset):
         rows = np.asarray(dataset.indices, dtype=np.int64)
         return {name: column[rows] for name, column in columns_of(dataset.dataset, fields).items()}

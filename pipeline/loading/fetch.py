@@ -39,6 +39,7 @@ from pipeline.loading.bad_samples import SampleError as SampleError  # also publ
 from pipeline.loading.batch import Batch
 from pipeline.loading.collate import Mismatch, kinds_of, plain
 from pipeline.loading.encoded import EncodedImage
+from pipeline.loading.kept_rows import own_row, sample_name
 from pipeline.loading.named_fields import NAMELESS, Fields, OwnCollate
 from pipeline.loading.repeatable import Again
 from pipeline.loading.sample_reader import SampleReader
@@ -78,6 +79,7 @@ class Fetch:
         traced: batches have a `trace` of when and where they were worked on.
         repeat_checked: samples of a first batch were made twice and compared, or need not be.
         reads_many: rows are read by `__getitems__`.
+        leaves_generators: in this process they stand after a batch where they stood.
         share: where batches are taken from other runs, and published for them.
     """
 
@@ -105,6 +107,8 @@ class Fetch:
         self._order = getattr(self.collate, "order", None)
         self._restores = isinstance(self.collate, OwnCollate)
         self._whole = WholeBatches(self)
+        # Where nothing can draw, they need not be saved and put back: 30 us a batch.
+        self.leaves_generators = self._keyed and self._whole.reads and self.batch_transform is None
 
     def __call__(self, request: Any, draws: Draws = GLOBAL) -> Any:
         """The batch of `request`, or the end of a stream.
@@ -216,7 +220,8 @@ class Fetch:
             parts, collate = request.parts, cast(Any, self.collate)
             fields = dict(collate(given) if parts is None else collate(given, parts))
         except Mismatch as error:
-            first, second = (int(request.indices[order[row]]) for row in error.rows)
+            pair = [int(request.indices[order[row]]) for row in error.rows]
+            first, second = (sample_name(row, own_row(self.dataset, row)) for row in pair)
             raise DataError(
                 f"batch (epoch {request.epoch}, step {request.step}) cannot be put together: field "
                 f"{error.field!r} of samples {first} and {second}: {error.reason}. Resize in a "
@@ -224,7 +229,8 @@ class Fetch:
                 "collate=list to stack nothing)"
             ) from error
         except Exception as error:
-            raise explained(error, "collate", request) from error
+            own = own_row(self.dataset, int(request.indices[0]))
+            raise explained(error, "collate", request, own=own) from error
         hashes = None
         if self.hashed:
             hashes = [hash_sample(sample) for sample in samples]

@@ -8,7 +8,7 @@ kernels use: `cu_seqlens` and `max_seqlen` for FlashAttention's functions of var
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,13 @@ from torch import Tensor
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.collate import Mismatch, Sample, columns, plain, stack
 from pipeline.order.randomness import IntArray
+from pipeline.protocols import TokenRows
+
+native: Any
+try:
+    from pipeline.native import tokens as native
+except ImportError:  # not built
+    native = None
 
 IGNORED = -100  # label of a token that no loss counts, as of torch's cross entropy
 
@@ -78,44 +85,83 @@ class Flatten:
         self._check(values)
         counts = np.array([len(one) for one in values[self.tokens]], np.int64)
         starts, stops = np.zeros_like(counts), counts
-        blocks = np.zeros_like(counts) if self.pad_to is None else np.arange(len(counts))
         if parts is not None:
-            starts, stops, blocks = parts[:, 0], parts[:, 1], parts[:, 3] - parts[0, 3]
-            starts, stops = _within(self.tokens, counts, starts, stops, parts[:, 2])
-        lengths = stops - starts
+            starts, stops = _within(self.tokens, counts, parts[:, 0], parts[:, 1], parts[:, 2])
+        layout = self._layout(stops - starts, parts)
+        batch: dict[str, Any] = {
+            name: self._shaped(self._joined(name, values[name], starts, stops, layout), layout)
+            for name in flat
+        }
+        batch |= {name: stack(name, one) for name, one in given.items() if name not in batch}
+        return batch | self._places(batch[self.tokens], layout)
+
+    def reads(self, dataset: Any) -> bool:
+        """Whether `read` can take the rows of `dataset`."""
+        # Of the class: what wraps a dataset hands on its attributes, and numbers rows otherwise.
+        known = hasattr(type(dataset), "read_tokens")
+        return known and self.tokens == "tokens" and not self.fields
+
+    def read(self, dataset: TokenRows, indices: IntArray, parts: IntArray | None) -> dict[str, Any]:
+        """The batch of rows that are read straight into it; as by `__call__`.
+
+        Raises:
+            DataError: a row cannot be read, or has not the tokens that the sampler was told.
+            Mismatch: as `__call__`.
+        """
+        if parts is None:
+            stops = np.asarray(dataset.lengths[indices], dtype=np.int64)
+            starts, told = np.zeros_like(stops), stops
+        else:
+            starts, stops, told = parts[:, 0], parts[:, 1], parts[:, 2]
+        layout = self._layout(stops - starts, parts)
+        total, padded = int(layout.edges[-1]), len(layout.spans) > len(stops)
+        tokens = np.full(total, self.value) if padded else np.empty(total, np.int64)
+        places = layout.edges[:-1][layout.ids >= 0] if padded else layout.edges[:-1]
+        counts = dataset.read_tokens(tokens, places, indices, starts, stops)
+        if not np.array_equal(counts, told):
+            _within(self.tokens, counts, starts, stops, told)
+        shaped = self._shaped(torch.from_numpy(tokens), layout)
+        return {self.tokens: shaped} | self._places(shaped, layout)
+
+    def _layout(self, lengths: IntArray, parts: IntArray | None) -> Layout:
+        """Where documents stand, each block's padding behind its last one."""
+        blocks = np.zeros_like(lengths) if self.pad_to is None else np.arange(len(lengths))
+        if parts is not None:
+            # A rank has some of a batch's blocks, so they are counted anew.
+            blocks = np.cumsum(np.diff(parts[:, 3], prepend=parts[:1, 3]) != 0)
         number = int(blocks[-1]) + 1
         used = np.bincount(blocks, lengths, number).astype(np.int64)
-        gaps = np.zeros(number, np.int64) if self.pad_to is None else self.pad_to - used
+        ids = np.arange(len(lengths))
+        if self.pad_to is None:
+            return Layout(lengths, ids, _summed(lengths), _summed(used))
+        gaps = self.pad_to - used
         if gaps.min() < 0:
             raise Mismatch(self.tokens, (0, int(np.searchsorted(blocks, gaps.argmin()))),
                            f"a block of {used.max()} tokens is longer than collate.pad_to="
                            f"{self.pad_to}")  # fmt: skip
-        # Documents in their order, each block's padding behind its last one.
-        of_block = np.concatenate([blocks, np.flatnonzero(gaps)])
-        order = np.argsort(of_block, kind="stable")
-        spans = np.concatenate([lengths, gaps[gaps > 0]])[order]
-        ids = np.concatenate([np.arange(len(lengths)), np.full(int((gaps > 0).sum()), -1)])[order]
-        edges = np.concatenate([[0], np.cumsum(spans)])
-        batch: dict[str, Any] = {
-            name: self._shaped(self._joined(name, values[name], starts, stops, ids, spans), number)
-            for name in flat
+        open_ = np.flatnonzero(gaps)
+        order = np.argsort(np.concatenate([blocks, open_]), kind="stable")
+        spans = np.concatenate([lengths, gaps[open_]])[order]
+        ids = np.concatenate([ids, np.full(len(open_), -1)])[order]
+        return Layout(spans, ids, _summed(spans), _summed(used + gaps))
+
+    def _places(self, tokens: Tensor, layout: Layout) -> dict[str, Any]:
+        """The fields that say where documents are."""
+        positions, documents = layout.numbers()
+        batch = {
+            "position_ids": self._shaped(torch.from_numpy(positions), layout),
+            "document_ids": self._shaped(torch.from_numpy(documents), layout),
         }
-        batch |= {name: stack(name, one) for name, one in given.items() if name not in batch}
-        documents = np.repeat(ids, spans)
-        positions = np.arange(edges[-1]) - np.repeat(edges[:-1], spans)
-        batch["position_ids"] = self._shaped(torch.from_numpy(positions), number)
-        batch["document_ids"] = self._shaped(torch.from_numpy(documents), number)
         if self.labels:
             begins = (positions == 0) | (documents < 0)
-            batch["labels"] = batch[self.tokens].masked_fill(
-                self._shaped(torch.from_numpy(begins), number), IGNORED
+            batch["labels"] = tokens.masked_fill(
+                self._shaped(torch.from_numpy(begins), layout), IGNORED
             )
-        batch["cu_seqlens"] = torch.from_numpy(edges.astype(np.int32))
-        batch["max_seqlen"] = int(spans.max(initial=0))
-        batch["cu_blocks"] = torch.from_numpy(
-            np.concatenate([[0], np.cumsum(used + gaps)]).astype(np.int32)
-        )
-        return batch
+        return batch | {
+            "cu_seqlens": torch.from_numpy(layout.edges.astype(np.int32)),
+            "max_seqlen": int(layout.spans.max(initial=0)),
+            "cu_blocks": torch.from_numpy(layout.blocks.astype(np.int32)),
+        }
 
     def _check(self, values: dict[str, list[Tensor]]) -> None:
         for name, tensors in values.items():
@@ -125,19 +171,50 @@ class Flatten:
                     raise Mismatch(name, (0, row), f"shape {list(one.shape)} is not {wanted}")
 
     def _joined(
-        self, name: str, tensors: list[Tensor], starts: IntArray, stops: IntArray, ids: IntArray,
-        spans: IntArray,
-    ) -> Tensor:  # fmt: skip
+        self, name: str, tensors: list[Tensor], starts: IntArray, stops: IntArray, layout: Layout
+    ) -> Tensor:
         value = self.value if name == self.tokens else 0
         begins, ends = starts.tolist(), stops.tolist()
         return torch.cat([
             tensors[one][begins[one] : ends[one]] if one >= 0
             else tensors[0].new_full((span,), value)
-            for one, span in zip(ids.tolist(), spans.tolist(), strict=True)
+            for one, span in zip(layout.ids.tolist(), layout.spans.tolist(), strict=True)
         ])  # fmt: skip
 
-    def _shaped(self, values: Tensor, number: int) -> Tensor:
-        return values if self.pad_to is None else values.reshape(number, self.pad_to)
+    def _shaped(self, values: Tensor, layout: Layout) -> Tensor:
+        if self.pad_to is None:
+            return values
+        return values.reshape(len(layout.blocks) - 1, self.pad_to)
+
+
+class Layout(NamedTuple):
+    """Documents of a batch and what pads their blocks, in their order.
+
+    Attributes:
+        spans: tokens of each, int64[n].
+        ids: number of the document; -1: padding.
+        edges: where each begins, and the end: int64[n + 1].
+        blocks: the same of blocks.
+    """
+
+    spans: IntArray
+    ids: IntArray
+    edges: IntArray
+    blocks: IntArray
+
+    def numbers(self) -> tuple[IntArray, IntArray]:
+        """Of each token its place in its document, and the number of that."""
+        if native is not None:
+            places, documents = np.empty((2, int(self.edges[-1])), np.int64)
+            native.lay_out(places, documents, self.edges, self.ids)
+            return places, documents
+        places = np.arange(self.edges[-1])
+        places -= np.repeat(self.edges[:-1], self.spans)
+        return places, np.repeat(self.ids, self.spans)
+
+
+def _summed(counts: IntArray) -> IntArray:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
 
 def _tensors(name: str, values: list[Any]) -> list[Tensor]:

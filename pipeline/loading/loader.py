@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pipeline.distributed.world import World, has_accelerator
@@ -229,7 +228,7 @@ class Loader:
         changes = True
         while changes:
             changes = False
-            steps = count(step) if limit is None else range(step, limit)
+            steps, delivered = (self.plan.skipped.steps(epoch, step, limit) for _ in range(2))
             requests: Iterator[Asked]
             requests = (self.plan.request(epoch, one, world.rank, world.size) for one in steps)
             if self._ahead is not None:
@@ -238,6 +237,7 @@ class Loader:
             with self._backend.run(Requests(requests, expects)) as results:
                 for result in self._transfer(results) if self._transfer else results:
                     yield result
+                    step = next(delivered)
                     if self._ahead is not None:
                         self._ahead.delivered(step)
                     step += 1

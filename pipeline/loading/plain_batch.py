@@ -332,13 +332,14 @@ def _int(value: Any) -> int:
 
 
 def _left_out(said: Sequence[Any]) -> LeftOut:
-    index, position, epoch, step, path, cause, action, known = said
+    index, position, epoch, step, path, cause, action, known, row = said
     if action not in ("raise", "substitute", "skip"):
         raise ValueError(f"a sample that was left out, by {plain_json.shown(action)}")
     address = _int(epoch), _int(step)
     return LeftOut(
-        _int(index), _int(position), *address, str(path), str(cause), action, bool(known)
-    )
+        _int(index), _int(position), *address, str(path), str(cause), action, bool(known),
+        None if row is None else _int(row),
+    )  # fmt: skip
 
 
 def _trace(said: Sequence[Any]) -> list[Any]:

@@ -28,6 +28,7 @@ from typing import Any
 
 from pipeline.loading.workers.backends import Asked, LoaderOptions
 from pipeline.loading.workers.process_backend import start_method
+from pipeline.order.address import Address
 from pipeline.order.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -164,6 +165,8 @@ def _run(
 
 def _serve(plan: Plan, dataset: Any, rank: int, world: int, news: socket.socket) -> None:
     def rows_of(epoch: int, step: int) -> Sequence[Sequence[str]]:
+        if Address(epoch, step) in plan.skipped:
+            return ()
         request = plan.request(epoch, step, rank, world)
         files: Sequence[Sequence[str]] = dataset.files_of(request.indices)
         return files

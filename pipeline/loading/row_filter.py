@@ -1,25 +1,25 @@
-"""Which rows of a dataset a run uses: expressions over its table, and the dataset that is left.
+"""Expressions over a dataset's table, which say which of its rows a run uses.
 
     length < 500 and label != "spam"
     `image width` >= 224 & (year in [2019, 2020] | source.str.startswith("news"))
 
 An expression comes from a configuration, which may be a stranger's, and pandas would call any
 method of any value in it. So it is parsed here, and only what `_ALLOWED` lists is let through.
-Cost: pandas' own, once; afterwards a bit a row (order/selection.py).
+Cost: pandas' own.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.order.selection import Selection
+from pipeline.errors import ConfigError, Problem
 
 Mask = npt.NDArray[np.bool_]
 
@@ -35,149 +35,92 @@ _QUOTED = re.compile(r"`([^`]+)`")
 _LONGEST = 10_000  # characters of an expression
 
 
-def matching(table: Any, expression: str, key: str = "dataset.filter") -> Mask:
-    """Whether `expression` holds for each row of a pandas table: bool[n].
+class Expression:
+    """An expression that is true or false for each row of a table.
 
     Args:
-        expression: of columns (in backticks where a name is no identifier), numbers and texts;
+        text: of columns (in backticks where a name is no identifier), numbers and texts;
             comparisons, `and`, `or`, `not`, `in`, arithmetic, and the methods isna, notna, between,
             isin, abs, duplicated, and of texts (`name.str`) contains, startswith, endswith, len,
             lower, upper and strip.
+        key: of the configuration, for messages.
+
+    Attributes:
+        columns: names of those that it reads.
+        by_row: whether a row's value depends on no other row.
 
     Raises:
-        ConfigError: it is something else, names no column, or does not fit a column's type.
-    """
-    names: dict[str, str] = {}
-
-    def renamed(found: re.Match[str]) -> str:
-        return names.setdefault(found[1], f"column_{len(names)}_")
-
-    def refused(reason: str) -> ConfigError:
-        return ConfigError(Problem(key, f"{expression!r}: {reason}"))
-
-    if len(expression) > _LONGEST:
-        raise refused(f"it is longer than {_LONGEST} characters")
-    if table is None:
-        raise refused("the dataset has no table of metadata to filter by (docs/own_dataset.md)")
-    text = _QUOTED.sub(renamed, expression)
-    try:
-        tree = ast.parse(text.strip(), mode="eval")
-        used = _names(tree)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise refused(str(getattr(error, "msg", None) or error)) from None
-    back = {new: old for old, new in names.items()}
-    wanted = {name: back.get(name, name) for name in used}
-    for column in wanted.values():
-        if column not in table.columns:
-            raise refused(f"there is no column {column!r}; there are {', '.join(table.columns)}")
-    import pandas as pd
-
-    columns = pd.DataFrame({name: table[column] for name, column in wanted.items()})
-    try:
-        found: Any = columns.eval(text, engine="python", local_dict={}, global_dict={})
-    except Exception as error:  # whatever pandas meets in comparing columns with values
-        raise refused(f"{type(error).__name__}: {error}") from None
-    if isinstance(found, (bool, np.bool_)):
-        found = np.full(len(table), bool(found))
-    values = np.asarray(found)
-    if values.dtype != np.bool_ and pd.api.types.is_bool_dtype(found):
-        values = found.fillna(False).to_numpy(np.bool_)
-    if values.dtype != np.bool_ or values.shape != (len(table),):
-        raise refused("it gives no true or false for each row; compare a column with a value")
-    return values
-
-
-def first_of_each(table: Any, column: str, key: str = "dataset.unique") -> Mask:
-    """Whether a row is the first with its value in `column`: bool[n]; raises ConfigError."""
-    if table is None or column not in table.columns:
-        known = "no table" if table is None else ", ".join(table.columns)
-        raise ConfigError(Problem(key, f"there is no column {column!r}; there are {known}"))
-    return ~np.asarray(table[column].duplicated(keep="first"))
-
-
-def all_but(length: int, rows: Iterable[int], key: str = "dataset.without") -> Mask:
-    """False for `rows`, True for the others: bool[length].
-
-    Raises:
-        ConfigError: a row does not exist.
-    """
-    mask = np.ones(length, np.bool_)
-    for row in rows:
-        if type(row) is not int or not 0 <= row < length:
-            raise ConfigError(Problem(key, f"row {row!r} does not exist; there are {length} rows"))
-        mask[row] = False
-    return mask
-
-
-class KeptRows:
-    """The rows of a map-style dataset that a selection keeps, numbered anew from 0.
-
-    Everything else that the dataset has (`classes`, `facts`, `columns` ...) is the dataset's own.
-
-    Args:
-        dataset: with `len()` and rows by index.
-        selection: of its rows.
-        reasons: how many rows were left out, by why.
-
-    Raises:
-        DataError: nothing is left.
+        ConfigError: it is something else.
     """
 
-    def __init__(self, dataset: Any, selection: Selection, reasons: Mapping[str, int]) -> None:
-        if not selection.count:
-            why = ", ".join(f"{count} by {reason}" for reason, count in reasons.items() if count)
-            raise DataError(f"none of {selection.length} samples is left: {why}")
-        self.dataset, self.selection, self.reasons = dataset, selection, dict(reasons)
+    def __init__(self, text: str, key: str = "dataset.filter") -> None:
+        self.text, self.key = text, key
+        names: dict[str, str] = {}
 
-    def __len__(self) -> int:
-        return self.selection.count
+        def renamed(found: re.Match[str]) -> str:
+            return names.setdefault(found[1], f"column_{len(names)}_")
 
-    def row(self, index: int) -> int:
-        """The row of the dataset that has number `index` here."""
-        return int(self.selection.select([index])[0])
+        if len(text) > _LONGEST:
+            raise self._refused(f"it is longer than {_LONGEST} characters")
+        self._text = _QUOTED.sub(renamed, text)
+        try:
+            tree = ast.parse(self._text.strip(), mode="eval")
+            used = _names(tree)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise self._refused(str(getattr(error, "msg", None) or error)) from None
+        back = {new: old for old, new in names.items()}
+        self._wanted = {name: back.get(name, name) for name in sorted(used)}
+        self.columns = tuple(self._wanted.values())
+        self.by_row = "duplicated" not in self._text
 
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[self.row(index)]
+    def check(self, columns: Sequence[str]) -> None:
+        """Raise ConfigError for a column that is not among `columns`."""
+        for column in self.columns:
+            if column not in columns:
+                raise self._refused(no_column(column, columns))
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "dataset":  # copy and pickle look before there is one
-            raise AttributeError(name)
-        found = getattr(self.dataset, name)
-        return self._for_rows(name, found) if name in _BY_ROW and callable(found) else found
+    def mask(self, table: Any) -> Mask:
+        """Whether it holds for each row of a pandas table: bool[n].
 
-    def _for_rows(self, name: str, function: Any) -> Any:
-        return lambda index: function(self.row(index))
+        Raises:
+            ConfigError: the table lacks a column, or one does not fit what is done with it.
+        """
+        if table is None:
+            raise self._refused("the dataset has no table of metadata to filter by "
+                                "(docs/own_dataset.md)")  # fmt: skip
+        self.check(list(table.columns))
+        import pandas as pd
 
-    @property
-    def metadata(self) -> Any:
-        """The rows of the dataset's table that are kept, numbered anew."""
-        table = self.dataset.metadata
-        kept = self.selection.select(np.arange(self.selection.count))
-        return table.iloc[kept].reset_index(drop=True)
+        columns = pd.DataFrame({name: table[column] for name, column in self._wanted.items()})
+        try:
+            found: Any = columns.eval(self._text, engine="python", local_dict={}, global_dict={})
+        except Exception as error:  # whatever pandas meets in comparing columns with values
+            raise self._refused(f"{type(error).__name__}: {error}") from None
+        if isinstance(found, (bool, np.bool_)):
+            found = np.full(len(table), bool(found))
+        values = np.asarray(found)
+        if values.dtype != np.bool_ and pd.api.types.is_bool_dtype(found):
+            values = found.fillna(False).to_numpy(np.bool_)
+        if values.dtype != np.bool_ or values.shape != (len(table),):
+            raise self._refused("it gives no true or false for each row; compare a column with a "
+                                "value")  # fmt: skip
+        return values
 
-    @property
-    def fingerprint(self) -> str:
-        """The dataset's, and which rows of it are kept."""
-        return f"{self.dataset.fingerprint} kept={self.selection.fingerprint}"
-
-    def names_fingerprint(self) -> str:
-        return f"{self.dataset.names_fingerprint()} kept={self.selection.fingerprint}"
-
-
-class KeptRowsAtOnce(KeptRows):
-    """The same of a dataset that reads many rows at once."""
-
-    def __getitems__(self, indices: Sequence[int]) -> Any:
-        return self.dataset.__getitems__(self.selection.select(indices).tolist())
-
-
-def kept_rows(dataset: Any, selection: Selection, reasons: Mapping[str, int]) -> KeptRows:
-    """The rows of `dataset` that are kept; see `KeptRows`."""
-    many = hasattr(dataset, "__getitems__")
-    return (KeptRowsAtOnce if many else KeptRows)(dataset, selection, reasons)
+    def _refused(self, reason: str) -> ConfigError:
+        text = self.text if len(self.text) <= 200 else f"{self.text[:200]}..."
+        return ConfigError(Problem(self.key, f"{text!r}: {reason}"))
 
 
-_BY_ROW = frozenset({"path", "check"})
+def matching(table: Any, expression: str, key: str = "dataset.filter") -> Mask:
+    """Whether `expression` holds for each row of a pandas table: bool[n]; see `Expression`."""
+    return Expression(expression, key).mask(table)
+
+
+def no_column(name: str, columns: Sequence[str]) -> str:
+    """The message for a column that is not there."""
+    near = difflib.get_close_matches(name, columns, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"there is no column {name!r}{hint}; there are {', '.join(columns)}"
 
 
 def _names(tree: ast.AST) -> set[str]:

@@ -25,6 +25,7 @@ from pipeline.loading.bad_samples import (
     is_bad,
     path_of,
 )
+from pipeline.loading.kept_rows import own_row
 from pipeline.loading.named_fields import Restore, restorer
 from pipeline.loading.stage_timer import StageTimer
 from pipeline.order.plan import Request
@@ -172,12 +173,14 @@ class SampleReader:
         if self._bad.on_error != "raise" and not never_left_out and is_bad(error, stage):
             return BadSampleError(in_one_line(error))
         path = path_of(self._fetch.dataset, self._asked[place])
-        return explained(error, stage, self.request, place, path, self._bad.on_error)
+        own = own_row(self._fetch.dataset, self._asked[place])
+        return explained(error, stage, self.request, place, path, self._bad.on_error, own)
 
     def _left_out(self, place: int, error: BadSampleError) -> LeftOut:
         row, position = self._asked[place], int(self.request.positions[place])
-        return LeftOut(row, position, *self.request.address, path_of(self._fetch.dataset, row),
-                       error.cause, self._bad.action, error.known)  # fmt: skip
+        dataset = self._fetch.dataset
+        return LeftOut(row, position, *self.request.address, path_of(dataset, row), error.cause,
+                       self._bad.action, error.known, own_row(dataset, row))  # fmt: skip
 
     def _substitute(self, place: int, bad: BadSampleError, key: int) -> tuple[int, Any]:
         """Row and sample for the place of a bad one; its draws are those of the place."""

@@ -19,9 +19,10 @@ import torch
 from pipeline.errors import DataError
 from pipeline.loading import worker_status
 from pipeline.loading.bad_samples import BadSampleError
-from pipeline.loading.collate import Stack, kinds_of, stack
+from pipeline.loading.collate import Mismatch, Stack, kinds_of, stack
 from pipeline.loading.compose import Compose
 from pipeline.loading.encoded import EncodedImage
+from pipeline.loading.flatten import Flatten
 from pipeline.loading.sample_reader import SampleReader
 from pipeline.loading.stage_timer import StageTimer
 from pipeline.loading.stored import StoredPictures
@@ -44,7 +45,10 @@ class WholeBatches:
     lie if `fetch_batch(indices, in_place=True)` asks for it. A transform has to be None or to have
     one step that `takes_batches`, and the collate function has to be `Stack`.
 
+    Without a transform, `Flatten` lets a dataset of tokens write them into the batch.
+
     Attributes:
+        reads: whether rows are read straight into a batch.
         usable: whether they can be; false once samples are of other kinds than that takes.
     """
 
@@ -57,12 +61,14 @@ class WholeBatches:
         stacked = untouched and getattr(dataset, "fetches_batches", False)
         stored = decodes and getattr(dataset, "fetches_pictures", False)
         read = decodes and not getattr(dataset, "draws", True)
-        self._by_sample = not (stacked or stored)
+        self._flatten = None
+        if untouched and type(fetch.collate) is Flatten and fetch.collate.reads(dataset):
+            self._flatten = fetch.collate
+        self.reads = self._flatten is not None
+        self._by_sample = not (stacked or stored or self.reads)
+        stacks = type(fetch.collate) is Stack and bool(stacked or stored or read)
         self.usable = (
-            not fetch.hashed
-            and type(fetch.collate) is Stack
-            and bool(stacked or stored or read)
-            and (self._by_sample or not fetch.bad.known)
+            not fetch.hashed and (stacks or self.reads) and (self._by_sample or not fetch.bad.known)
         )
 
     def make(
@@ -75,6 +81,13 @@ class WholeBatches:
             NotAtOnceError: it has to be made sample by sample.
             DataError, SampleError: a row cannot be read, and is not to be left out.
         """
+        if self._flatten is not None:
+            try:
+                return self._flatten.read(rows, request.indices, request.parts), {}
+            except (DataError, Mismatch) as error:  # sample by sample it is found where
+                raise NotAtOnceError from error
+            finally:
+                timer.lap("read")
         columns: Mapping[str, Any]
         if self._by_sample:
             reader = SampleReader(fetch, request, rows, None, draws, timer)

@@ -13,6 +13,7 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.order.costs import Floats
 from pipeline.order.randomness import IntArray
 
 
@@ -31,3 +32,14 @@ def least_loaded(costs: npt.ArrayLike, ranks: int) -> IntArray:
         chosen[row] = rank
         heapq.heapreplace(loads, (load + float(values[row]), count + 1, rank))
     return chosen
+
+
+def contiguous(count: int, ranks: int) -> IntArray:
+    """The rank of each of `count` rows that are cut into as equal shares as there can be."""
+    return ((np.arange(count, dtype=np.int64) + 1) * ranks - 1) // max(count, 1)
+
+
+def waiting(costs: Floats, dealt: IntArray, ranks: int) -> tuple[float, float]:
+    """The most that a rank has to do, and what all wait for it on average, in units of `costs`."""
+    loads = np.bincount(dealt, costs, ranks)
+    return float(loads.max()), float(loads.max() - loads.mean())

@@ -13,12 +13,14 @@ from pipeline.order.samplers import Order, Random, column_of
 
 
 class Curriculum(Order):
-    """Every row once, from easy to hard: in stages by a column, shuffled within each.
+    """Every row once, from easy to hard: in stages by a column, each shuffled anew every epoch.
 
     Args:
         column: metadata column of numbers, of which the smallest come first.
         stages: of equal size, to the nearest row.
         descending: the largest come first.
+
+    Memory: 8 bytes a row.
     """
 
     column_arguments = ("column",)
@@ -36,7 +38,7 @@ class Curriculum(Order):
             raise ConfigError(
                 Problem("sampler.stages", f"{stages}; allowed: 1 to {length}, the number of rows")
             )
-        values = column_of(metadata, column, "column")
+        values = np.asarray(column_of(metadata, column, "column"))
         if values.dtype.kind not in "biuf":
             raise DataError(f"column {column!r} does not hold numbers, so rows cannot be ordered")
         keys = -values.astype(np.float64) if descending else values
@@ -58,15 +60,28 @@ class Curriculum(Order):
             rows[here] = self._rows[first + order(positions[here] - first)]
         return rows
 
+    def positions_of(self, epoch: int, row: int) -> list[int]:
+        for place in np.flatnonzero(self._rows == row).tolist():  # of one at most
+            stage = int(np.searchsorted(self._edges, place, side="right")) - 1
+            first, last = int(self._edges[stage]), int(self._edges[stage + 1])
+            order = Permutation(last - first, hash64(self.seed, "stage", epoch, stage))
+            return (first + order.inverse([place - first])).tolist()
+        return []
+
 
 class Repeated(Order):
-    """Every row of another order several times in a row, each time with augmentation of its own.
+    """Every row of another order several times in a batch, with augmentations of its own each time.
+
+    A batch has its rows once, then all of them again, and so on. So ranks hold different
+    repetitions of a row if their number is that of the repetitions (or a multiple of it), and the
+    neighbours that mixing pairs are different rows. DeiT's sampler shows an augmentation of a row
+    to each rank in the same way ("Training data-efficient image transformers", 2021).
 
     Args:
         times: how often a row comes; it divides the batch, so that all stand in the same one.
         order: the other order; None: each row once, at random.
         shorten: an epoch has as many positions as the other order, and so only the first of its
-            rows, as repeated augmentation is used in DeiT; else `times` as many.
+            rows, as in DeiT; else `times` as many.
     """
 
     def __init__(
@@ -74,7 +89,7 @@ class Repeated(Order):
         length: int,
         seed: int,
         batch_size: int,
-        times: int = 3,
+        times: int = 2,
         order: Order | None = None,
         shorten: bool = True,
     ) -> None:
@@ -84,12 +99,34 @@ class Repeated(Order):
                         "row's repetitions would stand in two batches")
             )  # fmt: skip
         self.times, self.order, self.shorten = times, order or Random(length, seed), shorten
+        self._rows = batch_size // times  # of the other order, in a batch
+
+    @property
+    def even(self) -> bool:
+        return self.order.even
 
     def size(self, epoch: int) -> int:
-        size = self.order.size(epoch)
-        return size // self.times * self.times if self.shorten else size * self.times
+        return self._distinct(epoch) * self.times
 
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
-        first, last = start // self.times, -(-stop // self.times)
-        rows = np.repeat(self.order.indices(epoch, first, last), self.times)
-        return rows[start - first * self.times : stop - first * self.times]
+        batch, place = np.divmod(np.arange(start, stop, dtype=np.int64), self._rows * self.times)
+        first, distinct = batch * self._rows, self._distinct(epoch)
+        others = first + place % np.minimum(self._rows, distinct - first)
+        if not len(others):
+            return others
+        low, high = int(others.min()), int(others.max()) + 1
+        return self.order.indices(epoch, low, high)[others - low]
+
+    def _distinct(self, epoch: int) -> int:
+        size = self.order.size(epoch)
+        return size // self.times if self.shorten else size
+
+    def positions_of(self, epoch: int, row: int) -> list[int]:
+        distinct, found = self._distinct(epoch), list[int]()
+        for place in self.order.positions_of(epoch, row):
+            batch, inside = divmod(place, self._rows)
+            width = min(self._rows, distinct - batch * self._rows)  # of the rows, each once
+            first = batch * self._rows * self.times + inside
+            if place < distinct:
+                found += range(first, first + width * self.times, width)
+        return sorted(found)

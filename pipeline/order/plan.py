@@ -1,19 +1,26 @@
 """The addresses of a run: which samples batch (epoch, step) has, and which rank gets which of them.
 
-The global batch is formed from the sampler alone, then dealt out in contiguous shares. So every
-sampler works for any number of ranks, and all ranks know the number of steps in advance.
+The global batch is formed from the sampler alone, then dealt out: in contiguous shares, or by what
+its rows cost. So every sampler works for any number of ranks, and all ranks know the number of
+steps in advance.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.errors import ConfigError, Problem
 from pipeline.order.address import Addressed
+from pipeline.order.balance import contiguous, least_loaded, waiting
+from pipeline.order.costs import Costs, Floats
 from pipeline.order.randomness import IntArray
 from pipeline.order.samplers import BatchStrategy, Order, Tail
+from pipeline.order.skipped import Skipped
+
+_LOOKED_AT = 16  # batches, to predict by
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,14 @@ class Request(Addressed):
         return len(self.indices)
 
 
+class Place(NamedTuple):
+    """Where a row stands in an epoch: its batch, its position, and the rank that works on it."""
+
+    step: int
+    position: int
+    rank: int
+
+
 def share_of(
     count: int, size: int, rank: int, world: int, together: int = 1
 ) -> tuple[IntArray, int]:
@@ -62,23 +77,56 @@ def share_of(
     return np.arange(start, stop, dtype=np.int64) % count, valid
 
 
-def deal(batch: Request, size: int, rank: int, world: int, together: int = 1) -> Request:
-    """The share of `rank` in a global batch that has no padding yet; see `share_of`. Blocks stay
-    whole.
+def deal(
+    batch: Request, size: int, rank: int, world: int, together: int = 1,
+    costs: Floats | None = None,
+) -> Request:  # fmt: skip
+    """The share of `rank` in a global batch that has no padding yet.
+
+    Args:
+        size, together: as of `share_of`. Blocks stay whole, and are not padded.
+        costs: of its rows. They are dealt out by cost then, in their order within a rank; None:
+            contiguously.
     """
     if batch.parts is not None:
-        return _deal_blocks(batch, batch.parts, rank, world)
-    mine, valid = share_of(len(batch), size, rank, world, together)
+        return _deal_blocks(batch, batch.parts, rank, world, costs)
+    count = len(batch)
+    if costs is None:
+        mine, valid = share_of(count, size, rank, world, together)
+    else:
+        groups, grouped = _grouped(costs, None, size, together)
+        mine = np.flatnonzero(least_loaded(grouped, world)[groups] == rank)
+        valid = int(np.searchsorted(mine, count))
+        mine = mine % count if len(mine) else np.zeros(1, np.int64)
     return Request(batch.epoch, batch.step, batch.positions[mine], batch.indices[mine], valid, size)
 
 
-def _deal_blocks(batch: Request, parts: IntArray, rank: int, world: int) -> Request:
+def _deal_blocks(
+    batch: Request, parts: IntArray, rank: int, world: int, costs: Floats | None
+) -> Request:
     blocks = parts[:, 3]
-    count = int(blocks[-1]) + 1
-    start, stop = np.searchsorted(blocks, [count * one // world for one in (rank, rank + 1)])
-    mine = slice(start, stop) if start < stop else slice(0, 1)
+    dealt = contiguous(int(blocks[-1]) + 1, world)
+    if costs is not None:
+        _, grouped = _grouped(costs, parts, len(parts), 1)
+        dealt = least_loaded(grouped, world)
+    mine = np.flatnonzero(dealt[blocks] == rank)
+    valid = len(mine)
+    if not valid:
+        mine = np.zeros(1, np.int64)
     return Request(batch.epoch, batch.step, batch.positions[mine], batch.indices[mine],
-                   int(stop - start), len(batch), parts[mine])  # fmt: skip
+                   valid, len(batch), parts[mine])  # fmt: skip
+
+
+def _grouped(
+    costs: Floats, parts: IntArray | None, size: int, together: int
+) -> tuple[IntArray, Floats]:
+    """Which rows stay together: the number of each one's group; and what each group costs."""
+    if parts is not None:
+        groups = parts[:, 3]
+    else:
+        groups = np.arange(size, dtype=np.int64) // together
+        costs = costs[np.arange(size) % len(costs)]  # padding is copies
+    return groups, np.asarray(np.bincount(groups, costs), np.float64)
 
 
 def not_empty(plan: Plan) -> Plan:
@@ -106,6 +154,8 @@ class Plan:
         together: rows of a global batch that stay on one rank; 2 keeps the pairs of mixing.
         most: batches in an epoch; None: all that the sampler gives.
         again: every epoch has the samples of epoch 0 in its order, but its own augmentation.
+        skipped: addresses that training leaves out; they stay addresses, so `steps` counts them.
+        costs: of rows, by which global batches are dealt to ranks; None: contiguously.
     """
 
     def __init__(
@@ -116,6 +166,8 @@ class Plan:
         together: int = 1,
         most: int | None = None,
         again: bool = False,
+        skipped: Skipped | None = None,
+        costs: Costs | None = None,
     ) -> None:
         if batch_size < 1:
             raise ConfigError(Problem("batch.size", f"{batch_size} is below 1"))
@@ -125,6 +177,8 @@ class Plan:
         self.together = together
         self.most = most
         self.again = again
+        self.skipped = skipped or Skipped()
+        self.costs = costs
 
     def steps(self, epoch: int) -> int:
         """Number of global batches in `epoch`, the same on every rank."""
@@ -146,20 +200,18 @@ class Plan:
 
         A rank whose share is empty gets one row of the batch as padding, so that it takes part
         in every step. An address outside the epoch is an IndexError. Of an order only the rank's
-        own rows are evaluated, so that many ranks cost no more than one.
+        own rows are evaluated, so that many ranks cost no more than one; with `costs` each rank
+        evaluates the whole global batch and deals it, at 1 us a row.
         """
         if not 0 <= step < self.steps(epoch):
             raise IndexError(f"epoch {epoch} has steps 0 to {self.steps(epoch) - 1}, not {step}")
+        if isinstance(self.sampler, BatchStrategy) or (self.costs is not None and world > 1):
+            batch = self._whole(epoch, step)
+            costs = None
+            if self.costs is not None and world > 1:
+                costs = self.costs(batch.indices, batch.parts)
+            return deal(batch, self._padded(len(batch)), rank, world, self.together, costs)
         of = 0 if self.again else epoch
-        if isinstance(self.sampler, BatchStrategy):
-            positions, indices = self.sampler.batch(of, step)
-            parts = self.sampler.parts(of, step)
-            if parts is not None:
-                whole = Request(epoch, step, positions, indices, len(indices), parts=parts)
-                return _deal_blocks(whole, parts, rank, world)
-            size = self._padded(len(indices))
-            mine, valid = share_of(len(indices), size, rank, world, self.together)
-            return Request(epoch, step, positions[mine], indices[mine], valid, size)
         first = step * self.batch_size
         count = min(self.batch_size, self.sampler.size(of) - first)
         size = self._padded(count)
@@ -167,6 +219,63 @@ class Plan:
         low, high = int(mine.min()), int(mine.max()) + 1  # all of a share that is not padded
         indices = self.sampler.indices(of, first + low, first + high)[mine - low]
         return Request(epoch, step, first + mine, indices, valid, size)
+
+    def steps_of(self, epoch: int, row: int) -> list[int]:
+        """The steps of `epoch` whose batches have `row`, ascending, also behind its end: in a tail
+        that is dropped, or behind a limit. Cost: the sampler's inverse.
+        """
+        of = 0 if self.again else epoch
+        if isinstance(self.sampler, BatchStrategy):
+            return self.sampler.steps_of(of, row)
+        positions = self.sampler.positions_of(of, row)
+        return list(dict.fromkeys(position // self.batch_size for position in positions))
+
+    def addresses_of(self, epoch: int, row: int, world: int = 1) -> list[Place]:
+        """Where `row` stands in `epoch`, in the order of training; a row in parts once for each.
+
+        Cost: the sampler's inverse, and for each batch found one request a rank.
+        """
+        steps, places = self.steps(epoch), []
+        for step in self.steps_of(epoch, row):
+            for rank in range(world if step < steps else 0):
+                share = self.request(epoch, step, rank, world)
+                here = share.positions[: share.valid][share.indices[: share.valid] == row]
+                places += [Place(step, position, rank) for position in here.tolist()]
+        return places
+
+    def predicted_waiting(self, epoch: int, world: int) -> tuple[float, float] | None:
+        """The shares of the time for which ranks would wait for each other if cost were time.
+
+        Of batches that are cut contiguously, and as they are dealt. None without `costs`. By 16
+        batches, evenly spaced over the epoch; costs as much as requests for them.
+        """
+        steps = self.steps(epoch)
+        if self.costs is None or not steps:
+            return None
+        found = []
+        for step in np.unique(np.linspace(0, steps - 1, _LOOKED_AT).astype(np.int64)).tolist():
+            batch = self._whole(epoch, step)
+            costs, size = self.costs(batch.indices, batch.parts), self._padded(len(batch))
+            _, grouped = _grouped(costs, batch.parts, size, self.together)
+            cut, dealt = contiguous(len(grouped), world), least_loaded(grouped, world)
+            found.append([*waiting(grouped, cut, world), *waiting(grouped, dealt, world)])
+        most, waited, most_dealt, waited_dealt = np.sum(found, axis=0)
+        if not most:
+            return None
+        return float(waited / most), float(waited_dealt / most_dealt)
+
+    def _whole(self, epoch: int, step: int) -> Request:
+        """A global batch, without padding."""
+        of, parts = 0 if self.again else epoch, None
+        if isinstance(self.sampler, BatchStrategy):
+            positions, indices = self.sampler.batch(of, step)
+            parts = self.sampler.parts(of, step)
+        else:
+            first = step * self.batch_size
+            stop = min(first + self.batch_size, self.sampler.size(of))
+            positions = np.arange(first, stop, dtype=np.int64)
+            indices = self.sampler.indices(of, first, stop)
+        return Request(epoch, step, positions, indices, len(indices), parts=parts)
 
     def _padded(self, count: int) -> int:
         return max(count, self.batch_size) if self.tail == "pad" else count

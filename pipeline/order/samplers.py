@@ -6,65 +6,23 @@ dataset's table are read once, when a sampler is made; no sampler loads a sample
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.order.bucketing import bucket_sizes
+from pipeline.order.columns import column_of, weights_of
+from pipeline.order.orders import BatchStrategy, Order, Tail
 from pipeline.order.permutation import Permutation
 from pipeline.order.randomness import IntArray, hash64, uniform
 
-Tail = Literal["keep", "drop", "pad"]
+__all__ = ["BatchStrategy", "Bucket", "Identity", "Order", "Random", "Sequential", "Subset", "Tail",
+           "Weighted", "column_of"]  # fmt: skip
 
-
-class _Sampler(ABC):
-    """
-    Attributes:
-        column_arguments: arguments that name columns of the dataset's table.
-        packs: whether rows stand in blocks, so that validation packs them, too.
-    """
-
-    column_arguments: ClassVar[tuple[str, ...]] = ()
-    packs: ClassVar[bool] = False
-
-    @abstractmethod
-    def size(self, epoch: int) -> int:
-        """Number of positions (of an order) or global batches (of a strategy) in `epoch`."""
-
-    def __len__(self) -> int:
-        return self.size(0)
-
-
-class Order(_Sampler):
-    """Rows of the dataset by position, for any slice of an epoch."""
-
-    @abstractmethod
-    def indices(self, epoch: int, start: int, stop: int) -> IntArray:
-        """Rows at positions start .. stop-1: int64[stop - start]."""
-
-
-class BatchStrategy(_Sampler):
-    """Which positions of an epoch stand together in a global batch.
-
-    Attributes:
-        group: rows that belong together, as those of one identity, follow each other in groups of
-            this size; 0: there are no groups.
-    """
-
-    group: int = 0
-
-    @abstractmethod
-    def batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
-        """Positions and rows of one global batch: int64[n] each. No position comes twice, but where
-        rows are cut into parts."""
-
-    def parts(self, epoch: int, step: int) -> IntArray | None:
-        """Which parts of its rows a batch has, in which blocks: int64[n, 4] as `Request.parts`."""
-        return None
+_SLICE = 1 << 16  # draws that a search looks at together
 
 
 class Sequential(Order):
@@ -79,6 +37,9 @@ class Sequential(Order):
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
         return np.arange(start, stop, dtype=np.int64)
 
+    def positions_of(self, epoch: int, row: int) -> list[int]:
+        return [row] if 0 <= row < self.length else []
+
 
 class Random(Order):
     """Every row once, in another random order each epoch; O(1) memory, about 1 us a row."""
@@ -91,19 +52,31 @@ class Random(Order):
         self._order = (-1, Permutation(1, 0))  # epoch, its order
         self._block = (-1, 0, np.empty(0, dtype=np.int64))  # epoch, first position, rows
 
+    @property
+    def even(self) -> bool:
+        return True
+
     def size(self, epoch: int) -> int:
         return self.length
 
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
         of, first, rows = self._block
         if of != epoch or start < first or stop > first + len(rows):
-            if self._order[0] != epoch:
-                self._order = (epoch, Permutation(self.length, hash64(self.seed, "order", epoch)))
             # A thousand positions cost hardly more than one, and the next ones are asked for next.
             last = min(max(stop, start + self.AHEAD), self.length)
-            first, rows = start, self._order[1](np.arange(start, last))
+            first, rows = start, self._order_of(epoch)(np.arange(start, last))
             self._block = (epoch, first, rows)
         return rows[start - first : stop - first].copy()
+
+    def positions_of(self, epoch: int, row: int) -> list[int]:
+        return self._order_of(epoch).inverse([row]).tolist() if 0 <= row < self.length else []
+
+    def _order_of(self, epoch: int) -> Permutation:
+        of, order = self._order  # read once: other threads may ask for other epochs
+        if of != epoch:
+            order = Permutation(self.length, hash64(self.seed, "order", epoch))
+            self._order = (epoch, order)
+        return order
 
 
 class Subset(Order):
@@ -140,11 +113,19 @@ class Subset(Order):
                 )  # fmt: skip
         self._order: Order = Random(len(self.rows), seed) if shuffle else Sequential(len(self.rows))
 
+    @property
+    def even(self) -> bool:
+        return self._order.even
+
     def size(self, epoch: int) -> int:
         return len(self.rows)
 
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
         return self.rows[self._order.indices(epoch, start, stop)]
+
+    def positions_of(self, epoch: int, row: int) -> list[int]:
+        places = np.flatnonzero(self.rows == row).tolist()  # several where a list names it again
+        return sorted(at for place in places for at in self._order.positions_of(epoch, place))
 
 
 class Weighted(Order):
@@ -175,7 +156,7 @@ class Weighted(Order):
         num_samples: int | None = None,
         replacement: bool = True,
     ) -> None:
-        values = _weights(length, metadata, column, weights)
+        values = weights_of(length, metadata, column, weights)
         positive = np.flatnonzero(values)
         self._last = int(positive[-1])
         self._draws = num_samples or (length if replacement else len(positive))
@@ -189,75 +170,48 @@ class Weighted(Order):
                         f"{len(positive)} rows have a positive weight")
             )  # fmt: skip
 
+    @property
+    def even(self) -> bool:
+        return self._weights is None  # with replacement
+
     def size(self, epoch: int) -> int:
         return self._draws
 
     def indices(self, epoch: int, start: int, stop: int) -> IntArray:
-        key = hash64(self.seed, "weighted", epoch)
         if self._weights is None:
+            key = hash64(self.seed, "weighted", epoch)
             points = uniform(key, np.arange(start, stop)) * self._sums[-1]
             rows = np.searchsorted(self._sums, points, side="right")
             # A point can be rounded up to the very end of the sums, where no row is.
             return np.minimum(rows, self._last).astype(np.int64)
+        return self._without_replacement(epoch, self._weights)[start:stop]
+
+    def positions_of(self, epoch: int, row: int) -> list[int]:
+        """By a look at every draw of the epoch: 7 ms for a million with replacement."""
+        if self._weights is not None:
+            order = self._without_replacement(epoch, self._weights)
+            return np.flatnonzero(order == row).tolist()
+        if not 0 <= row <= self._last:
+            return []
+        low = self._sums[row - 1] if row else 0.0
+        high = np.inf if row == self._last else self._sums[row]
+        key, found = hash64(self.seed, "weighted", epoch), []
+        for start in range(0, self._draws, _SLICE):
+            stop = min(start + _SLICE, self._draws)
+            points = uniform(key, np.arange(start, stop)) * self._sums[-1]
+            found += (np.flatnonzero((low <= points) & (points < high)) + start).tolist()
+        return found
+
+    def _without_replacement(self, epoch: int, weights: npt.NDArray[np.float64]) -> IntArray:
+        """All rows of an epoch in their order."""
         if self._order[0] != epoch:
-            draws = uniform(key, np.arange(len(self._weights)))
+            draws = uniform(hash64(self.seed, "weighted", epoch), np.arange(len(weights)))
             with np.errstate(divide="ignore"):
-                arrival = -np.log1p(-draws) / self._weights
-            arrival[self._weights == 0] = np.inf
+                arrival = -np.log1p(-draws) / weights
+            arrival[weights == 0] = np.inf
             order = np.argsort(arrival, kind="stable")[: self._draws].astype(np.int64)
             self._order = (epoch, order)
-        return self._order[1][start:stop]
-
-
-def column_of(
-    metadata: Any, name: str, argument: str, section: str = "sampler"
-) -> npt.NDArray[Any]:
-    """A column of the dataset's table as an array, checked to exist and to have no gaps."""
-    if metadata is None or name not in metadata.columns:
-        known = "columns " + ", ".join(metadata.columns) if metadata is not None else (
-            "no metadata: give it `metadata`, a table, or `targets`, a list of labels "
-            "(docs/own_dataset.md)"
-        )  # fmt: skip
-        raise ConfigError(
-            Problem(f"{section}.{argument}", f"the dataset has no column {name!r}; it has {known}")
-        )
-    column = metadata[name]
-    gaps = np.flatnonzero(column.isna().to_numpy())
-    if gaps.size:
-        raise DataError(f"column {name!r} has no value in row {gaps[0]}; {section} needs one a row")
-    return np.asarray(column.to_numpy())
-
-
-def _weights(
-    length: int, metadata: Any, column: str | None, weights: str | npt.ArrayLike | None
-) -> npt.NDArray[np.float64]:
-    if weights is None:
-        if column is None:
-            raise ConfigError(Problem("sampler", "set either column or weights"))
-        _, codes, counts = np.unique(
-            column_of(metadata, column, "column"), return_inverse=True, return_counts=True
-        )
-        return np.asarray(1.0 / counts[codes], dtype=np.float64)
-    where = "sampler.weights"
-    if isinstance(weights, str):
-        where, weights = f"column {weights!r}", column_of(metadata, weights, "weights")
-    try:
-        values = np.asarray(weights, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where} does not hold numbers: {error}") from error
-    if values.shape != (length,):
-        raise ConfigError(
-            Problem("sampler.weights", f"{values.size} weights for {length} rows; give one a row")
-        )
-    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
-    if bad.size:
-        raise DataError(
-            f"{where}: the weight of row {bad[0]} is {values[bad[0]]}; "
-            "weights must be finite and not negative"
-        )
-    if not values.any():
-        raise DataError(f"{where}: all {length} weights are zero, so nothing could be drawn")
-    return values
+        return self._order[1]
 
 
 class Bucket(BatchStrategy):
@@ -315,6 +269,19 @@ class Bucket(BatchStrategy):
         places = np.arange(start, min(start + size, last - first))
         inside = Permutation(last - first, hash64(self.seed, "bucket", epoch, bucket))
         return first + places, self._rows[first + inside(places)]
+
+    def steps_of(self, epoch: int, row: int) -> list[int]:
+        found = np.flatnonzero(self._rows == row).tolist()  # 0.7 ms for a million rows
+        for place in found:
+            bucket = int(np.searchsorted(self._starts, place, side="right")) - 1
+            first, last = int(self._starts[bucket]), int(self._starts[bucket + 1])
+            inside = Permutation(last - first, hash64(self.seed, "bucket", epoch, bucket))
+            batch = int(inside.inverse([place - first])[0]) // self._batch_sizes[bucket]
+            number = int(self._first_batch[bucket]) + batch
+            if number < self._first_batch[bucket + 1]:  # else it is in the tail that is dropped
+                order = Permutation(self.size(epoch), hash64(self.seed, "batches", epoch))
+                return order.inverse([number]).tolist()
+        return []
 
 
 class Identity(BatchStrategy):
@@ -374,3 +341,22 @@ class Identity(BatchStrategy):
         order = Permutation(last - first, hash64(self.seed, "identity", epoch, identity))
         places = (turn * self.samples + np.arange(self.samples)) % (last - first)
         return self._rows[first + order(places)]
+
+    def steps_of(self, epoch: int, row: int) -> list[int]:
+        """By a look at each round in which the row's identity may give it."""
+        steps = []
+        for place in np.flatnonzero(self._rows == row).tolist():
+            identity = int(np.searchsorted(self._starts, place, side="right")) - 1
+            first, last = int(self._starts[identity]), int(self._starts[identity + 1])
+            own = Permutation(last - first, hash64(self.seed, "identity", epoch, identity))
+            at = int(own.inverse([place - first])[0])
+            turns = np.arange(-(-self._batches // self._round))
+            turns = turns[(at - turns * self.samples) % (last - first) < self.samples]
+            for turn in turns.tolist():
+                key = hash64(self.seed, "identities", epoch, turn)
+                order = Permutation(len(self._starts) - 1, key)
+                group = int(order.inverse([identity])[0]) // self.identities
+                step = turn * self._round + group
+                if group < self._round and step < self._batches:
+                    steps.append(step)
+        return steps

@@ -2,72 +2,66 @@
 
 Rows of unequal length are put into blocks of at most `tokens` tokens; a block is one row of the
 batch that the model sees. To know what stands at an address, only the lengths of the rows around it
-are read, and no sample:
+are read, and no sample. An epoch's order is cut into windows of `window` positions:
 
-1. An epoch's order is cut into windows of `window` positions. Each window is packed by itself, by
-   best fit in decreasing length, or with `split="tail"` by cutting its rows, one after the other.
-2. So many windows as give enough blocks for 16 batches are a stretch. Its blocks are put into a
-   keyed order and shared out evenly among its batches, of which every stretch but the last has the
-   same number. So a batch has `batch_size` blocks give or take a few, the number of an epoch's
-   batches needs no counting, and any address is found in the time that one stretch takes.
+    split="never"   each window is packed by itself, by best fit in decreasing length; its blocks
+                    are put into a keyed order, so that long rows do not stand together
+    split="tail"    rows follow one another, and are cut where a block is full
 
-Cost: 1 us a row of a stretch, once for its 16 or more batches; the two last ones are kept.
+Batches are `batch_size` blocks of the sequence that this makes. Where they begin depends on all
+lengths before. So an epoch of few rows is counted once, and so is one whose lengths change on the
+way (not `Order.even`): 1 us a row, 0.1 us where rows are cut.
+
+Other epochs are cut into stretches of so many windows as give 16 batches or more, each packed as if
+it were alone. All stretches but the last have the same number of batches, among which a stretch's
+blocks are shared out evenly, so any address is found in the time that one stretch takes. There are
+so many batches that one has `batch_size` blocks at most, but in one stretch of about a thousand,
+and up to 10 % fewer on average. Where rows are cut, only the last block of a stretch is not full.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from heapq import heapify, heappop, heappush
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.errors import ConfigError, DataError, Problem
-from pipeline.order.permutation import Permutation
+from pipeline.order.blocks import (
+    Pieces,
+    best_fit,
+    count_of,
+    cut_in_turn,
+    joined,
+    shuffled,
+    spread,
+    whole_rows,
+)  # fmt: skip
 from pipeline.order.randomness import IntArray, hash64
 from pipeline.order.samplers import BatchStrategy, Order, Random, Tail, column_of
 
 Split = Literal["never", "tail"]
 
+_COUNTED = {"never": 1 << 17, "tail": 1 << 20}  # rows of an epoch, at most: about 0.1 s
+_LEAST = {"never": 0, "tail": 1 << 17}  # rows of a stretch
 _BATCHES = 16  # of a stretch, at least
-_TAIL_WINDOW = 1 << 16  # rows: the end of each window leaves a block that is not full
-_KEPT = 2  # stretches
-
-
-class Pieces(NamedTuple):
-    """Rows, or parts of them, in their blocks: int64[n] each, ascending by block.
-
-    Attributes:
-        positions: in the epoch's order; pieces of one row have the same.
-        rows: of the dataset.
-        starts, stops: the tokens of the row, `starts <= token < stops`.
-        lengths: tokens of the whole row.
-        blocks: numbers of the blocks, from 0.
-    """
-
-    positions: IntArray
-    rows: IntArray
-    starts: IntArray
-    stops: IntArray
-    lengths: IntArray
-    blocks: IntArray
-
-    def take(self, places: npt.NDArray[np.int64] | slice) -> Pieces:
-        return Pieces(*(values[places] for values in self))
+_SAMPLED = 1 << 14  # rows, from which the number of batches is taken
+_MARGIN = 0.06  # of blocks above their mean that a stretch is to have room for, about
+_LONGEST = 1 << 20  # rows of a stretch
+_KEPT = 4  # windows or stretches, and 16 times as many epochs' counts
 
 
 class SequencePacking(BatchStrategy):
     """Batches of blocks.
 
     Args:
-        batch_size: blocks in a batch, about.
+        batch_size: blocks in a batch; see the module for what has fewer.
         tokens: of a block, at most.
         tail: "keep" the epoch's last, smaller batch, or "drop" it.
-        column: metadata column of lengths in tokens.
+        column: metadata column of lengths in tokens, or the lengths themselves: whole numbers, a
+            memory map as well.
         window: positions that are packed together.
         split: "never": a row stands in one block as a whole. "tail": rows follow one another and
-            are cut where a block is full, so that all but a window's last block are full.
+            are cut where a block is full.
         long: what becomes of rows of more than `tokens` tokens where rows are not split: "cut" into
             blocks of their own, the last part packed as a row is, or "refuse".
         order: which rows an epoch has, and in which order; None: each once, at random.
@@ -88,7 +82,7 @@ class SequencePacking(BatchStrategy):
         batch_size: int,
         tokens: int,
         tail: Tail = "keep",
-        column: str = "length",
+        column: str | IntArray = "length",
         window: int = 4096,
         split: Split = "never",
         long: Literal["cut", "refuse"] = "cut",
@@ -102,29 +96,63 @@ class SequencePacking(BatchStrategy):
                 Problem("batch.tail", "pads with rows, and a batch of blocks has no fixed number "
                         "of them; set keep or drop")
             )  # fmt: skip
-        lengths = column_of(metadata, column, "column")
-        if not np.issubdtype(lengths.dtype, np.integer):
+        lengths: Any = column
+        if isinstance(column, str):
+            lengths = column_of(metadata, column, "column")
+        if lengths.dtype.kind not in "iu":
             raise DataError(f"column {column!r} does not hold whole numbers, so rows cannot be "
                             "packed by it")  # fmt: skip
+        if len(lengths) != length:
+            raise DataError(f"{len(lengths)} lengths for {length} rows; packing needs one a row")
         self.order = order or Random(length, seed)
-        self.seed, self.tokens, self.split = seed, tokens, split
+        self.seed, self.tokens, self.split, self.window = seed, tokens, split, window
         self.batch_size, self._drops = batch_size, tail == "drop"
         self._lengths, self._long = lengths, long
-        self._window = window if split == "never" else max(window, _TAIL_WINDOW)
-        self._stretches: dict[tuple[int, int], Pieces] = {}
-        self._positions = self._window  # of a stretch
-        self._batches = 1  # of every stretch but the last
-        if self.order.size(0) > self._window:
-            first = self._window_at(0, 0, self._window).blocks
-            blocks = int(first[-1]) + 1 if len(first) else 1
-            windows = -(-_BATCHES * batch_size // blocks)
-            self._positions = windows * self._window
-            # Never more than rows, so that no batch is without any.
-            self._batches = max(1, min(round(windows * blocks / batch_size), self._positions))
+        # Replaced and never changed, as copies in other threads share them.
+        self._packed: dict[tuple[int, int], Pieces] = {}  # windows or stretches, by epoch
+        self._before: dict[int, IntArray] = {}  # by epoch: blocks or tokens before each window
+        self._rest: dict[int, int] = {}  # by epoch: blocks behind all whole stretches
+        self._last: tuple[int, int, Pieces] | None = None  # what `batch` and then `parts` ask for
+        self._stretch = 0  # positions; 0: epochs are counted
+        self._batches = 0  # of every stretch but the last
+        if self.order.even and self.order.size(0) > _COUNTED[split]:
+            self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Choose the stretches, by the first rows of an order that is even."""
+        sampled = max(_SAMPLED // self.window, 1) * self.window
+        if sampled > self.order.size(0):
+            return
+        starts = range(0, sampled, self.window)
+        lengths = self._lengths_at(0, 0, sampled)[1]
+        if self.split == "tail":
+            blocks = -(-int(lengths.sum()) // self.tokens)
+        else:
+            blocks = sum(count_of(self._window(0, at, at + self.window)) for at in starts)
+        deviation = 3 * float(lengths.std()) / max(float(lengths.mean()), 1e-9)
+        least = max(_BATCHES * self.batch_size * sampled / max(blocks, 1),
+                    (deviation / _MARGIN) ** 2, _LEAST[self.split])  # fmt: skip
+        stretch = -(-int(max(1, min(least, _LONGEST))) // self.window) * self.window
+        if stretch >= self.order.size(0):
+            return
+        self._stretch = stretch
+        margin = deviation * (1 / self._stretch + 1 / sampled) ** 0.5
+        expected = blocks / sampled * self._stretch * (1 + margin)
+        # Never more than rows, so that no batch is without any.
+        self._batches = max(1, min(int(-(-expected // self.batch_size)), self._stretch))
 
     def size(self, epoch: int) -> int:
-        whole, rest = self._cut(epoch)
-        return whole * self._batches + (self._batches_of_rest(epoch) if rest else 0)
+        whole = 0
+        if not self._stretch:
+            blocks = self._count(epoch)
+        else:
+            whole = self.order.size(epoch) // self._stretch
+            if epoch not in self._rest:
+                rest = {epoch: count_of(self._stretch_of(epoch, whole))}
+                self._rest = _latest(self._rest, 16 * _KEPT) | rest
+            blocks = self._rest[epoch]
+        up = 0 if self._drops else self.batch_size - 1
+        return whole * self._batches + (blocks + up) // self.batch_size
 
     def batch(self, epoch: int, step: int) -> tuple[IntArray, IntArray]:
         pieces = self.pieces(epoch, step)
@@ -136,178 +164,171 @@ class SequencePacking(BatchStrategy):
 
     def pieces(self, epoch: int, step: int) -> Pieces:
         """The pieces of one global batch, whose blocks are numbered from 0."""
-        whole, _ = self._cut(epoch)
-        stretch, batch = min(step // self._batches, whole), step
-        batch -= stretch * self._batches
-        found = self._stretch(epoch, stretch)
-        blocks = _blocks_of(found)
-        if stretch < whole:
-            first, last = (blocks * one // self._batches for one in (batch, batch + 1))
+        last_asked = self._last
+        if last_asked is not None and last_asked[:2] == (epoch, step):
+            return last_asked[2]
+        if not self._stretch:
+            first = step * self.batch_size
+            last = min(first + self.batch_size, self._count(epoch))
+            found = self._blocks(epoch, first, last)
         else:
-            first = batch * self.batch_size
-            last = min(first + self.batch_size, blocks)
-        start, stop = np.searchsorted(found.blocks, [first, last])
-        mine = found.take(slice(int(start), int(stop)))
-        return mine._replace(blocks=mine.blocks - first)
+            stretch = min(step // self._batches, self.order.size(epoch) // self._stretch)
+            edges = self._edges(epoch, stretch)
+            found = self._stretch_of(epoch, stretch)
+            first, last = edges[step - stretch * self._batches :][:2].tolist()
+            found = found.between(first, last)
+        found = found._replace(blocks=found.blocks - first)
+        self._last = epoch, step, found
+        return found
 
-    def steps_of(self, epoch: int, position: int) -> list[int]:
-        """The steps of `epoch` whose batches have pieces of the row at `position`, ascending."""
-        whole, _ = self._cut(epoch)
-        stretch = position // self._positions
-        found = self._stretch(epoch, stretch)
-        blocks = np.unique(found.blocks[found.positions == position])
-        if stretch == whole:
-            batches = blocks // self.batch_size
-        else:
-            edges = _blocks_of(found) * np.arange(self._batches + 1) // self._batches
-            batches = np.searchsorted(edges, blocks, side="right") - 1
-        return [stretch * self._batches + int(batch) for batch in np.unique(batches)]
+    def steps_of(self, epoch: int, row: int) -> list[int]:
+        """The steps of `epoch` whose batches have a part of `row`, ascending: the order's own
+        search, and a batch or stretch for each place that it finds.
+        """
+        steps = set[int]()
+        for position in self.order.positions_of(epoch, row):
+            if self._stretch:
+                stretch = position // self._stretch
+                found = self._stretch_of(epoch, stretch)
+                blocks = found.blocks[found.positions == position]
+                batches = np.searchsorted(self._edges(epoch, stretch), blocks, side="right") - 1
+                steps.update((stretch * self._batches + batches).tolist())
+            else:
+                blocks = self._blocks_at(epoch, position)
+                steps.update((blocks // self.batch_size).tolist())
+        return sorted(step for step in steps if step < self.size(epoch))
 
-    def _cut(self, epoch: int) -> tuple[int, int]:
-        """Stretches of full length, and the positions behind them."""
-        return divmod(self.order.size(epoch), self._positions)
+    # Epochs that are counted.
 
-    def _batches_of_rest(self, epoch: int) -> int:
-        whole, _ = self._cut(epoch)
-        rest = 0 if self._drops else self.batch_size - 1
-        return (_blocks_of(self._stretch(epoch, whole)) + rest) // self.batch_size
+    def _count(self, epoch: int) -> int:
+        """Blocks of an epoch."""
+        last = int(self._before_windows(epoch)[-1])
+        if self.split == "never":
+            return last
+        return max(-(-last // self.tokens), min(self.order.size(epoch), 1))
 
-    def _stretch(self, epoch: int, number: int) -> Pieces:
-        """All pieces of a stretch, its blocks in their keyed order."""
-        key = epoch, number
-        if key not in self._stretches:
-            end = min((number + 1) * self._positions, self.order.size(epoch))
-            starts = range(number * self._positions, end, self._window)
-            windows = [self._window_at(epoch, at, min(at + self._window, end)) for at in starts]
-            found = _joined(windows)
-            if end == (number + 1) * self._positions:
-                found = _spread(found, self._batches)
-            found = _shuffled(found, hash64(self.seed, "packed", epoch, number))
-            while len(self._stretches) >= _KEPT:
-                del self._stretches[next(iter(self._stretches))]
-            self._stretches[key] = found
-        return self._stretches[key]
+    def _before_windows(self, epoch: int) -> IntArray:
+        """Blocks, or with split="tail" tokens, before each window and behind the last one."""
+        if epoch not in self._before:
+            size = self.order.size(epoch)
+            counts = [0]
+            for start in range(0, size, self.window):
+                stop = min(start + self.window, size)
+                if self.split == "tail":
+                    counts.append(int(self._lengths_at(epoch, start, stop)[1].sum()))
+                else:
+                    counts.append(count_of(self._window(epoch, start, stop)))
+            counted = {epoch: np.cumsum(counts, dtype=np.int64)}
+            self._before = _latest(self._before, 16 * _KEPT) | counted
+        return self._before[epoch]
 
-    def _window_at(self, epoch: int, start: int, stop: int) -> Pieces:
-        rows = self.order.indices(epoch, start, stop)
-        lengths = np.asarray(self._lengths[rows], dtype=np.int64)
-        if lengths.size and int(lengths.min()) < 0:
-            row = int(rows[lengths.argmin()])
-            raise DataError(f"row {row} has a length of {int(lengths.min())} tokens")
-        places = np.arange(len(rows))
+    def _blocks(self, epoch: int, first: int, last: int) -> Pieces:
+        """The blocks first .. last-1 of an epoch."""
+        before, size = self._before_windows(epoch), self.order.size(epoch)
+        if self.split == "never":
+            low = int(np.searchsorted(before, first, side="right")) - 1
+            high = int(np.searchsorted(before, last, side="left"))
+            found = []
+            for number in range(low, high):
+                start = number * self.window
+                one = self._kept(epoch, number, start, min(start + self.window, size))
+                found.append(one._replace(blocks=one.blocks + before[number]))
+            return joined(found).between(first, last)
+        # A row of no tokens at the very end stands in the last block.
+        end = last * self.tokens
+        low = int(np.searchsorted(before[1:], first * self.tokens, side="left"))
+        high = int(np.searchsorted(before[:-1], end, side="left"))
+        if last == self._count(epoch):
+            high = len(before) - 1
+        cut = self._cut(epoch, low * self.window, min(high * self.window, size), int(before[low]),
+                        self._count(epoch))  # fmt: skip
+        return cut.between(first, last)
+
+    def _blocks_at(self, epoch: int, position: int) -> IntArray:
+        """The numbers of the blocks in which the row at `position` stands."""
+        number = position // self.window
+        start, size = number * self.window, self.order.size(epoch)
+        stop, before = min(start + self.window, size), int(self._before_windows(epoch)[number])
         if self.split == "tail":
-            place, starts, stops, blocks = cut_in_turn(lengths, self.tokens)
-        else:
-            place, starts, stops = self._whole(rows, places, lengths)
-            blocks = best_fit(stops - starts, self.tokens)
-        order = np.lexsort((starts, place, blocks))
-        return Pieces(place + start, rows[place], starts, stops, lengths[place], blocks).take(order)
+            found = self._cut(epoch, start, stop, before, self._count(epoch))
+            return found.blocks[found.positions == position]
+        found = self._kept(epoch, number, start, stop)
+        return found.blocks[found.positions == position] + before
 
-    def _whole(
-        self, rows: IntArray, places: IntArray, lengths: IntArray
-    ) -> tuple[IntArray, IntArray, IntArray]:
-        """Rows as they are, but for those longer than a block."""
-        parts = np.maximum(-(-lengths // self.tokens), 1)
-        if self._long == "refuse" and parts.max(initial=1) > 1:
+    def _kept(self, epoch: int, number: int, start: int, stop: int) -> Pieces:
+        """A window, which the next batches ask for again."""
+        key = epoch, number
+        found = self._packed.get(key)
+        if found is None:
+            found = self._window(epoch, start, stop)
+            self._packed = _latest(self._packed, _KEPT) | {key: found}
+        return found
+
+    # Stretches of even epochs.
+
+    def _edges(self, epoch: int, stretch: int) -> IntArray:
+        """The blocks of a stretch at which its batches begin, and their number."""
+        blocks = count_of(self._stretch_of(epoch, stretch))
+        if (stretch + 1) * self._stretch <= self.order.size(epoch):
+            return blocks * np.arange(self._batches + 1) // self._batches
+        return np.append(np.arange(0, blocks, self.batch_size), blocks)
+
+    def _stretch_of(self, epoch: int, number: int) -> Pieces:
+        key = epoch, number
+        found = self._packed.get(key)
+        if found is None:
+            start = number * self._stretch
+            stop = min(start + self._stretch, self.order.size(epoch))
+            if self.split == "tail":
+                found = self._cut(epoch, start, stop, 0, None)
+            else:
+                parts, blocks = [], 0
+                for at in range(start, stop, self.window):
+                    one = self._window(epoch, at, min(at + self.window, stop))
+                    parts.append(one._replace(blocks=one.blocks + blocks))
+                    blocks += count_of(one)
+                found = joined(parts)
+            if stop == start + self._stretch:
+                found = spread(found, self._batches)
+            self._packed = _latest(self._packed, _KEPT) | {key: found}
+        return found
+
+    # Rows to blocks.
+
+    def _window(self, epoch: int, start: int, stop: int) -> Pieces:
+        """Whole rows start .. stop-1 packed by themselves, blocks from 0 in a keyed order."""
+        rows, lengths = self._lengths_at(epoch, start, stop)
+        if self._long == "refuse" and int(lengths.max(initial=0)) > self.tokens:
             worst = int(lengths.argmax())
             raise DataError(
                 f"row {int(rows[worst])} has {int(lengths[worst])} tokens, and a block "
                 f"{self.tokens} (sampler.tokens). Set sampler.long=cut, or leave such rows out"
             )
-        place = np.repeat(places, parts)
-        number = np.arange(len(place)) - np.repeat(np.cumsum(parts) - parts, parts)
-        starts = number * self.tokens
-        return place, starts, np.minimum(starts + self.tokens, lengths[place])
+        place, starts, stops = whole_rows(lengths, self.tokens)
+        blocks = best_fit(stops - starts, self.tokens)
+        blocks = shuffled(blocks, hash64(self.seed, "packed", epoch, start))
+        order = np.lexsort((starts, place, blocks))
+        pieces = Pieces(start + place, rows[place], starts, stops, lengths[place], blocks)
+        return pieces.take(order)
+
+    def _cut(self, epoch: int, start: int, stop: int, before: int, blocks: int | None) -> Pieces:
+        """The positions start .. stop-1 one after the other, `before` tokens behind the beginning
+        of block 0; `blocks` of the whole, where that does not end here.
+        """
+        rows, lengths = self._lengths_at(epoch, start, stop)
+        place, starts, stops, number = cut_in_turn(lengths, self.tokens, before, blocks)
+        return Pieces(start + place, rows[place], starts, stops, lengths[place], number)
+
+    def _lengths_at(self, epoch: int, start: int, stop: int) -> tuple[IntArray, IntArray]:
+        """Rows and their lengths, int64[stop - start] each."""
+        rows = self.order.indices(epoch, start, stop)
+        lengths = np.asarray(self._lengths[rows], dtype=np.int64)
+        if lengths.size and int(lengths.min()) < 0:
+            row = int(rows[lengths.argmin()])
+            raise DataError(f"row {row} has a length of {int(lengths.min())} tokens")
+        return rows, lengths
 
 
-def best_fit(lengths: IntArray, capacity: int) -> IntArray:
-    """The block of each row, by best fit in decreasing length: int64[n], from 0 on.
-
-    Each row goes where least room is left after it, else into a new block (Johnson: "Near-optimal
-    bin packing algorithms", 1973).
-
-    Args:
-        lengths: int64[n], each at most `capacity`.
-    """
-    blocks = np.empty(len(lengths), np.int64)
-    rooms: list[tuple[int, int]] = []  # room left and number of each block, ascending
-    count = 0
-    order = np.argsort(-lengths, kind="stable").tolist()
-    sizes = lengths.tolist()
-    for place in order:
-        size = sizes[place]
-        at = bisect_left(rooms, (size, 0))
-        if at == len(rooms):
-            block, room = count, capacity
-            count += 1
-        else:
-            room, block = rooms.pop(at)
-        blocks[place] = block
-        insort(rooms, (room - size, block))
-    return blocks
-
-
-def cut_in_turn(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Rows one after the other, cut at every multiple of `capacity` tokens.
-
-    Returns:
-        place (of the row in `lengths`), start, stop and block of each piece: int64[m] each. A row
-        of no tokens is one empty piece.
-    """
-    ends = np.cumsum(lengths)
-    begins = ends - lengths
-    first = begins // capacity
-    last = np.maximum((ends - 1) // capacity, first)
-    parts = last - first + 1
-    place = np.repeat(np.arange(len(lengths)), parts)
-    number = np.arange(len(place)) - np.repeat(np.cumsum(parts) - parts, parts)
-    blocks = first[place] + number
-    starts = np.maximum(blocks * capacity, begins[place]) - begins[place]
-    stops = np.minimum((blocks + 1) * capacity, ends[place]) - begins[place]
-    if len(blocks) > 1 and lengths[-1] == 0:  # nothing begins a block of its own
-        blocks = np.minimum(blocks, max(int(ends[-1]) - 1, 0) // capacity)
-    return place, starts, np.maximum(stops, starts), blocks
-
-
-def _blocks_of(pieces: Pieces) -> int:
-    return int(pieces.blocks[-1]) + 1 if len(pieces.blocks) else 0
-
-
-def _joined(windows: list[Pieces]) -> Pieces:
-    if len(windows) == 1:
-        return windows[0]
-    before = np.cumsum([0, *map(_blocks_of, windows)])
-    moved = [one._replace(blocks=one.blocks + int(first))
-             for one, first in zip(windows, before, strict=False)]  # fmt: skip
-    return Pieces(*(np.concatenate(values) for values in zip(*moved, strict=True)))
-
-
-def _spread(pieces: Pieces, least: int) -> Pieces:
-    """The same in at least so many blocks: those of most pieces are halved, where there are fewer.
-
-    That is where the lengths of a stretch have little in common with those of the first one.
-    """
-    count = _blocks_of(pieces)
-    if count >= least:
-        return pieces
-    blocks = pieces.blocks.copy()
-    sizes = np.bincount(blocks).tolist()
-    fullest = [(-size, block) for block, size in enumerate(sizes)]
-    heapify(fullest)
-    for new in range(count, least):
-        _, block = heappop(fullest)
-        places = np.flatnonzero(blocks == block)
-        blocks[places[len(places) // 2 :]] = new
-        for one, part in ((block, len(places) // 2), (new, -(-len(places) // 2))):
-            heappush(fullest, (-part, one))
-    return pieces._replace(blocks=blocks).take(np.argsort(blocks, kind="stable"))
-
-
-def _shuffled(pieces: Pieces, key: int) -> Pieces:
-    """The same with the blocks in a keyed order."""
-    count = _blocks_of(pieces)
-    if not count:
-        return pieces
-    blocks = Permutation(count, key)(np.arange(count))[pieces.blocks]
-    order = np.argsort(blocks, kind="stable")
-    return pieces._replace(blocks=blocks).take(order)
+def _latest(found: dict[Any, Any], count: int) -> dict[Any, Any]:
+    """A copy of the entries that were added last, fewer than `count`."""
+    return dict(list(found.items())[1 - count :])

@@ -22,6 +22,7 @@ from pipeline.order.address import Addressed
 from pipeline.order.permutation import Permutation
 from pipeline.order.randomness import IntArray, hash64
 from pipeline.order.samplers import Tail
+from pipeline.order.skipped import Skipped
 
 
 def is_stream(dataset: Any) -> bool:
@@ -102,6 +103,7 @@ class StreamPlan:
         length: records in an epoch, where the dataset has a length.
         most: batches in an epoch; None: all.
         again: every epoch should have the samples of the first, which a stream cannot do.
+        skipped: addresses that training leaves out: their records are read and not decoded.
 
     Raises:
         ConfigError: `again` is set.
@@ -109,7 +111,7 @@ class StreamPlan:
 
     def __init__(
         self, order: StreamOrder, batch_size: int, tail: Tail = "keep", length: int | None = None,
-        most: int | None = None, again: bool = False,
+        most: int | None = None, again: bool = False, skipped: Skipped | None = None,
     ) -> None:  # fmt: skip
         if again:
             reason = (
@@ -121,6 +123,7 @@ class StreamPlan:
         self.batch_size = batch_size
         self.tail = tail
         self.length = length
+        self.skipped = skipped or Skipped()
 
     def steps(self, epoch: int) -> int | None:
         """Batches in `epoch`; None if unknown until they are read."""

@@ -122,19 +122,26 @@ def _metrics(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, An
             panels.setdefault(title, {})[label or "validation"] = name
     shown = dict(list(panels.items())[:_MOST_CHARTS])
     count = sum(min(len(lines), _MOST_CURVES) for lines in shown.values())
-    baseline, found = run.manifest.get("baseline"), []
+    levels, found = _levels(run), []
     for title, lines in shown.items():
         kept = list(lines.items())[:_MOST_CURVES]
         curves = [_curve(steps, run.epochs, name, label, COLORS[place])
                   for place, (label, name) in enumerate(kept)]  # fmt: skip
-        level = number(baseline, title)
         more = f" ({len(kept)} of {len(lines)} classes)" if len(lines) > len(kept) else ""
         found.append(line_chart(
             title + more, curves, marks=[one for one in marks if one.label], **axis,
             most=max(40, _MOST_POINTS // max(count, 1)),
-            levels={} if level is None else {"best constant": level},
+            levels={name: level for name, one in levels.items()
+                    if (level := number(one, title)) is not None},
         ))  # fmt: skip
     return found
+
+
+def _levels(run: RunRecord) -> dict[str, Any]:
+    """Metrics of what the run compares with, by name."""
+    others = run.manifest.get("comparisons")
+    return {"best constant": run.manifest.get("baseline"),
+            **(others if isinstance(others, dict) else {})}  # fmt: skip
 
 
 def _rate(run: RunRecord, steps: Steps, axis: dict[str, Any]) -> Markup:

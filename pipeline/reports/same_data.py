@@ -23,7 +23,7 @@ Kind = Literal["same", "part", "made", "data", "differ", "unknown"]
 # Of a run's fingerprint: parts that change weights, and no batch; what those have that does; and
 # parts that show in the order.
 _OTHER = ("model", "objective", "optimizer", "scheduler", "trainer")
-_CUT = ("trainer.overfit_batches", "trainer.limit_batches.train")
+_CUT = ("trainer.overfit_batches", "trainer.limit_batches.train", "trainer.skip")
 _IN_THE_ORDER = ("sampler", "batch", "dataset", "trainer")
 Pairs = tuple[tuple[str, str], ...]
 _FIRST = 4096  # lines that are read of a ledger to begin with

@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 
 from pipeline import program
 from pipeline.config.schema import TASK_KEYS
+from pipeline.order.skipped import Skipped
 from pipeline.runs.record import RunRecord
 
 _OPTIONS = ("--trust", "--config-dir")  # of a command line; a command for the same run needs them
@@ -73,12 +75,17 @@ class Steps:
     def __init__(self, run: RunRecord) -> None:
         trainer = run.config.get("trainer")
         self.accumulate = int(number(trainer, "accumulate") or 1)
+        self._skipped = Skipped()
+        with suppress(ValueError, TypeError):  # written by anybody
+            for one in run.sessions:
+                self._skipped |= Skipped.of(one.get("skipped"))
         self._before = {0: 0} | {one["epoch"] + 1: one["step"] for one in run.epochs}
 
     def at(self, epoch: int, step: int) -> float | None:
         """Optimizer steps when that batch was through; None if its epoch's start is unknown."""
         before = self._before.get(epoch)
-        return None if before is None else before + (step + 1) / self.accumulate
+        done = step + 1 - self._skipped.count(epoch, 0, step + 1)
+        return None if before is None else before + done / self.accumulate
 
     def note(self, record: Any) -> str:
         """The address that a line of metrics.jsonl was written after, and its optimizer steps."""
@@ -87,7 +94,7 @@ class Steps:
         before = self._before.get(epoch)
         if record["event"] == "epoch":
             return f"epoch {epoch}, whole · {taken}"
-        if before is None or self.accumulate > 1 or steps <= before:
+        if before is None or self.accumulate > 1 or steps <= before or self._skipped:
             return f"epoch {epoch} · {taken}"
         return f"epoch {epoch}, step {steps - before - 1} · {taken}"
 

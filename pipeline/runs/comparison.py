@@ -23,7 +23,7 @@ from pipeline.errors import PenstockError
 from pipeline.files.regular_file import open_regular
 from pipeline.order.address import Address
 from pipeline.runs.identity.effects import Effect, effect_of
-from pipeline.runs.record import DIGESTS, LEDGER, RunRecord, by_address
+from pipeline.runs.record import DIGESTS, LEDGER, RunRecord, by_address, skipped_in
 from pipeline.runs.resumption import leaves
 from pipeline.terminal import one_line, watched
 
@@ -231,9 +231,12 @@ def compare_ledgers(first: RunRecord, second: RunRecord) -> list[Finding]:
         return [Finding("ledger", text, None)]
     kinds: Kinds = {"samples": (_samples, None), "losses": (_losses, _relative)}
     found, alone = _compared(first, second, LEDGER, kinds)
-    for run, count in zip((first, second), alone, strict=True):
+    for run, other, count in zip((first, second), (second, first), alone, strict=True):
         if count:
-            found.append(Finding("steps", f"{count} are in {run.path} only", False))
+            text = f"{count} are in {run.path} only"
+            if skipped := skipped_in(other.path / LEDGER):
+                text += f"; {other.path} left out {skipped} (trainer.skip)"
+            found.append(Finding("steps", text, False))
     return found
 
 

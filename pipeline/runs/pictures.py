@@ -10,6 +10,7 @@ import io
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TRUE, PREDICTED, INK, FAINT = "#22e08a", "#ff4b1f", "#30343b", "#d9dce1"
+STYLES = (":", "--", "-.", (0, (1, 4)), (0, (6, 3, 1, 3, 1, 3)))  # of horizontal lines
 TILE = 1.9  # inches
 DPI = 120
 
@@ -36,7 +38,7 @@ IBUG68_LINES = (
 
 def learning_curves(
     history: Sequence[Mapping[str, float]], path: Path,
-    baseline: Mapping[str, float] | None = None, baseline_name: str = "baseline",
+    levels: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Path:  # fmt: skip
     """Draw losses and metrics over the epochs, a panel each.
 
@@ -44,7 +46,8 @@ def learning_curves(
         history: a record an epoch with "epoch" and any of "train/<name>", "val/<name>" and
             "val/<name>/<class>".
         path: a .png.
-        baseline: metrics of a constant prediction by name, drawn as a horizontal line.
+        levels: metrics of what the run compares with, such as a constant prediction, by its name;
+            drawn as horizontal lines.
     """
     panels: dict[str, dict[str, list[Any]]] = {"loss": {}}  # title -> label -> [epochs, values]
     for record in history:
@@ -62,12 +65,14 @@ def learning_curves(
     for place, (title, curves) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(rows, columns, place)
         _draw_curves(axes, title, curves)
-        level = (baseline or {}).get(title)
-        if level is not None and math.isfinite(level):
-            axes.axhline(level, color=INK, linewidth=1.2, linestyle=":", label=baseline_name)
+        for style, (name, values) in zip(cycle(STYLES), (levels or {}).items(), strict=False):
+            level = values.get(title)
+            if level is not None and math.isfinite(level):
+                axes.axhline(level, color=INK, linewidth=1.2, linestyle=style, label=name)
         if len(axes.lines) > 1:  # beside the panel, where no line is
             axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.03),
-                        handlelength=1.2, ncols=math.ceil(len(axes.lines) / 16))  # fmt: skip
+                        handlelength=3.4 if len(levels or {}) > 1 else 1.2,
+                        ncols=math.ceil(len(axes.lines) / 16))  # fmt: skip
     return save(figure, path)
 
 

@@ -22,6 +22,7 @@ from pipeline.errors import ConfigError, Problem
 from pipeline.files.disk import append, refuse
 from pipeline.files.own_files import open_own
 from pipeline.loading.bad_samples import BadSamples, LeftOut, OnError, path_of, rule
+from pipeline.loading.kept_rows import KeptRows, unfiltered, unfiltered_fingerprint
 from pipeline.order.plan import Plan
 from pipeline.order.streams import StreamPlan
 from pipeline.runs.left_out import (
@@ -40,10 +41,16 @@ _NAMED = 5  # samples reported by name
 
 
 def entries(left_out: Iterable[LeftOut], split: str, dataset: str) -> list[Entry]:
-    """Lines for samples left out on any ranks, each once; `dataset` is a fingerprint."""
+    """Lines for samples left out on any ranks, each once.
+
+    Args:
+        dataset: the fingerprint of all rows of the dataset. A line has the dataset's own row, so
+            that it holds whatever is filtered.
+    """
     first: dict[tuple[str, str | int], Entry] = {}
     for one in sorted(left_out, key=lambda one: (one.epoch, one.step, one.position)):
-        entry = Entry(split, one.index, one.path, one.epoch, one.step, one.position, one.cause,
+        row = one.index if one.row is None else one.row
+        entry = Entry(split, row, one.path, one.epoch, one.step, one.position, one.cause,
                       dataset)  # fmt: skip
         first.setdefault(entry.sample, entry)
     return list(first.values())
@@ -179,5 +186,9 @@ def policy(
                         "it to null, or sampler.shuffle_shards=false in this run and the one that "
                         "wrote it")
             )  # fmt: skip
-    known = known_rows(path, dataset, split, fingerprint)
+    known = known_rows(
+        path, unfiltered(dataset), split, unfiltered_fingerprint(dataset, fingerprint)
+    )
+    if isinstance(dataset, KeptRows):
+        known = {place: known[row] for place, row in dataset.places(list(known)).items()}
     return rule(on_error, known, plan.sampler, length, seed)

@@ -23,6 +23,7 @@ from pipeline.files.disk import LONGEST_LINE, is_locked
 from pipeline.files.plain_json import JsonError, integer, mapping, shown
 from pipeline.files.regular_file import open_regular
 from pipeline.order.address import Address
+from pipeline.order.skipped import Skipped
 from pipeline.runs import left_out
 from pipeline.runs.manifest import read_config, read_manifest
 
@@ -35,6 +36,11 @@ _NUMBER = rb"(0|[1-9]\d{0,17})"
 _AS_WRITTEN = re.compile(
     rb'^\{"epoch": %b, "step": %b, "samples": %b, "order": "([0-9a-f]{16})", '
     rb'"loss": "([^"\\\n]{1,100})"\}\n' % (_NUMBER, _NUMBER, _NUMBER), re.MULTILINE
+)  # fmt: skip
+
+_SKIPPED = re.compile(
+    rb'^\{"epoch": %b, "step": %b, "skipped_to": \[%b, %b\]\}\n'
+    % (_NUMBER, _NUMBER, _NUMBER, _NUMBER), re.MULTILINE
 )  # fmt: skip
 
 
@@ -151,7 +157,7 @@ def read_ledger(path: Path, least: int | None = None) -> Ledger:
 def _parsed(block: bytes) -> Ledger:
     """Whole lines as a fit writes them; raises ValueError for any other."""
     rows = _AS_WRITTEN.findall(block)
-    if len(rows) != block.count(b"\n"):
+    if len(rows) + len(_SKIPPED.findall(block)) != block.count(b"\n"):
         raise ValueError
     epoch, step, samples, order, loss = zip(*rows, strict=True) if rows else [()] * 5
     epochs, steps, counts = (np.array(one, "S18").astype(np.int64)
@@ -203,14 +209,15 @@ def by_address(path: Path) -> Iterator[tuple[Address, dict[str, Any]]]:
     Raises:
         PenstockError: another line is broken, or the addresses don't increase.
     """
-    before, check = (-1, -1), _CHECKS[path.name]
+    before, check, skips = (-1, -1), _CHECKS[path.name], path.name == LEDGER
     for number, record in enumerate(_lines(path, check), 1):
         address = Address(record["epoch"], record["step"])
         if address <= before:
             where = f"{path}, line {number}: epoch {address.epoch}, step {address.step}"
             raise PenstockError(f"{where} comes after a later one")
         before = address
-        yield address, record
+        if not (skips and "skipped_to" in record):
+            yield address, record
 
 
 def _lines(path: Path, check: Callable[[Mapping[str, Any]], None]) -> Iterator[dict[str, Any]]:
@@ -247,14 +254,33 @@ def _check_measured(record: Mapping[str, Any]) -> None:
 
 
 def _check_ledger(record: Mapping[str, Any]) -> None:
-    for key in ("epoch", "step", "samples"):
+    for key in ("epoch", "step"):
         integer(record, key)
+    if "skipped_to" in record:
+        _range_of(record)
+        return
+    integer(record, "samples")
     for key in ("order", "loss"):
         if not isinstance(record.get(key), str) or len(record[key]) > _LONGEST_FIELD:
             raise JsonError(f"{key} is {shown(record.get(key))}")
     float.fromhex(record["loss"])
     if not 0 <= int(record["order"], 16) < 2**64:
         raise JsonError(f"order is {shown(record['order'])}")
+
+
+def _range_of(record: Mapping[str, Any]) -> tuple[Address, Address]:
+    """The range that a line of a ledger says to be left out; raises ValueError."""
+    value = [[record["epoch"], record["step"]], record["skipped_to"]]
+    return Skipped.of(value).ranges[0]
+
+
+def skipped_in(path: Path) -> Skipped:
+    """What a ledger says that training left out.
+
+    Raises:
+        PenstockError: a line of the ledger is broken.
+    """
+    return Skipped(_range_of(one) for one in _lines(path, _check_ledger) if "skipped_to" in one)
 
 
 def _check_digest(record: Mapping[str, Any]) -> None:

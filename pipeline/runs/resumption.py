@@ -16,6 +16,9 @@ from pipeline.config.composition import CONF
 from pipeline.config.disclosure import is_redacted
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, Problem
+from pipeline.files import plain_json
+from pipeline.order.address import Address
+from pipeline.order.skipped import Skipped
 from pipeline.runs.manifest import has_manifest, read_manifest
 
 _OF_THE_RUN = ("seed", "sampler", "collate", "model", "objective", "optimizer", "scheduler")
@@ -25,6 +28,7 @@ _KEY = re.compile(
 )
 _NOT_KEPT = ("resume", "resume_despite", "run_dir", "task", "hydra")
 LENGTH = ("trainer.max_epochs", "trainer.max_steps")  # may change in a resumed run
+SKIP = "trainer.skip"  # may change from the checkpoint's address on
 SCHEDULES = "scheduler.steps"  # of a fingerprint: the number of steps of each schedule
 _SPANS = re.compile(r"\d{1,16}(\+\d{1,16}){0,999}", re.ASCII)
 _COUNTS = {"total_steps", "T_max", "total_iters"}  # of steps, which the build supplies
@@ -158,6 +162,8 @@ def fingerprint(config: Config, data: Mapping[str, str], moves: int) -> dict[str
     # Absent if unset, as in runs of before these keys.
     parts |= {f"trainer.{name}": whole["trainer"][name] for name in ("ema", "overfit_batches")
               if whole["trainer"][name] is not None}  # fmt: skip
+    if config.trainer.skip is not None:
+        parts[SKIP] = str(Skipped.of(config.trainer.skip))
     if config.trainer.limit_batches.train is not None:
         parts["trainer.limit_batches.train"] = config.trainer.limit_batches.train
     parts |= {f"transform.{name}": steps for name, steps in whole["transform"].items()
@@ -232,6 +238,40 @@ def with_schedules(
         left -= kept[-1]
     parts = [*filter(None, kept), moves - done]
     return {**own, SCHEDULES: "+".join(map(str, parts))}, parts[-1]
+
+
+def same_but_for_skips(
+    saved: Mapping[str, str], own: Mapping[str, str], at: Address
+) -> Mapping[str, str]:
+    """`saved` with the `trainer.skip` of `own`, if both leave out the same before `at`."""
+    then, now = _skipped(saved), _skipped(own)
+    if then is None or now is None or then.before(at) != now.before(at):
+        return saved
+    rest = {key: value for key, value in saved.items() if key != SKIP}
+    return {**rest, SKIP: own[SKIP]} if SKIP in own else rest
+
+
+def other_skips(saved: Mapping[str, str], own: Mapping[str, str], at: Address) -> str:
+    """Why a run cannot resume at `at` with the `trainer.skip` of `own`, and what to do."""
+    then, now = _skipped(saved), _skipped(own)
+    if then is None or now is None:
+        return f"is {own.get(SKIP)} here and was {saved.get(SKIP)} in the run that is resumed"
+    then, regardless = then.before(at), f"or resume regardless with 'resume_despite=[{SKIP}]'"
+    if then | now.before(at) == then:
+        return (f"the run that is resumed has left out {then} before {at}, where its checkpoint "
+                f"stands; keep that: {SKIP}={then | now}, {regardless}")  # fmt: skip
+    first = next(one for one in now.before(at).ranges if one not in then.ranges)[0]
+    return (f"leaves out batches from {first} on, and the checkpoint has learned from those before "
+            f"{at}; resume from a checkpoint of {first} or before (trainer.checkpoint.keep_last "
+            f"keeps several), or begin anew, {regardless}")  # fmt: skip
+
+
+def _skipped(facts: Mapping[str, str]) -> Skipped | None:
+    """The ranges in a fingerprint, which anybody may have written; None: they are none."""
+    try:
+        return Skipped.of(plain_json.parse(facts[SKIP].encode()) if SKIP in facts else None)
+    except ValueError:
+        return None
 
 
 def same_but_for_length(saved: Mapping[str, str], own: Mapping[str, str]) -> Mapping[str, str]:

@@ -177,7 +177,7 @@ class RunFolder:
         def is_counted(line: Any) -> bool:
             nonlocal repeated
             before = is_before(line)
-            repeated += not before
+            repeated += not before and "samples" in line
             return before
 
         for name in BY_ADDRESS:

@@ -38,6 +38,8 @@ def check(state: State) -> None:
     _numbers(epoch_metrics, "progress/meter", _OF_A_METER)
     integer(epoch_metrics, "samples", most=_MOST)
     integer(epoch_metrics, "window_samples", most=_MOST)
+    if "losses" in epoch_metrics:  # which older checkpoints lack
+        integer(epoch_metrics, "losses", most=_MOST)
     if not isinstance(progress.get("begun"), bool):
         raise JsonError(f"progress/begun is {shown(progress.get('begun'))}, and must be a boolean")
     _check_result(_part(progress, "result"))

@@ -25,6 +25,7 @@ from pipeline.errors import DataError
 from pipeline.loading.bad_samples import BadSampleError, LeftOut, Stage, in_one_line, path_of
 from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import Fetch
+from pipeline.loading.kept_rows import own_row
 from pipeline.loading.loader import Loader
 from pipeline.loading.sample_reader import SampleReader
 from pipeline.loading.stage_timer import StageTimer
@@ -57,7 +58,7 @@ def run(config: Config) -> None:
             count += check(split, wrong)
         except Stop as stop:
             stopped = stop
-        found += entries(wrong, split.name, split.fingerprint["dataset"])
+        found += entries(wrong, split.name, split.unfiltered_fingerprint)
         if stopped is not None:
             if found:
                 print_table(found)
@@ -136,7 +137,8 @@ class Check(Fetch):
                 cause = error.cause
             if cause is not None:
                 path, position = path_of(self.dataset, row), int(request.positions[place])
-                yield LeftOut(row, position, *request.address, path, cause, "skip")
+                own = own_row(self.dataset, row)
+                yield LeftOut(row, position, *request.address, path, cause, "skip", row=own)
 
 
 class CheckStream(Check, StreamFetch):

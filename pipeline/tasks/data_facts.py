@@ -20,6 +20,7 @@ from pipeline.loading.dataset_facts import (
     tokenizer_of,
     with_token_lengths,
 )
+from pipeline.loading.kept_rows import unfiltered
 from pipeline.order.plan import Plan
 from pipeline.order.randomness import IntArray
 from pipeline.order.samplers import BatchStrategy
@@ -76,7 +77,8 @@ def _split(split: Split, seconds: float, drawn: IntArray | None) -> SplitFacts:
     ]
     lengths = columns.get("length")
     return SplitFacts(
-        split.name, type(dataset).__name__, rows, split.data_fingerprint(mode_of(split.config)),
+        split.name, type(unfiltered(dataset)).__name__, rows,
+        split.data_fingerprint(mode_of(split.config)),
         tuple(counted),
         None if lengths is None or not len(lengths) else _histogram(unit, lengths),
     )  # fmt: skip

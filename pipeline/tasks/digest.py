@@ -1,7 +1,8 @@
 """`task=digest`: `epoch step samples hash` of each batch, and `total hash`, to stdout.
 
 A hash covers every sample of the global batch after its transforms (field names, types, shapes,
-bytes), in position order, so it does not depend on workers, sharding or padding.
+bytes), in position order, so it does not depend on workers, sharding or padding. A batch that
+training leaves out has the line `epoch step skipped`, and is not made.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pipeline.distributed import world
 from pipeline.distributed.group import Group, join
 from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import hash_of_rows, row_hashes
+from pipeline.order.address import Address
 from pipeline.terminal import put, watched
 
 
@@ -39,13 +41,21 @@ def lines(config: Config, group: Group | None = None) -> Iterator[str]:
     split = DataParts(config, group.world).split(config.split)
     steps = split.plan.limit(config.epoch)
     total = min((one for one in (steps, config.steps) if one is not None), default=None)
+    skipped, done = split.plan.skipped, 0
+    made = None if total is None else total - skipped.count(config.epoch, 0, total)
     with split.loader(hashed=True) as loader:
-        batches: Iterator[Batch] = islice(loader.epoch(config.epoch), config.steps)
+        batches: Iterator[Batch] = islice(loader.epoch(config.epoch), made)
         if not (sys.stdout and sys.stdout.isatty()):  # there the lines show how far it is
-            batches = watched(batches, total, f"hashing batches of {config.split}")
+            batches = watched(batches, made, f"hashing batches of {config.split}")
         for batch in batches:
             epoch, step = batch.request.address
+            yield from (f"{epoch} {one} skipped" for one in range(done, step))
+            done = step + 1
             shares = group.gather((batch.request.valid, row_hashes(batch)))
             count = sum(valid for valid, _ in shares)
             found = hash_of_rows(row for _, rows in shares for row in rows)
             yield f"{epoch} {step} {count} {found}"
+        rest = range(done, total or 0) if steps is not None else ()  # a stream may have ended
+        for step in rest:
+            if Address(config.epoch, step) in skipped:
+                yield f"{config.epoch} {step} skipped"

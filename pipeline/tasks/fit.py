@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import fields
 from functools import partial
@@ -36,6 +36,7 @@ from pipeline.distributed.world import World, starts_again, threads_of_job, usab
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.loading.loader import Loader
 from pipeline.order.plan import Plan
+from pipeline.order.skipped import Skipped
 from pipeline.order.streams import StreamPlan
 from pipeline.runs import resumption, run_state
 from pipeline.runs.identity.sources import code_of
@@ -46,13 +47,14 @@ from pipeline.runs.resumption import fingerprint, spans
 from pipeline.runs.run_folder import Status
 from pipeline.runs.trackers.guarded import Trackers
 from pipeline.runs.trackers.tracker import TrackedRun, measured
-from pipeline.tasks import outcome, predictions, progress, pruning
+from pipeline.tasks import outcome, predictions, progress, pruning, skipping
 from pipeline.tasks import report as report_page
+from pipeline.tasks.mixture_rows import mixture_rows
 from pipeline.tasks.opening import Opened, open_run
-from pipeline.tasks.own_command import command_line, how_to_resume, overrides
+from pipeline.tasks.own_command import command_line, how_to_resume, how_to_skip, overrides
 from pipeline.tasks.recording import Confusions, Digests, Extremes, Ledger, Metrics, Quarantine
 from pipeline.tasks.report_facts import write_data_facts, write_facts
-from pipeline.tasks.validate import baseline, load_weights, monitored, try_one_batch
+from pipeline.tasks.validate import baselines, load_weights, monitored, try_one_batch
 from pipeline.terminal import put, say
 from pipeline.training.epoch_metrics import NonFiniteLossError
 from pipeline.training.objective import Objective
@@ -108,6 +110,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
     with data.train.loader(hashed=config.trainer.digest) as train, data.val.loader() as val:
         objective = parts.objective()
         options = make_options(config, objective)
+        skipping.check(train.plan, options.max_epochs)
         wanted, mode = config.distributed, mode_of(config)
         parallel = Parallel(wanted.strategy, wanted.find_unused_parameters, wanted.sync_batchnorm)
         model = prepare(parts.model(), parallel, group)
@@ -121,7 +124,7 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
             lambda state: run_state.check_fit(state, model, optimizer), scheduled,
             seed=config.seed, device=train.world.device, monitor=options.monitor,
             mode=options.mode,
-            data={"fingerprint": mode, **told}, code=code_of(config),
+            data={"fingerprint": mode, **told, **outcome.left_out(data)}, code=code_of(config),
         )  # fmt: skip
         if opened.folder and config.trainer.progress != "none":
             say(outcome.summary(config, data, model, train, group, opened.folder.path))
@@ -160,9 +163,9 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
                 opened.memory.remove()
             with _placed("after the last step"):
                 shown = [one for one in observers if isinstance(one, progress.Display)]
-                constant = baseline(data, objective, val, group, shown) if compared else {}
+                levels = baselines(data, objective, val, group, shown) if compared else {}
                 if opened.folder:
-                    report(config, parts, model, objective, result, constant, opened, trackers,
+                    report(config, parts, model, objective, result, levels, opened, trackers,
                            confusions, extremes)  # fmt: skip
         group.meet()
     return result.best[f"val/{options.monitor}"] if result.best else None
@@ -187,22 +190,20 @@ def _placed(where: str) -> Iterator[None]:
 
 def report(
     config: Config, parts: TrainingParts, model: nn.Module, objective: Objective, result: Result,
-    constant: Record, opened: Opened, trackers: Trackers, confusions: Confusions,
+    levels: Mapping[str, Record], opened: Opened, trackers: Trackers, confusions: Confusions,
     extremes: Extremes,
 ) -> None:  # fmt: skip
     """Print the results and draw pictures, with the best weights; complete the manifest."""
     assert opened.folder is not None
     folder, last = opened.folder, result.history[-1]
-    outcome.print_report(result, constant, folder.manifest["monitor"], objective.baseline_name)
+    outcome.print_report(result, levels, folder.manifest["monitor"])
     best = opened.checkpoints.best() if opened.checkpoints else None
     files = {"run": folder.path, "checkpoint": best}
     if best and (config.trainer.pictures or config.trainer.report):
         model = parts.model().to(parts.world.device)  # a new one, as the trained may be sharded
         load_weights(model, best)
     if config.trainer.pictures:
-        files["curves"] = learning_curves(
-            result.history, folder.path / "curves.png", constant, objective.baseline_name
-        )
+        files["curves"] = learning_curves(result.history, folder.path / "curves.png", levels)
         files["predictions"] = predictions.draw(
             parts.data.val, model, objective, folder.path / "predictions.png"
         )
@@ -222,7 +223,9 @@ def report(
     if result.reason != PRUNING:
         folder.manifest.pop("pruned", None)
     folder.manifest |= {"reason": result.reason, "best": result.best, "order": result.order,
-                        "last": last, "baseline": constant,
+                        "last": last, "baseline": levels.get(objective.baseline_name, {}),
+                        "comparisons": {name: one for name, one in levels.items()
+                                        if name != objective.baseline_name},
                         "worker_deaths": sum(one["worker_deaths"] for one in result.history),
                         }  # fmt: skip
 
@@ -295,11 +298,12 @@ def watched(
     trainer = config.trainer
     display = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
     data = parts.data
-    datasets = {split.name: split.fingerprint["dataset"] for split in (data.train, data.val)}
+    datasets = {split.name: split.unfiltered_fingerprint for split in (data.train, data.val)}
     left_out = Quarantine(folder.path / QUARANTINE, datasets, data.train.budget)
-    observers: list[Observer] = [Metrics(folder, trackers), display, left_out]
+    observers = mixture_rows(train.plan, folder.manifest)  # first, as it adds to records
+    observers += [Metrics(folder, trackers), display, left_out]
     if trainer.ledger:
-        observers.append(Ledger(folder.path / "ledger.jsonl"))
+        observers.append(Ledger(folder.path / "ledger.jsonl", train.plan.skipped, opened.start))
     if trainer.digest:
         observers.append(Digests(folder.path / "digests.jsonl"))
     status: Status = "failed"
@@ -313,7 +317,11 @@ def watched(
     except NonFiniteLossError as error:
         reason = str(error)
         again = command_line("task=replay", f"epoch={error.epoch}", f"step={error.step}")
-        raise PenstockError(f"{error}. To see that batch:\n  {again}") from error
+        text = f"{error}. To see that batch:\n  {again}"
+        if opened.checkpoints and opened.checkpoints.saved():  # all of before it
+            after = [[error.epoch, error.step], [error.epoch, error.step + 1]]
+            text += f"\n{how_to_skip(folder.path, train.plan.skipped | Skipped.of(after))}"
+        raise PenstockError(text) from error
     except (Preempted, Stop) as error:
         status, reason = "preempted", str(error)
         if opened.checkpoints is None:

@@ -21,6 +21,7 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.loader import Loader
 from pipeline.loading.stage_timer import delayed
 from pipeline.loading.workers.backends import LoaderOptions
+from pipeline.order.address import Address
 from pipeline.order.plan import Request
 from pipeline.order.randomness import scope
 from pipeline.order.seeding import SharedGeneratorError, ThreadRandomness, probe
@@ -118,7 +119,7 @@ def all_batches(loader: Loader) -> Generator[Batch]:
         with closing(loader.epoch(epoch)) as batches:
             for batch in batches:
                 yield batch
-        if batch is None:
+        if batch is None and Address(epoch, 0) not in loader.plan.skipped:
             raise ConfigError(Problem("batch", "an epoch of the training split has no batch; set "
                                       "batch.tail=keep"))  # fmt: skip
 

@@ -18,13 +18,14 @@ from pipeline.distributed import world
 from pipeline.distributed.group import Group
 from pipeline.errors import ConfigError, Problem
 from pipeline.order.address import Address
-from pipeline.runs import checkpoint, memory, resumption, run_state
+from pipeline.order.skipped import Skipped
+from pipeline.runs import checkpoint, memory, mixture_changes, resumption, run_state
 from pipeline.runs.checkpoint import Checkpoints, Newest, State, steps_of
 from pipeline.runs.identity.fingerprints import first_difference, in_mode_of, mode_in
 from pipeline.runs.identity.sources import changes
 from pipeline.runs.manifest import has_manifest, read_manifest
 from pipeline.runs.memory import Memory
-from pipeline.runs.resumption import Source, same_but_for_length
+from pipeline.runs.resumption import Source, same_but_for_length, same_but_for_skips
 from pipeline.runs.run_folder import RunFolder, last_code
 from pipeline.tasks import machines
 from pipeline.tasks.machines import Machines
@@ -43,6 +44,11 @@ class Opened:
     fingerprint: dict[str, str]  # with all schedules, past and present
     renewed: int | None = None  # the steps of a new schedule, if one begins now
     memory: Memory | None = None  # where to keep copies for ranks that are started again
+
+    @property
+    def start(self) -> Address:
+        """The address of the next batch."""
+        return _address(self.state) if self.state is not None else Address(0, 0)
 
     def put_back(self) -> None:
         """Remove what this session wrote to the folder's logs."""
@@ -158,6 +164,7 @@ def _open(
     def check(state: State) -> None:
         run_state.check(state)
         saved = same_but_for_length(state["fingerprint"], fingerprint)
+        saved = same_but_for_skips(saved, fingerprint, _address(state))
         if fits is not None and saved == dict(fingerprint):
             fits(state)
 
@@ -171,7 +178,7 @@ def _open(
     if newest is None and wanted:
         newest = _newest(wanted, check)
     if newest is not None:
-        _check_same(newest.state["fingerprint"], fingerprint, config, data_in)
+        _check_same(newest.state, fingerprint, config, data_in)
         run = wanted.folder if copy and wanted else resumption.run_of(newest.path)
         for part, module, before, now in changes(run and last_code(run), facts["code"]):
             say(f"{part}: the code of {module} has changed since the run was last started "
@@ -186,10 +193,12 @@ def _open(
             Path(config.run_dir), config.written(), world=size, overrides=overrides,
             fingerprint=dict(fingerprint), **facts,
         )  # fmt: skip
-        folder.note(**found.facts)
+        began = {"at": list(_address(newest.state)), "resumed": str(newest.path)} if newest else {}
+        folder.note(**found.facts, **began)
     else:
         at = _address(newest.state) if newest else (0, 0)
-        longer = [word for word in overrides if word.partition("=")[0] in resumption.LENGTH]
+        kept = (*resumption.LENGTH, resumption.SKIP)
+        longer = [word for word in overrides if word.partition("=")[0] in kept]
         folder = RunFolder.reopen(
             old, world=size, longer=longer, overrides=overrides, at=list(at), code=facts["code"],
             resumed=str(newest.path) if newest else None, lost=found.same_launch, **found.facts,
@@ -197,6 +206,8 @@ def _open(
         repeated = folder.rewind(*at, int(newest.state["updates"]) if newest else 0)
         if repeated:
             folder.note(repeated=repeated)
+    if skipped := Skipped.of(config.trainer.skip):
+        folder.note(skipped=skipped.ranges)
     _say(folder, newest, found, copy is not None)
     if newest is not None and renewed is not None and config.scheduler is not None:
         planned = sum(resumption.spans(newest.state["fingerprint"]))
@@ -208,17 +219,22 @@ def _open(
 
 
 def _check_same(
-    saved: Mapping[str, str], own: Mapping[str, str], config: Config, data_in: Callable[[str], str]
+    state: State, own: Mapping[str, str], config: Config, data_in: Callable[[str], str]
 ) -> None:
     """Raise ConfigError unless a checkpoint is this run's, comparing the data in its mode."""
+    saved: Mapping[str, str] = state["fingerprint"]
+    at = _address(state)
     then, now = mode_in(saved), mode_in(own)
     same_way = in_mode_of(saved, own, data_in)
-    saved = same_but_for_length(saved, own)
+    saved = same_but_for_skips(same_but_for_length(saved, own), own, at)
     problems = resumption.differences(saved, same_way, config.resume_despite)
     for place, one in enumerate(problems):
+        if one.key == resumption.SKIP:
+            problems[place] = Problem(one.key, resumption.other_skips(saved, own, at))
         file = first_difference(config.cache_dir, saved.get("dataset", ""), same_way["dataset"])
         if one.key == "dataset" and file:
             problems[place] = Problem(one.key, f"{file}; its fingerprint {one.message}")
+    problems = mixture_changes.explained(problems, saved, same_way, at)
     if len(problems) > _NAMED:
         problems[_NAMED:] = [Problem("", f"{len(problems) - _NAMED} more keys differ")]
     if problems:

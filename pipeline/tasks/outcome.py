@@ -9,6 +9,7 @@ folder    outputs/2026-11-22/07-31-11
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import nn
@@ -16,9 +17,11 @@ from torch import nn
 from pipeline.build.data import DataParts
 from pipeline.config.schema import Config
 from pipeline.distributed.group import Group
+from pipeline.loading.kept_rows import unfiltered
 from pipeline.loading.loader import Loader
 from pipeline.order.streams import length_of
 from pipeline.runs.pictures import confusion_matrix
+from pipeline.tasks import skipping
 from pipeline.tasks.recording import Confusions
 from pipeline.tasks.validate import print_table
 from pipeline.terminal import put
@@ -31,9 +34,26 @@ def summary(
     config: Config, data: DataParts, model: nn.Module, train: Loader, group: Group, folder: Path
 ) -> str:
     """The lines of the summary, without a newline at their end."""
-    rows = {"data": _data(data, train), "model": _model(config, model, train.world.device, group),
-            "loader": _loader(train, group), "folder": folder}  # fmt: skip
-    return "\n".join(f"{name:<9} {text}" for name, text in rows.items())
+    rows = {"data": _data(data, train), "left out": _left_out(data),
+            "model": _model(config, model, train.world.device, group),
+            "loader": _loader(train, group),
+            "skips": skipping.describe(train.plan, config.trainer.max_epochs),
+            "folder": folder}  # fmt: skip
+    return "\n".join(f"{name:<9} {text}" for name, text in rows.items() if text)
+
+
+def left_out(data: DataParts) -> dict[str, dict[str, dict[str, int]]]:
+    """How many rows of each split its filters leave out, by filter: for the manifest."""
+    found = {split.name: split.left_out for split in (data.train, data.val) if split.left_out}
+    return {"left_out": found} if found else {}
+
+
+def _left_out(data: DataParts) -> str:
+    found = left_out(data).get("left_out", {})
+    return "; ".join(
+        f"{split}: " + ", ".join(f"{count:,} by {by}" for by, count in reasons.items())
+        for split, reasons in found.items()
+    )
 
 
 def _data(data: DataParts, loader: Loader) -> str:
@@ -44,7 +64,7 @@ def _data(data: DataParts, loader: Loader) -> str:
     batches = f"batches of {size}"
     if steps is not None:
         batches = f"{_count(steps, 'batch')} of {size} an epoch"
-    name = type(data.train.dataset).__name__
+    name = type(unfiltered(data.train.dataset)).__name__
     return f"{name}: {trained} to train on, {validated} to validate; {batches}"
 
 
@@ -75,21 +95,24 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{plural}"
 
 
-def print_report(result: Result, constant: Record, monitor: str, baseline_name: str) -> None:
-    """Print to stdout the metrics of the best and the last epoch beside the baseline's; speed."""
+def print_report(result: Result, levels: Mapping[str, Record], monitor: str) -> None:
+    """Print to stdout the metrics of the best and the last epoch beside others; speed.
+
+    Args:
+        levels: of what they compare with, by name; first the best constant.
+    """
     last = result.history[-1]
     columns: dict[str, Record] = {}
     if result.best is not None and result.best is not last:
         columns[f"best, epoch {result.best['epoch']}"] = _measured(result.best)
     title = "best and last" if result.best is last else "last"
     columns[f"{title}, epoch {last['epoch']}"] = _measured(last)
-    if constant:
-        columns[baseline_name] = constant
-    print_table(columns, monitor)
+    print_table({**columns, **levels}, monitor)
     own = next(iter(columns.values())).get(monitor, math.nan)
-    if constant.get(monitor):
-        put(f"{monitor} {own:.4f} | {baseline_name} {constant[monitor]:.4f} | "
-              f"ratio {own / constant[monitor]:.2f}")  # fmt: skip
+    for name, level in levels.items():
+        if level.get(monitor):
+            put(f"{monitor} {own:.4f} | {name} {level[monitor]:.4f} | "
+                f"ratio {own / level[monitor]:.2f}")  # fmt: skip
     seconds = sum(record["seconds"] for record in result.history)
     speed = _over_time(result, "samples_per_second")
     waiting = _over_time(result, "wait_share")

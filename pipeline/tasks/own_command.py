@@ -11,11 +11,18 @@ from pipeline import program
 from pipeline.config import disclosure, hydra_output, project
 from pipeline.config.allowances import OPTIONS
 from pipeline.config.schema import TASK_KEYS
+from pipeline.order.skipped import Skipped
 
 
 def how_to_resume(folder: Path) -> str:
     """The hint for a run that was stopped."""
     return f"To resume:\n  {disclosure.command([*_started_words(), f'resume={folder}'])}"
+
+
+def how_to_skip(folder: Path, skipped: Skipped) -> str:
+    """The hint for a run that failed on a batch: `skipped` has its address and those before."""
+    words = [*_started_words(), f"resume={folder}", f"trainer.skip={skipped}"]
+    return f"To go on without it:\n  {disclosure.command(words)}"
 
 
 def command_line(*given: str) -> str:

@@ -23,9 +23,13 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.collate import plain
 from pipeline.order.plan import Request
 from pipeline.order.randomness import IntArray, scope
+from pipeline.order.sequence_packing import SequencePacking
 from pipeline.order.streams import StreamPlan
 from pipeline.runs.pictures import contact_sheet, shortened, signals
+from pipeline.tasks.continuations import write_continuations
+from pipeline.training.language_model import LanguageModeling
 from pipeline.training.objective import Classification, LandmarkRegression, Objective
+from pipeline.training.token_losses import document_losses
 from pipeline.transforms.batch import BatchCompose
 from pipeline.transforms.image import Compose, Normalize
 
@@ -49,6 +53,8 @@ def draw(
     """
     if isinstance(split.plan, StreamPlan):
         return None
+    if isinstance(objective, LanguageModeling):
+        return write_continuations(split, model, objective, path.with_suffix(".md"), count)
     rows = len(split.dataset)
     indices = np.unique(np.linspace(0, rows - 1, min(count, rows)).round().astype(np.int64))
     batch, _, outputs = predict(split, model, objective, indices)
@@ -65,13 +71,22 @@ def draw(
 def predict(
     split: Split, model: nn.Module, objective: Objective, indices: IntArray
 ) -> tuple[Batch, Tensor, Tensor]:
-    """A batch of rows of the split, in one piece; their losses, and the model's outputs."""
+    """A batch of rows of the split, in one piece; their losses, and the model's outputs.
+
+    Where rows are packed, each is the beginning of a block of its own.
+    """
     device = next(model.parameters()).device
+    count, parts = len(indices), None
+    if isinstance(split.plan.sampler, SequencePacking):
+        parts = np.array([[0, split.plan.sampler.tokens, -1, block] for block in range(count)])
     with scope():  # at the positions of validation, which reads rows in order
-        made: Batch = split.fetch()(Request(0, 0, indices, indices, len(indices)))
+        made: Batch = split.fetch()(Request(0, 0, indices, indices, count, parts=parts))
     batch = made.to(device)
     with torch.no_grad():
         losses, outputs = objective.to(device)(model.eval(), batch)
+    if len(losses) != count and parts is not None:  # a loss a token
+        rows, means = document_losses(losses, batch)
+        losses = means.new_full((count,), torch.nan).index_copy(0, rows, means)
     return batch, losses, outputs
 
 
@@ -143,6 +158,9 @@ def _large(split: Split, field: str, batch: Batch) -> list[Tensor] | None:
 
 def outcomes(objective: Objective, outputs: Tensor, batch: Batch) -> list[tuple[str, str]]:
     """The truth and the prediction of each sample, in words."""
+    if isinstance(objective, LanguageModeling):
+        bits = objective.bits_per_byte(outputs, batch).tolist()
+        return [("", f"{one:.2f} bits per byte") for one in bits]
     if isinstance(objective, Classification):
         names = objective.names
         shares, chosen = outputs.softmax(-1).max(-1)

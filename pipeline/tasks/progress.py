@@ -63,13 +63,15 @@ class Lines(Display):
         self._compiling = ""
         self._what = ""
         self._steps: int | None = None
+        self._skips = loader.plan.skipped.count  # (epoch, first step, one past the last)
+        self._epoch_shown: int | None = None  # in training
         self._start, self._began = 0, 0.0  # batches done when the count began, and that time
         self._shown = self._looked = 0.0
         self._losses: Tensor | None = None
         self._loss = ""
 
     def on_epoch_start(self, epoch: int, steps: int | None, done: int) -> None:
-        self._what = self._epoch(epoch)
+        self._what, self._epoch_shown = self._epoch(epoch), epoch
         self._begin(self._what, steps, done)
         self._announce_compiling("training")
 
@@ -90,6 +92,7 @@ class Lines(Display):
 
     def on_validation(self, done: int, steps: int | None) -> None:
         if not done:
+            self._epoch_shown = None
             self._begin(f"{self._what}, validation" if self._what else "measuring", steps, 0)
             if self._what:  # before, it is another model
                 self._announce_compiling("validation")
@@ -117,8 +120,13 @@ class Lines(Display):
         return True
 
     def _left(self, done: int) -> str:
-        rest = None if self._steps is None else self._steps - self._start
-        return left(done - self._start, rest, self._shown - self._began)
+        rest = None if self._steps is None else self._worked(self._steps)
+        return left(self._worked(done), rest, self._shown - self._began)
+
+    def _worked(self, done: int) -> int:
+        """Batches of these steps that take time: those that training leaves out do not."""
+        epoch, start = self._epoch_shown, self._start
+        return done - start - (0 if epoch is None else self._skips(epoch, start, done))
 
     def _show(self, done: int, numbers: str) -> None:
         place = f"{done}/{self._steps or '?'}"
@@ -197,7 +205,16 @@ def describe(record: Record) -> str:
         for name, value in record.items()
         if name.startswith(("train/", "val/")) and name.count("/") == 1  # not one a class
     ]
-    speed = f"{record['samples_per_second']:,.0f} samples/s"
+    unit = "tokens" if "tokens_per_second" in record else "samples"
+    speed = f"{record[f'{unit}_per_second']:,.0f} {unit}/s"
     shared = record.get("shared_batches")
     taken = [] if shared is None else [f"{shared:.0f} batches of other runs"]
-    return "  ".join([*metrics, speed, f"{record['wait_share']:.0%} waiting", *taken])
+    for_ranks = []
+    if "rank_wait_share" in record:
+        by_cost = ""
+        if "rank_wait_share_by_cost" in record:
+            by_cost = (f" (by cost {record['rank_wait_share_by_cost']:.0%}, contiguous "
+                       f"{record['rank_wait_share_contiguous']:.0%})")  # fmt: skip
+        for_ranks.append(f"{record['rank_wait_share']:.0%} waiting for other ranks{by_cost}")
+    waiting = f"{record['wait_share']:.0%} waiting"
+    return "  ".join([*metrics, speed, waiting, *for_ranks, *taken])

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ from pipeline.files.disk import append
 from pipeline.loading.bad_samples import LeftOut
 from pipeline.loading.batch import Batch
 from pipeline.loading.budget import Budget
+from pipeline.order.address import Address
+from pipeline.order.skipped import Skipped
 from pipeline.reports.facts import QUANTILES, LossFacts
 from pipeline.runs.quarantine import QuarantineFile, entries, notes
 from pipeline.runs.run_folder import RunFolder
@@ -25,6 +28,7 @@ from pipeline.runs.trackers.tracker import points
 from pipeline.training.epoch_metrics import Step
 from pipeline.training.objective import Objective
 from pipeline.training.observer import Observer, Record
+from pipeline.training.token_losses import document_losses
 
 _log = logging.getLogger(__name__)
 
@@ -96,8 +100,11 @@ class Extremes(Observer):
     def on_validation_batch(self, batch: Batch, losses: Tensor) -> None:
         if self._count >= self.MOST:
             return
-        valid = slice(None) if batch.valid is None else batch.valid.numpy()
-        self._rows.append(batch.indices[valid])
+        rows = batch.indices if batch.valid is None else batch.indices[batch.valid.numpy()]
+        if len(losses) != len(rows) and "document_ids" in batch:  # a loss a token
+            places, losses = document_losses(losses, batch)
+            rows = batch.indices[places.cpu().numpy()]
+        self._rows.append(rows)
         self._losses.append(losses)
         self._count += len(losses)
         self._by_batch |= len(losses) > 1 and losses.stride(0) == 0  # one number, expanded
@@ -190,13 +197,40 @@ class Ledger(Observer):
     """A line of {epoch, step, samples, order, loss} for every batch, for `task=verify`.
 
     `order` hashes rows and positions of all ranks; `loss` is their mean as a hexadecimal float.
+    Each range that training leaves out has a line of {epoch, step, skipped_to} in its place.
+
+    Args:
+        start: the address at which this session begins.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, skipped: Skipped | None = None, start: Address | None = None
+    ) -> None:
         self.path = path
+        self._skipped, self._next = skipped or Skipped(), start or Address(0, 0)
 
     def on_steps(self, steps: Sequence[Step]) -> None:
-        append(self.path, (json.dumps(
-            {"epoch": step.epoch, "step": step.step, "samples": step.samples,
-             "order": f"{step.order:016x}", "loss": float(step.loss).hex()}
-        ) for step in steps))  # fmt: skip
+        lines: list[dict[str, Any]] = []
+        for step in steps:
+            lines += self._passed(Address(step.epoch, step.step))
+            lines.append(
+                {
+                    "epoch": step.epoch,
+                    "step": step.step,
+                    "samples": step.samples,
+                    "order": f"{step.order:016x}",
+                    "loss": float(step.loss).hex(),
+                }
+            )
+        append(self.path, map(json.dumps, lines))
+
+    def on_epoch_end(self, record: Record) -> None:
+        if passed := self._passed(Address(int(record["epoch"]) + 1, 0)):
+            append(self.path, map(json.dumps, passed))
+
+    def _passed(self, address: Address) -> list[dict[str, Any]]:
+        """Lines of the ranges between the last address that was written and `address`."""
+        found = self._skipped.starting(self._next, address)
+        self._next = max(self._next, address)
+        return [{"epoch": start.epoch, "step": start.step, "skipped_to": stop}
+                for start, stop in found]  # fmt: skip

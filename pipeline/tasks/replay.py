@@ -20,13 +20,15 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.collate import plain
 from pipeline.loading.dataset_facts import table_of
 from pipeline.loading.fetch import batch_hash
+from pipeline.loading.kept_rows import KeptRows
 from pipeline.loading.named_fields import Fields
+from pipeline.order.address import Address
 from pipeline.order.randomness import scope
 from pipeline.order.streams import End
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.predictions import denormalized
 from pipeline.tasks.tables import put_rows
-from pipeline.terminal import one_line, put
+from pipeline.terminal import one_line, put, say
 
 _SHOWN = 64  # images on a contact sheet
 
@@ -54,10 +56,12 @@ def run(config: Config) -> None:
 def recompute(split: Split, config: Config) -> Batch:
     """The batch at the configured address, hashed."""
     plan, where = split.plan, f"epoch {config.epoch} of the {config.split} split"
-    steps = plan.limit(config.epoch)
+    steps, address = plan.limit(config.epoch), Address(config.epoch, config.step)
     if steps is not None and config.step >= steps:
         raise ConfigError(Problem("step", f"{where} has {steps} steps, 0 to {steps - 1}, and no "
                                   f"step {config.step}"))  # fmt: skip
+    if address in plan.skipped:
+        say(f"training leaves this batch out: trainer.skip={plan.skipped}")
     request: Any = plan.request(config.epoch, config.step)
     with scope():
         batch = split.fetch(hashed=True)(request)
@@ -67,13 +71,18 @@ def recompute(split: Split, config: Config) -> Batch:
 
 
 def describe_rows(dataset: Any, batch: Batch, fields: Fields | None = None) -> list[list[str]]:
-    """A header and a row a sample: position, index, and columns of the dataset's table."""
+    """A header and a row a sample: position, index, and columns of the dataset's table.
+
+    Where a filter leaves rows out, also the dataset's own row.
+    """
     table = table_of(dataset, fields)
     names = [] if table is None else [n for n in ("path", "class", "label") if n in table.columns]
-    lines = [["position", "index", *names]]
+    filtered = isinstance(dataset, KeptRows)
+    lines = [["position", "index", *(["row"] if filtered else []), *names]]
     for position, index in zip(batch.positions.tolist(), batch.indices.tolist(), strict=True):
         known = [] if table is None else [one_line(table[name].iloc[index]) for name in names]
-        lines.append([str(position), str(index), *known])
+        own = [str(dataset.row(index))] if filtered else []
+        lines.append([str(position), str(index), *own, *known])
     return lines
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pipeline.build.data import Split
 from pipeline.loading.bad_samples import path_of
 from pipeline.loading.batch import Batch
+from pipeline.loading.kept_rows import own_row
 from pipeline.order.plan import Plan
 from pipeline.order.randomness import scope
 from pipeline.order.streams import End, StreamPlan
@@ -38,6 +39,7 @@ from pipeline.tasks.predictions import (
     words_of,
 )
 from pipeline.tasks.recording import ValidationLosses
+from pipeline.training.language_model import LanguageModeling
 from pipeline.training.objective import Classification, LandmarkRegression, Objective
 
 MOST_BATCHES = 2
@@ -108,6 +110,7 @@ def _made(fetch: Any, plan: Plan | StreamPlan, step: int, rows: int) -> Batch | 
     return fetch(replace(
         whole, positions=whole.positions[:count], indices=whole.indices[:count],
         valid=min(whole.valid, count), total=len(whole),
+        parts=None if whole.parts is None else whole.parts[:count],
     ))  # fmt: skip
 
 
@@ -141,7 +144,9 @@ def _samples(
         zip(batch.indices.tolist(), batch.positions.tolist(), strict=True)
     ):
         if batch.valid is None or batch.valid[place]:
-            path = shortened(path_of(split.dataset, index), LONGEST)
+            own = own_row(split.dataset, index)
+            path = path_of(split.dataset, index) or ("" if own is None else f"row {own}")
+            path = shortened(path, LONGEST)
             found.append(ShownSample(
                 index, path, shortened(truths[place], 200), "", shortened(words[place], 600),
                 drawn[place], position,
@@ -151,6 +156,8 @@ def _samples(
 
 def _truths(objective: Objective, batch: Batch) -> list[str]:
     """The targets in words; "" where they are drawn, or too many."""
+    if isinstance(objective, LanguageModeling):
+        return [""] * len(batch.positions)
     targets = objective.targets(batch)
     if isinstance(objective, Classification):
         soft = batch.get(f"{objective.target}_soft")

@@ -66,9 +66,7 @@ def _run(config: Config, parts: TrainingParts, group: Group, path: Path) -> floa
         measured = validate(model, objective, loader, precision, group, observers=watching)
         columns = {str(config.split): measured}
         if config.trainer.baseline:
-            columns[objective.baseline_name] = baseline(
-                parts.data, objective, loader, group, watching
-            )
+            columns |= baselines(parts.data, objective, loader, group, watching)
     if group.is_first:
         print_table(columns, name)
         put(f"checkpoint   {path}")
@@ -102,6 +100,19 @@ def monitored(config: Config, objective: Objective) -> tuple[str, Mode]:
     return name, "max" if metric.higher_is_better else "min"
 
 
+def baselines(
+    data: DataParts, objective: Objective, loader: Loader, group: Group,
+    observers: Sequence[Observer] = (),
+) -> dict[str, Record]:  # fmt: skip
+    """What a result is compared with, by name: the best constant, and the objective's own.
+
+    The latter on the first rank only.
+    """
+    constant = baseline(data, objective, loader, group, observers)
+    others = objective.comparisons(data.train.dataset, data.val.dataset) if group.is_first else {}
+    return {objective.baseline_name: constant, **others}
+
+
 def baseline(
     data: DataParts, objective: Objective, loader: Loader, group: Group | None = None,
     observers: Sequence[Observer] = (),
@@ -109,14 +120,19 @@ def baseline(
     """Loss and metrics over `loader` of the constant that is best on the training split.
 
     The constant is that of about 1000 training samples, with the transforms of validation: rows
-    spread over the split, or the first ones of a stream. All ranks find the same one.
+    spread over the split, or the first ones of a stream, or as many blocks of packed rows. All
+    ranks find the same one.
     """
     dataset, plan = data.train.dataset, data.train.plan
     fetch = replace(
         data.train.fetch(), transform=data.val.transform,
         batch_transform=data.val.batch_transform or None,
     )  # fmt: skip
-    if not isinstance(plan, StreamPlan):  # not in the sampler's order, which may weigh samples
+    if isinstance(plan, StreamPlan):  # the first records, whatever trainer.skip leaves out
+        plan = StreamPlan(plan.sampler, plan.batch_size, plan.tail, plan.length, plan.most)
+    elif getattr(plan.sampler, "packs", False):
+        plan = Plan(plan.sampler, plan.batch_size, plan.tail, plan.together, plan.most)
+    else:  # not in the sampler's order, which may weigh samples
         count = min(len(dataset), BASELINE_SAMPLES)
         rows = np.linspace(0, len(dataset) - 1, count).round().astype(np.int64).tolist()
         plan = Plan(Subset(len(dataset), 0, indices=rows, shuffle=False), plan.batch_size)

@@ -25,6 +25,7 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import hash_of_rows, row_hashes
 from pipeline.order.address import Address
 from pipeline.order.randomness import hash64_each, hash64_last
+from pipeline.training.own_time import OwnTime, RankWaiting
 
 
 class NonFiniteLossError(PenstockError):
@@ -41,7 +42,7 @@ class Step:
 
     epoch: int
     step: int
-    loss: float  # mean over its samples
+    loss: float  # mean over its samples, or over its tokens (training/token_losses.py)
     samples: int
     order: int  # 64-bit hash over its (position, index) pairs, independent of sharding
     digest: str | None = None  # hash over its samples, if the loader hashes
@@ -56,6 +57,7 @@ class EpochMetrics:
 
     Attributes:
         samples: how many have been read.
+        losses: how many there are; as many, unless each sample has several, as one a token.
         deaths: of workers in earlier sessions of this epoch, over all ranks.
         window: mean loss since `begin_window`; NaN if nothing was read since.
     """
@@ -63,20 +65,28 @@ class EpochMetrics:
     def __init__(self, group: Group, state: Mapping[str, float] | None = None) -> None:
         state = state or {}
         self._group = group
-        self._pending: list[tuple[Batch, Tensor, int]] = []
+        self._pending: list[tuple[Batch, Tensor, int, OwnTime | None]] = []
         self._total = float(state.get("total", 0.0))
         self.samples = int(state.get("samples", 0))
+        self.losses = int(state.get("losses", self.samples))
         self.deaths = int(state.get("deaths", 0))
         self._window_total = float(state.get("window_total", 0.0))
-        self._window_samples = int(state.get("window_samples", 0))
+        self._window_losses = int(state.get("window_samples", 0))
+        of_ranks = (float(state.get(name, 0.0)) for name in ("ranks_took", "ranks_waited"))
+        self._ranks = RankWaiting(*of_ranks)
         self._before = float(state.get("seconds", 0.0))
         self._waited_before = float(state.get("waited", 0.0))
         self._began = time.perf_counter()
 
-    def add(self, batch: Batch, losses: Tensor) -> None:
-        """Count a batch; `losses` are those of this rank's samples, float32[n] on the device."""
+    def add(self, batch: Batch, losses: Tensor, own_time: OwnTime | None = None) -> None:
+        """Count a batch.
+
+        Args:
+            losses: of this rank, as of the objective, on the device.
+            own_time: for which this rank computed; None: not measured.
+        """
         # Without the fields, which would keep the epoch's data in memory.
-        self._pending.append((batch.replace({}), losses.sum(), losses.shape[0]))
+        self._pending.append((batch.replace({}), losses.sum(), losses.shape[0], own_time))
 
     def drop_from(self, address: Address) -> None:
         """Forget batches from that address on: they will be trained on again."""
@@ -90,37 +100,43 @@ class EpochMetrics:
         """
         if not self._pending:
             return []
-        batches, sums, counts = zip(*self._pending, strict=True)
+        batches, sums, counts, times = zip(*self._pending, strict=True)
         self._pending.clear()
         losses = self._group.sum(torch.stack(sums).double()).tolist()
         rows = [None if batch.hashes is None else row_hashes(batch) for batch in batches]
         left_out = [getattr(batch, "left_out", ()) for batch in batches]
-        own = [*zip(counts, _orders(batches), rows, left_out, strict=True)]
-        ranks = self._group.gather(own)
+        seconds = [None if one is None else one.seconds for one in times]
+        samples = [len(one.positions) if one.valid is None else int(one.valid.sum())
+                   for one in batches]  # fmt: skip
+        own = [*zip(samples, counts, _orders(batches), rows, left_out, strict=True)]
+        ranks, took = zip(*self._group.gather((own, seconds)), strict=True)
+        for of_batch in zip(*took, strict=True):
+            self._ranks.add(of_batch)
         by_batch = zip(*ranks, strict=True)
-        steps = [_step(*one) for one in zip(batches, losses, by_batch, strict=True)]
-        for step in steps:
+        counted = [_step(*one) for one in zip(batches, losses, by_batch, strict=True)]
+        for step, weight in counted:
             if not math.isfinite(step.loss):
                 raise NonFiniteLossError(step.loss, step.epoch, step.step)
             # One by one, so that rounding does not depend on when losses are read.
-            self._total += step.loss * step.samples
-            self._window_total += step.loss * step.samples
+            self._total += step.loss * weight
+            self._window_total += step.loss * weight
             self.samples += step.samples
-            self._window_samples += step.samples
-        return steps
+            self.losses += weight
+            self._window_losses += weight
+        return [step for step, _ in counted]
 
     @property
     def window(self) -> float:
-        return self._window_total / self._window_samples if self._window_samples else math.nan
+        return self._window_total / self._window_losses if self._window_losses else math.nan
 
     def begin_window(self) -> None:
         """Start a new `window`."""
-        self._window_total, self._window_samples = 0.0, 0
+        self._window_total, self._window_losses = 0.0, 0
 
     @property
     def mean(self) -> float:
-        """Mean loss of all batches read."""
-        return self._total / self.samples if self.samples else math.nan
+        """Mean of the losses of all batches read."""
+        return self._total / self.losses if self.losses else math.nan
 
     @property
     def seconds(self) -> float:
@@ -128,14 +144,23 @@ class EpochMetrics:
         return self._before + time.perf_counter() - self._began
 
     def speed(self, waited: float) -> dict[str, float]:
-        """Samples a second over all ranks, and this rank's share of time spent waiting.
+        """Samples a second over all ranks (and tokens, where those have losses of their own), and
+        this rank's share of time spent waiting for data.
+
+        With several ranks also the share of forward and backward passes in which they waited for
+        each other, if that was measured.
 
         Args:
             waited: seconds, from the loader's statistics.
         """
         seconds = max(self.seconds, 1e-9)
-        return {"samples_per_second": self.samples / seconds,
-                "wait_share": min((self._waited_before + waited) / seconds, 1.0)}  # fmt: skip
+        speed = {"samples_per_second": self.samples / seconds}
+        if self.losses != self.samples:
+            speed["tokens_per_second"] = self.losses / seconds
+        speed["wait_share"] = min((self._waited_before + waited) / seconds, 1.0)
+        if self._ranks.share is not None:
+            speed["rank_wait_share"] = self._ranks.share
+        return speed
 
     def state_dict(self, waited: float, deaths: int = 0) -> dict[str, float]:
         """State to resume the epoch from; call `read` first.
@@ -145,9 +170,11 @@ class EpochMetrics:
             deaths: of workers in this epoch so far, over all ranks.
         """
         return {
-            "total": self._total, "samples": self.samples, "seconds": self.seconds,
-            "window_total": self._window_total, "window_samples": self._window_samples,
+            "total": self._total, "samples": self.samples, "losses": self.losses,
+            "window_total": self._window_total, "window_samples": self._window_losses,
+            "seconds": self.seconds,
             "waited": self._waited_before + waited, "deaths": deaths,
+            "ranks_took": self._ranks.longest, "ranks_waited": self._ranks.waited,
         }  # fmt: skip
 
 
@@ -178,11 +205,12 @@ def _orders(batches: Sequence[Batch]) -> list[int]:
     return (sums[ends] - sums[ends - lengths]).tolist()  # modulo 2^64
 
 
-def _step(batch: Batch, loss: float, ranks: tuple[Any, ...]) -> Step:
-    counts, orders, rows, left_out = zip(*ranks, strict=True)
-    samples = sum(counts)
+def _step(batch: Batch, loss: float, ranks: tuple[Any, ...]) -> tuple[Step, int]:
+    """A step, and how many losses its loss is the mean of."""
+    samples, counts, orders, rows, left_out = zip(*ranks, strict=True)
+    weight = sum(counts)
     digest = None if rows[0] is None else hash_of_rows(chain.from_iterable(rows))
     return Step(
-        *batch.request.address, loss / samples if samples else 0.0, samples,
+        *batch.request.address, loss / weight if weight else 0.0, sum(samples),
         sum(orders) % 2**64, digest, tuple(chain.from_iterable(left_out)),
-    )  # fmt: skip
+    ), weight  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -67,3 +68,31 @@ class NormalizedMeanError(Metric):
     def compute(self) -> Tensor:
         """The mean over all faces, a float64 scalar."""
         return self.total / self.faces
+
+
+class BitsPerByte(Metric):
+    """Bits that a language model needs for a byte of text, over all tokens that it predicts.
+
+    It compares models with any vocabularies, and with programs that compress. NaN without a byte.
+    """
+
+    higher_is_better = False
+    full_state_update = False
+    nats: Tensor
+    bytes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("nats", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("bytes", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, predicted: Tensor, target: Tensor) -> None:
+        """Add tokens: the loss of each in nats, float[n], and its bytes, int64[n]."""
+        if predicted.shape != target.shape:
+            raise ValueError(f"{list(predicted.shape)} losses for {list(target.shape)} tokens")
+        self.nats += predicted.double().sum()
+        self.bytes += target.sum()
+
+    def compute(self) -> Tensor:
+        """A float64 scalar."""
+        return self.nats / self.bytes / math.log(2)

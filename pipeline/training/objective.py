@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -152,6 +152,10 @@ class Objective(ABC):
         if not count:
             raise ValueError("no batch to take the constant from")
         return self._from_mean(total / count).float()
+
+    def comparisons(self, train: Any, val: Any) -> dict[str, dict[str, float]]:
+        """Metrics of what else a result compares with, by name; from the two splits' datasets."""
+        return {}
 
     @abstractmethod
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:

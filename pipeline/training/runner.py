@@ -34,6 +34,7 @@ from pipeline.runs.memory import Memory
 from pipeline.training.epoch_metrics import EpochMetrics, NonFiniteLossError, Step, order_hash
 from pipeline.training.objective import Objective
 from pipeline.training.observer import Observer, Record
+from pipeline.training.speed import predicted_waiting, speed
 from pipeline.training.train_step import TrainOptions, TrainStep
 from pipeline.training.validation import validate
 
@@ -94,8 +95,16 @@ def fit(
     )
     if resume is not None:
         run.restore(resume)
+    if run.coming.epoch >= options.max_epochs and not run.result.history:
+        raise ConfigError(
+            Problem(
+                "trainer.skip",
+                "leaves out every batch of trainer.max_epochs="
+                f"{options.max_epochs}; leave something to train on",
+            )
+        )
     while not run.ended():
-        run.epoch(*run.address)
+        run.epoch(*run.coming)
     return run.result
 
 
@@ -125,12 +134,32 @@ class _Fit(Observer):
         self.train_step.load_state_dict(state)
         self.address = Address(int(state["loader"]["epoch"]), int(state["loader"]["step"]))
         progress = state["progress"]
-        self.begun = bool(progress["begun"])
+        self.begun = bool(progress["begun"]) and self.coming == self.address
         self.result = result = Result(**progress["result"])
         result.best = next((one for one in result.history if one == result.best), result.best)
         self._ask_observers()
         self.epoch_metrics = EpochMetrics(self.group, progress["meter"])
         self.metrics = dict(state["metrics"])
+
+    @property
+    def coming(self) -> Address:
+        """Where to go on: `address`, or a later epoch's start if none of its epoch is left."""
+        epoch, step = self.address
+        return self.address if step else Address(self._next_epoch(epoch), 0)
+
+    def _next_epoch(self, epoch: int) -> int:
+        """The first epoch from `epoch` on that `trainer.skip` does not leave out as a whole."""
+        skipped = self.train.plan.skipped
+        while epoch < self.options.max_epochs and Address(epoch, 0) in skipped:
+            if self._has_steps(epoch, 0):
+                break
+            epoch += 1
+        return epoch
+
+    def _has_steps(self, epoch: int, start: int) -> bool:
+        """Whether there is a batch to train on from `start` on, as far as that is known."""
+        plan = self.train.plan
+        return next(plan.skipped.steps(epoch, start, plan.steps(epoch)), None) is not None
 
     def on_steps(self, steps: Sequence[Step]) -> None:
         self.result.order = order_hash(self.result.order, steps)
@@ -144,9 +173,9 @@ class _Fit(Observer):
             result.reason = "max_steps"
         elif options.patience is not None and result.stale >= options.patience:
             result.reason = "patience"
-        elif self.address.epoch >= options.max_epochs or self.enough is None:
+        elif self.coming.epoch >= options.max_epochs or self.enough is None:
             result.reason = "max_epochs"
-            return self.address.epoch >= options.max_epochs
+            return self.coming.epoch >= options.max_epochs
         else:
             result.reason = self.enough
         return True
@@ -158,12 +187,12 @@ class _Fit(Observer):
     def epoch(self, epoch: int, start: int) -> None:
         """Train on the rest of an epoch, validate and save."""
         options, result = self.options, self.result
-        self.begun = True
+        self.address, self.begun = Address(epoch, start), True
         record = train_epoch(
             self.train_step, self.train, epoch, self.observers, start, self.epoch_metrics,
             self._after_step, self._turn,
         )  # fmt: skip
-        last = epoch + 1 == options.max_epochs or self.train_step.finished
+        last = self._next_epoch(epoch + 1) == options.max_epochs or self.train_step.finished
         improved = False
         if self.val is not None and (last or (epoch + 1) % options.val_every == 0):
             same_buffers(self.train_step.measured, self.group)
@@ -182,7 +211,7 @@ class _Fit(Observer):
             result.history.pop()
         result.history.append(record)
         self.train_step.end_epoch(record.get(f"val/{options.monitor}"))
-        if not self.train_step.finished or self.address.step == self.train.plan.steps(epoch):
+        if not self.train_step.finished or not self._has_steps(*self.address):
             self.address, lost = Address(epoch + 1, 0), 0
             self.epoch_metrics = EpochMetrics(self.group)
         self.epoch_metrics.deaths = lost
@@ -281,6 +310,7 @@ def train_epoch(
         turn: called before each batch and at the end; see `preemption.in_turns`.
     """
     epoch_metrics = EpochMetrics(train_step.group) if epoch_metrics is None else epoch_metrics
+    skipped = loader.plan.skipped
     for observer in observers:
         observer.on_epoch_start(epoch, loader.plan.steps(epoch), start)
     train_step.model.train()
@@ -289,11 +319,11 @@ def train_epoch(
         # A run that was stopped in the validation after its last step has no batch left.
         for batch in () if train_step.finished else in_turns(batches, turn):
             losses = train_step.learn(batch)
-            epoch_metrics.add(batch, losses)
+            epoch_metrics.add(batch, losses, train_step.own_time)
             for observer in observers:
                 observer.on_losses(losses)
                 observer.on_batch(batch)
-            if (batch.request.step + 1) % train_step.options.accumulate == 0:
+            if skipped.ends_group(batch.request.address, train_step.options.accumulate):
                 _step(train_step, loader, epoch, observers, epoch_metrics)
                 if after_step is not None:
                     after_step(batch)
@@ -304,14 +334,15 @@ def train_epoch(
         if after_step is not None and batch is not None:
             after_step(batch)
     _tell(observers, epoch_metrics.read())
-    if not epoch_metrics.samples and not start:
+    if not epoch_metrics.samples and not start and not skipped:
         raise ConfigError(Problem("batch", f"epoch {epoch} of the training split has no sample to "
                                   "train on; batch.tail=drop leaves out what is less than one "
                                   "batch"))  # fmt: skip
     return {
         "epoch": epoch, "step": train_step.updates, "train/loss": epoch_metrics.mean,
         "lr": train_step.lr, "seconds": epoch_metrics.seconds,
-        **_speed(train_step, loader, epoch_metrics),
+        **speed(train_step, loader, epoch_metrics),
+        **predicted_waiting(train_step.group, loader, epoch),
     }  # fmt: skip
 
 
@@ -325,7 +356,7 @@ def _step(
         return
     _tell(observers, epoch_metrics.read())
     record = {"epoch": epoch, "step": train_step.updates, "train/loss": epoch_metrics.window,
-              "lr": train_step.lr, **_speed(train_step, loader, epoch_metrics)}  # fmt: skip
+              "lr": train_step.lr, **speed(train_step, loader, epoch_metrics)}  # fmt: skip
     epoch_metrics.begin_window()
     for observer in observers:
         observer.on_log(record)
@@ -335,18 +366,6 @@ def _tell(observers: Sequence[Observer], steps: Sequence[Step]) -> None:
     if steps:
         for observer in observers:
             observer.on_steps(steps)
-
-
-def _speed(train_step: TrainStep, loader: Loader, epoch_metrics: EpochMetrics) -> Record:
-    """Samples a second and dead workers of all ranks; waiting and milliseconds of this one."""
-    stats, gather = loader.stats, train_step.group.gather
-    shared = {} if loader.share is None else {"shared_batches": sum(gather(stats.shared))}
-    return {
-        **epoch_metrics.speed(stats.wait_seconds),
-        **{f"ms/{stage}": 1000 * seconds / max(stats.samples, 1)
-           for stage, seconds in stats.stages.items()},
-        "worker_deaths": sum(gather(stats.deaths)), **shared,
-    }  # fmt: skip
 
 
 def _is_best(record: Record, best: Record | None, options: TrainOptions) -> bool:

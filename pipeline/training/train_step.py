@@ -1,8 +1,9 @@
 """One batch and one optimizer step: forward, backward, accumulate, scale, clip, step, schedule.
 
 Model randomness (dropout ...) is seeded at every batch from (seed, batches so far, rank), so a
-checkpoint needs no generator states. Gradients are those of the mean loss over the samples of the
-global batch, however unequal the ranks' shares are. Only fp16's loss scaling waits for a GPU.
+checkpoint needs no generator states. Gradients are those of the mean of all losses of the global
+batch, however unequal the ranks' shares are: one a sample, or one a token (token_losses.py). Only
+fp16's loss scaling waits for a GPU.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pipeline.loading.batch import Batch
 from pipeline.order.randomness import hash64_on
 from pipeline.torch_internals import scale
 from pipeline.training.objective import Objective
+from pipeline.training.own_time import OwnTime
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Mode = Literal["min", "max"]
@@ -89,6 +91,7 @@ class TrainStep:
         batches: batches learned from.
         updates: optimizer steps taken.
         averaged: the running mean of the weights, from the first step on; None without `ema`.
+        own_time: of the last batch; None where it cannot be told from waiting for other ranks.
     """
 
     def __init__(
@@ -116,8 +119,14 @@ class TrainStep:
         self.averaged: AveragedModel | None = None
         self._resumed = False  # until the first step with a checkpoint's state
         self.pending = False  # whether there are gradients since the last update
-        self._samples = 0  # of this rank in them
+        self._counted = 0  # losses of this rank in them
         self._divisor = 1  # of those gradients
+        self._measures = (
+            group.world.size > 1
+            and self._parallel.strategy == "ddp"
+            and not (self._parallel.sync_batchnorm and self.device.type == "cuda")
+        )
+        self.own_time: OwnTime | None = None
         self._share, self._each = 0.0, torch.empty(0)  # the last gradient of the losses
         self._batches_before, self._buffers_before = 0, list[Tensor]()  # at the last update
 
@@ -138,7 +147,7 @@ class TrainStep:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def learn(self, batch: Batch) -> Tensor:
-        """Add the gradients of a batch; returns its losses, float32[n], without waiting."""
+        """Add the gradients of a batch; returns the objective's losses, without waiting."""
         if not self.pending:  # what `drop_pending` returns to
             self._batches_before = self.batches
             if self.options.accumulate > 1:
@@ -150,30 +159,33 @@ class TrainStep:
             torch.cuda.manual_seed_all(key)
         if self._parallel.strategy == "fsdp":  # as DDP does by itself
             same_buffers(self.model, self.group)
+        self.own_time = OwnTime(self.device) if self._measures else None
         with autocast(self.device, self.options.precision):
             losses, _ = self.objective(self._forward, batch)
-        # The mean is over the samples of all accumulated batches, whose number is known only at
-        # the end. Until then it is estimated by an average share of this batch, which all ranks
-        # know alike, times the batches; update() corrects.
+        # The mean is over the losses of all accumulated batches, whose number is known only at
+        # the end. Until then it is estimated by an average share of this batch's samples, which
+        # all ranks know alike, times the batches; update() corrects.
         count = losses.shape[0]
-        if not self._samples:
+        if not self.pending:  # also where this rank has no loss yet: ranks need the same divisor
             ranks = 1 if self.group.alone else self.group.world.size
             total = count if self.group.alone else batch.request.total or count
             self._divisor = max(-(-total // ranks), 1) * self.options.accumulate
-        self._samples += count
+        self._counted += count
         self.pending = True
         self.batches += 1
         # The gradient of the divided sum, without a division and a sum.
         share, last = 1 / self._divisor, self._each
         if self._share != share or last.shape != losses.shape or last.dtype != losses.dtype:
             self._share, self._each = share, torch.full_like(losses, share)
+        if self.own_time is not None:
+            self.own_time.end_after(losses)
         self.scaler.scale(losses).backward(self._each)
         return losses.detach()
 
     def update(self) -> None:
         """Take an optimizer step with the gradients of the batches since the last one.
 
-        It counts, but changes no weight, if none of their samples could be read.
+        It counts, but changes no weight, if they have no loss: no sample could be read.
         """
         scaler = self.scaler if self.scaler.is_enabled() else None
         if scaler is not None:
@@ -199,7 +211,7 @@ class TrainStep:
         if scaler is not None:
             scaler.update()
         self.optimizer.zero_grad()
-        self._samples, self.pending = 0, False
+        self._counted, self.pending = 0, False
         self.updates += 1
         # A smaller scale means that the scaler skipped the step; then the schedule waits, too.
         skipped = scaler is not None and scaler.get_scale() < scale
@@ -222,24 +234,24 @@ class TrainStep:
             for buffer, before in zip(self.model.buffers(), self._buffers_before, strict=True):
                 buffer.copy_(before)
         self.optimizer.zero_grad()
-        self.batches, self._samples, self.pending = self._batches_before, 0, False
+        self.batches, self._counted, self.pending = self._batches_before, 0, False
 
     def _weights(self) -> list[Tensor]:
         return [weight for group in self.optimizer.param_groups for weight in group["params"]]
 
     def _average(self) -> bool:
-        """Scale gradients to the mean over all ranks' samples; returns whether there are any."""
-        if self.group.alone and self._samples in (0, self._divisor):
-            return self._samples > 0
+        """Scale gradients to the mean over all ranks' losses; returns whether there are any."""
+        if self.group.alone and self._counted in (0, self._divisor):
+            return self._counted > 0
         gradients = [local(weight.grad) for weight in self._weights() if weight.grad is not None]
         if self.group.alone:
-            scale(gradients, self._divisor / self._samples)
+            scale(gradients, self._divisor / self._counted)
             return True
-        samples = self.group.sum(torch.tensor(float(self._samples), device=self.device))
-        if not self._samples and not samples.item():  # only then is the device waited for
+        losses = self.group.sum(torch.tensor(float(self._counted), device=self.device))
+        if not self._counted and not losses.item():  # only then is the device waited for
             return False
         # The ranks' gradients were averaged, not added up.
-        scale(gradients, self._divisor * self.group.world.size / samples)
+        scale(gradients, self._divisor * self.group.world.size / losses)
         return True
 
     def end_epoch(self, monitored: float | None) -> None:

@@ -27,7 +27,8 @@ def validate(
 ) -> dict[str, float]:  # fmt: skip
     """The mean "loss" and every metric of the objective over epoch 0 of `loader`.
 
-    Each sample counts once, whatever the number of ranks.
+    Each sample (or token, where the objective gives a loss a token) counts once, whatever the
+    number of ranks.
 
     Args:
         group: the ranks that measure a share each; all get the same numbers.

@@ -54,6 +54,7 @@ def test_every_task_has_a_line():
         "diff": ["runs=[a,b]"],
         "report": ["runs=[a]"],
         "show": ["run=a"],
+        "without": ["sample=1", "run=a"],
         "validate": ["checkpoint=x"],
     }
     for task in tasks.TASKS:

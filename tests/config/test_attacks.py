@@ -383,7 +383,7 @@ def stranger(tmp_path, monkeypatch):
                                     if not isinstance(one, logging.FileHandler)]  # fmt: skip
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nothing_of_a_strangers_runs(name, stranger, capsys):
     code = stranger(ATTACKS[name])

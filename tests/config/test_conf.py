@@ -27,15 +27,20 @@ NEEDS = {
     "dataset/parquet_stream": ["dataset.root=x"],
     "dataset/sequence_files": ["dataset.root=x"],
     "dataset/tar_shards": ["dataset.root=x", "dataset.classes=[a,b]"],
+    "dataset/token_files": ["dataset.root=x"],
     "dataset/torchvision": ["dataset.root=x"],
     "model/text_net": ["dataset=delimited_text", "dataset.root=x"],
     "objective/classification": ["dataset=sequences"],
+    "objective/language_modeling": ["dataset=plain_text"],
     "objective/regression": ["dataset=arrays", "dataset.root=x"],
     "sampler/bucket": ["dataset=sequences"],
+    "sampler/curriculum": ["dataset=sequences"],
     "sampler/identity": ["dataset=sequences"],
     "sampler/packed": ["dataset=sequences", "collate=packed"],
     "dataset/mixture": ["dataset.sources.photographs.root=x"],
-    "sampler/stream": ["dataset=mixture", "dataset.sources.photographs.root=x"],
+    "dataset/mixture_stream": ["dataset.sources.photographs.root=x"],
+    "sampler/mixture": ["dataset=mixture", "dataset.sources.photographs.root=x"],
+    "sampler/stream": ["dataset=mixture_stream", "dataset.sources.photographs.root=x"],
     "sampler/weighted": ["dataset=sequences"],
     "transform/images_nvjpeg": ["dataset=image_folder", "dataset.root=x"],
     "transform/images_batch": ["dataset=image_folder", "dataset.root=x"],
@@ -43,6 +48,7 @@ NEEDS = {
     "task/validate": ["checkpoint=x"],
     "task/verify": ["runs=[a,b]"],
     "task/show": ["run=a"],
+    "task/without": ["sample=1", "run=a"],
     "task/diff": ["runs=[a,b]"],
     "task/report": ["runs=[a,b]"],
     "dataset/audio_pairs": ["dataset.root=x"],
@@ -56,7 +62,7 @@ def alone(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_choice_composes_and_passes_preflight(path):
     choice = f"{path.parent.name}/{path.stem}"

@@ -11,7 +11,7 @@ PART = {"_target_": "a.b"}
 del_ = object()
 GOOD = {
     "seed": 0,
-    "batch": {"size": 8, "tail": "keep", "val_size": None},
+    "batch": {"size": 8, "tail": "keep", "val_size": None, "balance": None},
     "run_dir": "outputs/x",
     "cache_dir": "data/cache",
     "dataset": PART,
@@ -51,7 +51,7 @@ GOOD = {
         "digest": False, "ledger": False, "report": True,
         "progress": "auto", "pictures": True, "ema": None,
         "limit_batches": {"train": None, "val": None}, "overfit_batches": None,
-        "fast_dev_run": False,
+        "skip": None, "fast_dev_run": False,
     },
     "tracker": PART,
     "resume": None,

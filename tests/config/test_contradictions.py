@@ -183,6 +183,25 @@ def test_a_dataset_that_cannot_be_split():
     pipeline.compose(*OWN, *two, "task=fit")
 
 
+@pytest.mark.parametrize(
+    ("options", "key", "way_out"),
+    [
+        (["collate=stack"], "collate", "set collate=packed"),
+        (["collate.pad_to=100"], "collate.pad_to", "set collate.pad_to=2048"),
+        (["batch.size=null"], "batch.size", "set batch.size to the number of blocks"),
+        (["batch.tail=pad"], "batch.tail", "set batch.tail=keep"),
+        (
+            ["+transform.train_batch.mix={_target_: pipeline.transforms.mixing.MixUp}"],
+            "transform.train_batch.mix", "transform samples instead",
+        ),
+    ],
+)  # fmt: skip
+def test_blocks_of_rows(options, key, way_out):
+    found = refusals("sampler=packed", "collate=packed", *options)
+    assert way_out in found[key]
+    pipeline.compose(*OWN, "sampler=packed", "collate=packed", "collate.pad_to=2048")
+
+
 @pytest.mark.parametrize("sampler", ["bucket", "identity"])
 def test_padding_batches_that_a_strategy_forms(sampler):
     message = only("batch.tail", f"sampler={sampler}", "batch.tail=pad")

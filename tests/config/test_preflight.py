@@ -44,7 +44,7 @@ def test_the_default_composes_to_plain_values():
 
 TYPOS = [
     ("sampler=wieghted", "sampler", "has no 'wieghted' (did you mean 'weighted'?); choose one of "
-     "bucket, identity"),
+     "bucket, curriculum"),
     ("sampler=null", "sampler", "got null, expected one of bucket"),
     ("scheduler=null", "scheduler", "to choose nothing: scheduler=none"),
     ("samplr=weighted", "samplr", "unknown key (did you mean 'sampler'?)"),

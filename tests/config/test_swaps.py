@@ -15,6 +15,7 @@ from pipeline.datasets.files import Files
 from pipeline.errors import ConfigError, PenstockError
 from tests.config.test_conf import CONF
 from tests.datasets import test_peoples_datasets as people
+from tests.datasets.test_token_files import write_pair
 from tests.face_folder import write_faces
 from tests.program import run
 
@@ -64,6 +65,17 @@ def run_pack(folder):
     return folder / "packs"
 
 
+def texts(folder):
+    for row in range(20):
+        (folder / f"{row}.txt").write_text(f"the text number {row} " * (1 + row))
+    return [f"dataset.root={folder}", "transform.train.tokenize.size=300"]
+
+
+def tokens(folder):
+    write_pair(folder)
+    return [f"dataset.root={folder}", "dataset.val_fraction=0.5"]
+
+
 def stream(folder):
     people.csv(folder)
     return [f"dataset.root={folder}/texts.csv", "dataset.classes=[a,b]"]
@@ -77,12 +89,14 @@ def of(make):
 MAKERS = {
     "arrays": of(people.npy), "audio_pairs": audio_pairs, "delimited_stream": stream,
     "delimited_text": of(people.csv), "face_landmarks": landmarks,
-    "image_folder": of(people.image_folder), "mixture": mixture, "packed": packed,
-    "parquet": of(people.parquet), "parquet_stream": of(people.parquet),
+    "image_folder": of(people.image_folder), "mixture": mixture,
+    "mixture_stream": mixture, "packed": packed,
+    "parquet": of(people.parquet), "parquet_stream": of(people.parquet), "plain_text": texts,
     "sequence_files": of(people.sequences), "sequences": lambda folder: [f"dataset.root={folder}",
                                                                          "dataset.count=20"],
     "spoken_digits": of(people.audio), "synthetic_faces": faces,
-    "tar_shards": of(people.web_dataset), "torchvision": lambda folder: people.mnist(folder)[1:],
+    "tar_shards": of(people.web_dataset), "token_files": tokens,
+    "torchvision": lambda folder: people.mnist(folder)[1:],
 }  # fmt: skip
 NOT_HERE = {"mds"}  # wants a library that is not installed; tests/datasets/test_mds.py
 
@@ -127,11 +141,12 @@ def test_every_dataset_with_everything(name, choices, tmp_path, monkeypatch):
             words = str(refused)
             assert "Traceback" not in words, (group, chosen, words)
     assert ("transform", "none") in worked or name in UNEVEN, worked
-    assert {("collate", "list"), ("collate", "single")} <= worked, worked
+    packs = ("sampler", "packed") in worked  # into blocks, which one function knows
+    assert {("collate", "list"), ("collate", "single")} <= worked or packs, worked
 
 
-# Samples of unequal shapes, which their own transform makes equal.
-UNEVEN = {"face_landmarks", "mixture"}
+# Samples of unequal shapes, or texts, of which their own transform makes what is put together.
+UNEVEN = {"face_landmarks", "mixture", "mixture_stream", "plain_text"}
 
 
 @pytest.mark.parametrize("options", [["collate=list"], ["transform=none"], ["collate=pad"]])

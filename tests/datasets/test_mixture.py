@@ -1,22 +1,20 @@
-"""Mixtures of datasets."""
+"""Map-style datasets joined by position."""
 
-from itertools import islice
+import copy
+import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pipeline.datasets.mixture import Mixture
+from pipeline.datasets.mixture_stream import StreamMixture
 from pipeline.errors import ConfigError
-from pipeline.loading.fetch import batch_hash
-from pipeline.order.streams import StreamOrder, StreamPlan
 from tests import streams
-from tests.order.test_streams import by_executors, fetch_of, loader_of, numbers
 
 
 class Rows:
-    """A map-style dataset of numbers from `first` on."""
+    """Numbers from `first` on."""
 
     def __init__(self, first, length):
         self.first, self.length = first, length
@@ -25,98 +23,111 @@ class Rows:
         return self.length
 
     def __getitem__(self, index):
-        return streams.Decoding(0).decode(self.first + index)
+        return self.first + index
 
 
-class Shifted(streams.Decoding):
-    def __len__(self):
-        return self.length
+class Many(Rows):
+    draws = False
+    remote_files = "files"
+    facts = {"num_classes": 2}
+    lengths = np.arange(20)
+    classes = ["x", "y"]
 
-    def decode(self, record):
-        return super().decode(record + 1000)
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
 
+    def path(self, index):
+        return f"{index}.bin"
 
-def mixture(a=30, b=10, **options):
-    return Mixture({"rows": Rows(0, a), "stream": Shifted(b)}, **options)
+    def check(self, index):
+        return "odd" if index % 2 else None
 
+    def files_of(self, indices):
+        return [[f"s3://{index}"] for index in indices]
 
-@given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 4), st.integers(1, 3),
-       st.integers(0, 2))  # fmt: skip
-@settings(max_examples=40, deadline=None)
-def test_a_mixture_gives_everything_once_to_any_executors(a, b, workers, world, epoch):
-    plan = StreamPlan(StreamOrder(0, buffer=5), 6)
+    def locality(self, indices):
+        return np.asarray(indices) // 10
 
-    def make():
-        return fetch_of(mixture(a, b, weights={"rows": 3, "stream": 1}), plan.sampler, 6)
-
-    alone = by_executors(make, plan, 1, 1, epoch)
-    shared = by_executors(make, plan, workers, world, epoch)
-    found = numbers(batch for shares in shared.values() for batch in shares)
-    assert sorted(found) == [*range(a), *range(1000, 1000 + b)]
-    assert [batch_hash(s) for s in alone.values()] == [batch_hash(s) for s in shared.values()]
-
-
-def test_the_weights_are_the_proportions():
-    endless = mixture(weights={"rows": 1, "stream": 3}, stop="never")
-    names = [name for name, _ in islice(endless, 8000)]
-    assert abs(names.count("stream") / 8000 - 0.75) < 0.02
+    @property
+    def metadata(self):
+        return pd.DataFrame({"label": [1] * self.length, "length": range(self.length)})
 
 
-def test_weights_follow_lengths_if_none_are_given():
-    first = [name for name, _ in islice(mixture(3000, 1000), 400)]
-    assert abs(first.count("rows") / 400 - 0.75) < 0.1
+def test_rows_are_numbered_through_the_sources():
+    data = Mixture({"a": Rows(0, 3), "b": Rows(100, 2), "c": Rows(200, 1)})
+    assert [data[index] for index in range(len(data))] == [0, 1, 2, 100, 101, 200]
+    assert data.source_lengths == {"a": 3, "b": 2, "c": 1}
+    assert data.place_of(4) == ("b", 1)
+    for index in (-1, 6):
+        with pytest.raises(IndexError, match="there are 6 rows"):
+            data[index]
 
 
-def test_map_style_sources_are_shuffled_anew_in_every_pass_and_epoch():
-    endless = mixture(20, 20, weights={"rows": 1, "stream": 0}, stop="never")
-    rows = [row for _, row in islice(endless, 40)]
-    assert sorted(rows[:20]) == sorted(rows[20:]) == list(range(20))
-    assert rows[:20] != rows[20:]
-    endless.set_epoch(1)
-    assert [row for _, row in islice(endless, 20)] != rows[:20]
+def test_what_sources_have_is_handed_on():
+    data = Mixture({"a": Rows(0, 3), "b": Many(100, 20)})
+    assert (data.path(3), data.path(1)) == ("b/0.bin", "a/1")
+    assert (data.check(4), data.check(1)) == ("odd", None)
+    assert data.remote_files == "files"
+    assert data.files_of([4, 0]) == [["s3://1"], []]
+    assert len(set(data.locality(np.array([0, 1, 3, 4, 14])).tolist())) == 3
+    assert not hasattr(data, "__getitems__")
+    assert not hasattr(data, "draws")
+    both = Mixture({"a": Many(0, 3), "b": Many(100, 20)})
+    assert both.__getitems__([4, 0, 3, 2]) == [101, 0, 100, 2]
+    assert both.draws is False
+    assert both.lengths[np.array([19, 21])].tolist() == [19, 1]
+    assert not hasattr(data, "lengths")
+    assert (both.facts, both.classes) == ({"num_classes": 2}, ["x", "y"])
+    assert (data.facts, data.classes) == ({}, [])
+    assert not hasattr(both, "remote_files")  # two stores, and one process that fetches
+    for one in (copy.deepcopy(both), pickle.loads(pickle.dumps(both))):
+        assert one.__getitems__([22]) == [119]
 
 
-def test_where_a_mixture_stops():
-    assert len(mixture()) == 40
-    with pytest.raises(TypeError, match="only a mixture with stop='all'"):
-        len(mixture(stop="first"))
-    names = [name for name, _ in mixture(1000, 10, stop="first", weights={"rows": 1, "stream": 1})]
-    assert names.count("stream") == 10
-    assert names.count("rows") < 40
+def test_tables_are_joined_with_the_name_of_the_source():
+    table = Mixture({"a": Rows(0, 2), "b": Many(100, 3)}).metadata
+    assert table["source"].tolist() == ["a", "a", "b", "b", "b"]
+    assert table["length"].isna().tolist() == [True, True, False, False, False]
+    assert table.columns.tolist() == ["source", "label", "length"]
 
 
-def test_validation_gives_every_record_once():
-    val = mixture(30, 10, stop="never", split="val", weights={"rows": 1, "stream": 5})
-    assert len(list(val)) == len(val) == 40
+def test_the_fingerprint_tells_sources_and_weights():
+    def told(sources, **options):
+        return Mixture(sources, **options).fingerprint
+
+    a, b = Rows(0, 2), Rows(9, 2)
+    found = [told({"a": a, "b": b}), told({"b": b, "a": a}), told({"a": a}),
+             told({"a": a, "b": b}, weights={"a": 1, "b": 2})]  # fmt: skip
+    assert len(set(found)) == 4
+    assert found[0] == told({"a": Rows(0, 2), "b": b})
 
 
-def test_what_cannot_be_mixed_is_refused():
-    with pytest.raises(ConfigError, match=r"weights: are for \['a'\], but the sources are"):
-        mixture(weights={"a": 1})
-    with pytest.raises(ConfigError, match="finite, not negative and not all zero"):
-        mixture(weights={"rows": -1, "stream": 1})
-    with pytest.raises(ConfigError, match="not all zero"):
-        mixture(weights={"rows": 0, "stream": 0})
-    with pytest.raises(ConfigError, match="'rows' has no records"):
-        mixture(0, 5, stop="never", weights={"rows": 1, "stream": 1})
-    with pytest.raises(ConfigError, match="'sometimes' is not all, first or never"):
-        mixture(stop="sometimes")
-    with pytest.raises(ConfigError, match="is empty"):
-        Mixture({}, weights={})
+def test_what_cannot_be_joined_is_refused():
+    with pytest.raises(ConfigError, match=r"sources\.b: Decoding is a stream.*=mixture_stream"):
+        Mixture({"a": Rows(0, 1), "b": streams.Decoding(3)})
+    with pytest.raises(ConfigError, match=r"sources\.b: StreamMixture is a stream"):
+        Mixture({"a": Rows(0, 1), "b": StreamMixture({"a": Rows(0, 1)})})
+    with pytest.raises(ConfigError, match=r"dataset\.sources: is empty"):
+        Mixture({})
 
 
-def test_a_mixture_through_workers():
-    from pipeline.loading.workers.backends import LoaderOptions
+def test_a_table_has_the_paths_that_rows_have():
+    class Tabled(Many):
+        @property
+        def metadata(self):
+            return pd.DataFrame({"path": [self.path(row) for row in range(self.length)]})
 
-    def epoch(options):
-        return np.array(numbers(loader_of(mixture(), options, StreamOrder(1, 8)).epoch(1)))
+    data = Mixture({"a": Rows(0, 3), "b": Tabled(100, 20)})
+    assert data.metadata["path"].iloc[3:].tolist() == [data.path(row) for row in range(3, 23)]
+    both = Mixture({"a": Tabled(0, 2), "b": Tabled(100, 2)})
+    assert both.metadata["path"].tolist() == ["a/0.bin", "a/1.bin", "b/0.bin", "b/1.bin"]
 
-    assert np.array_equal(epoch(LoaderOptions()), epoch(LoaderOptions("process", 2)))
 
+def test_texts_are_counted_by_their_sources():
+    class Texts(Many):
+        def text_lengths(self, length, name):
+            return np.array([length("x" * row) for row in range(self.length)], np.int32)
 
-def test_facts_are_those_that_all_sources_agree_on():
-    first, second = Rows(0, 3), Rows(0, 3)
-    first.facts, second.facts = {"num_outputs": 2, "a": 1}, {"num_outputs": 2, "a": 3}
-    assert Mixture({"first": first, "second": second}).facts == {"num_outputs": 2}
-    one, other = (Mixture({"first": first}, seed=seed).fingerprint for seed in (0, 1))
-    assert one != other
+    data = Mixture({"a": Texts(0, 3), "b": Texts(100, 2)})
+    assert data.text_lengths(len, "letters").tolist() == [0, 1, 2, 0, 1]
+    assert not hasattr(Mixture({"a": Texts(0, 3), "b": Many(100, 2)}), "text_lengths")

@@ -23,7 +23,9 @@ from pipeline.datasets.face_landmarks import FaceLandmarks
 from pipeline.datasets.files import Files
 from pipeline.datasets.image_folder import ImageFolder
 from pipeline.datasets.sequences import Sequences
+from pipeline.datasets.token_files import TokenFiles
 from pipeline.errors import ConfigError, DataError
+from tests.datasets.test_token_files import write_pair
 from tests.face_folder import write_faces
 from tests.program import run
 from tests.s3_server import ENVIRONMENT, S3Server, wait_until
@@ -69,6 +71,7 @@ def data(tmp_path_factory):
     write_arrays(root / "arrays")
     write_sequences(root / "sequences")
     write_faces(root / "faces")
+    write_pair(root / "tokens")
     (root / "damaged/a").mkdir(parents=True)
     (root / "damaged/a/x.jpg").write_bytes(b"<html>no image</html>")
     return root
@@ -176,7 +179,7 @@ def test_workers_forked_amid_downloads_make_their_own_connections(data, server, 
 
 def test_all_datasets_of_files_give_the_same_samples_and_fingerprints(data, server, tmp_path):
     for kind, name in ((ImageFolder, "insects"), (FaceLandmarks, "faces"), (Arrays, "arrays"),
-                       (Sequences, "sequences")):  # fmt: skip
+                       (Sequences, "sequences"), (TokenFiles, "tokens")):  # fmt: skip
         files = files_of(server, tmp_path)
         for split in ("train", "val"):
             here = kind(f"{data}/{name}", split)

@@ -72,6 +72,7 @@ def test_a_sampler_that_is_its_own_iterator_is_begun_once_a_pass():
     assert [len(batch) for _, batch in zip(range(20), loader, strict=False)] == [4, 4, 2]
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_pass_goes_on_when_nobody_holds_its_loader(persistent):
     arguments = {"num_workers": 1, "persistent_workers": persistent}
@@ -178,6 +179,7 @@ def test_what_a_dataset_is_told_before_an_epoch_is_in_the_epoch_s_state():
         assert plain(list(other)) == rest
 
 
+@pytest.mark.stress
 def test_a_loader_that_is_left_at_exit_says_nothing():
     # Held by a module that outlives the others, as those are which C code holds.
     program = (

@@ -164,8 +164,8 @@ def test_samples_can_be_handed_through_one_by_one(faces, capsys):
 
 def test_replay_of_a_stream(faces, capsys, tmp_path):
     mixture = (
-        "dataset={_target_: pipeline.datasets.mixture.Mixture, sources: {a: {_target_: "
-        f"pipeline.datasets.synthetic_faces.SyntheticFaces, root: {tmp_path}, "
+        "dataset={_target_: pipeline.datasets.mixture_stream.StreamMixture, sources: {a: "
+        f"{{_target_: pipeline.datasets.synthetic_faces.SyntheticFaces, root: {tmp_path}, "
         "count: 30, size: 40}}}"
     )
     base = ["~dataset", f"+{mixture}", "sampler=stream", "sampler.buffer=8", "batch.size=8"]

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.errors import DataError
 from pipeline.loading.bad_samples import BadSamples, FromDataset, FromOrder
@@ -18,7 +17,6 @@ from pipeline.loading.plain_batch import decode, encode
 from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.order.plan import Plan
 from pipeline.order.sequence_packing import SequencePacking
-from pipeline.training.document_masks import document_mask, flex_mask
 
 T = 64
 
@@ -92,7 +90,7 @@ def test_every_token_is_in_the_epoch_once_and_edges_are_right(split, pad_to):
 
 
 @given(st.integers(1, 5), st.integers(0, 9))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=8)
 def test_a_batch_is_dealt_out_by_blocks_and_hashes_the_same(world, seed):
     documents = Documents(lengths_of(60, seed))
     plan, fetch = plan_of(documents, split="tail"), fetch_of(documents)
@@ -136,10 +134,13 @@ def test_bad_rows_are_left_out_or_replaced_within_their_room():
     plan = plan_of(documents)
     skip = fetch_of(documents, BadSamples("skip", FromDataset(200, 0)))
     substitute = fetch_of(documents, BadSamples("substitute", FromOrder(plan.sampler, 0)))
+    causes = dict.fromkeys([3, 50, 51], "known")
+    quarantined = fetch_of(documents, BadSamples("raise", FromDataset(200, 0), causes))
     rows = []
     for step in range(len(plan)):
         request = plan.request(0, step)
         less, other = skip(request), substitute(request)
+        assert batch_hash([quarantined(request)]) == batch_hash([less])
         rows += less.indices.tolist()
         assert all((other["cu_blocks"].diff() <= T).tolist())
         assert len(other.request) == len(request)
@@ -171,37 +172,3 @@ def test_a_plain_batch_keeps_its_parts():
     documents = Documents(lengths_of())
     batch = fetch_of(documents)(plan_of(documents).request(0, 0))
     assert np.array_equal(decode(*encode(batch)).request.parts, batch.request.parts)
-
-
-def test_documents_attend_to_themselves_alone():
-    documents = Documents(lengths_of(20, most=40))
-    batch = fetch_of(documents, pad_to=T)(plan_of(documents).request(0, 0))
-    ids = batch["document_ids"]
-    torch.manual_seed(0)
-    q, k, v = torch.randn(3, len(ids), 2, T, 8).unbind()
-    together = scaled_dot_product_attention(q, k, v, attn_mask=document_mask(ids))
-    causal = scaled_dot_product_attention(q, k, v, is_causal=True)
-    differs = False
-    for document in range(int(ids.max()) + 1):
-        row = int((ids == document).any(1).byte().argmax())  # the first, if it has no tokens
-        own = ids[row] == document
-        alone = scaled_dot_product_attention(
-            q[row, :, own], k[row, :, own], v[row, :, own], is_causal=True
-        )
-        torch.testing.assert_close(together[row, :, own], alone)
-        differs |= not torch.allclose(causal[row, :, own], alone, atol=1e-4)
-    assert differs  # the mask was needed
-    assert not together.isnan().any()
-
-
-def test_flex_attentions_mask_is_the_dense_one():
-    ids = torch.tensor([[0, 0, 1, 1, 1, -1, -1, -1], [2, 3, 3, 3, 3, 3, 3, 4]]).repeat_interleave(
-        16, 1
-    )
-    mask = flex_mask(ids)
-    grid = torch.arange(ids.shape[1])
-    rows = [
-        mask.mask_mod(torch.tensor(b), torch.tensor(0), grid[:, None], grid[None, :])
-        for b in (0, 1)
-    ]
-    assert torch.equal(torch.stack(rows)[:, None], document_mask(ids))

@@ -42,6 +42,7 @@ CASES = {
     "many rows": resuming.Case(dataset=resuming.ManyRows),
     **{f"stream, {name}": resuming.Case(stream=name) for name in resuming.STREAMS},
     "stream, shuffled": resuming.Case(stream="plain", buffer=8),
+    "packed": resuming.Case(packed={"split": "tail"}),
 }
 
 

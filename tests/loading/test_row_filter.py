@@ -1,16 +1,11 @@
 """Filters by expression: what they keep, and that nothing but a filter gets through."""
 
-import pickle
-
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.loading.row_filter import KeptRows, all_but, first_of_each, kept_rows, matching
-from pipeline.order.selection import Selection
+from pipeline.errors import ConfigError
+from pipeline.loading.row_filter import Expression, matching
 
 TABLE = pd.DataFrame({
     "length": [3, 700, 41, 9], "label": ["ham", "spam", "ham", None],
@@ -44,59 +39,10 @@ def test_nothing_else_gets_through(expression, tmp_path):
         matching(TABLE, expression)
 
 
-def test_duplicates_and_lists():
-    assert first_of_each(TABLE, "hash").tolist() == [True, True, False, True]
-    assert all_but(4, [1, 2]).tolist() == [True, False, False, True]
-    with pytest.raises(ConfigError, match=r"dataset\.unique: there is no column 'md5'"):
-        first_of_each(TABLE, "md5")
-    with pytest.raises(ConfigError, match="row 4 does not exist; there are 4 rows"):
-        all_but(4, [4])
-
-
-class Numbers:
-    classes = ("even", "odd")
-    fingerprint = "numbers"
-    draws = False
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        if index >= 4:
-            raise IndexError(index)
-        return {"x": index * 10}
-
-    @property
-    def metadata(self):
-        return TABLE
-
-    def path(self, index):
-        return f"{index}.txt"
-
-
-class NumbersAtOnce(Numbers):
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
-
-
-@given(st.lists(st.booleans(), min_size=4, max_size=4).filter(any))
-def test_the_kept_rows_are_a_dataset(mask):
-    kept = np.flatnonzero(mask)
-    found = pickle.loads(pickle.dumps(KeptRows(Numbers(), Selection([np.array(mask)]), {})))
-    assert [found[index]["x"] for index in range(len(found))] == [10 * row for row in kept]
-    assert [found.path(index) for index in range(len(found))] == [f"{row}.txt" for row in kept]
-    assert found.metadata.index.tolist() == list(range(len(kept)))
-    assert found.metadata["length"].tolist() == TABLE["length"].iloc[kept].tolist()
-    assert (found.classes, found.draws) == (("even", "odd"), False)
-    assert not hasattr(found, "check")
-    assert type(kept_rows(Numbers(), found.selection, {})) is KeptRows
-    many = kept_rows(NumbersAtOnce(), found.selection, {})
-    assert many.__getitems__([0]) == [{"x": 10 * kept[0]}]
-    assert found.fingerprint.startswith("numbers kept=")
-    with pytest.raises(IndexError):
-        found[len(found)]
-
-
-def test_nothing_left_is_an_error_that_says_why():
-    with pytest.raises(DataError, match=r"none of 4 samples is left: 4 by dataset.filter"):
-        KeptRows(Numbers(), Selection([np.zeros(4, bool)]), {"dataset.filter": 4, "other": 0})
+def test_columns_of_an_expression_and_whether_rows_stand_alone():
+    one = Expression("`image width` > 1 and label == 'ham'")
+    assert sorted(one.columns) == ["image width", "label"]
+    assert one.by_row
+    assert not Expression("~hash.duplicated()").by_row
+    with pytest.raises(ConfigError, match=r"no column 'lenght' \(did you mean 'length'\?\)"):
+        matching(TABLE, "lenght < 3")

@@ -19,11 +19,13 @@ from pipeline.loading import intra_batch, whole_batches, worker_status
 from pipeline.loading.bad_samples import BadSamples
 from pipeline.loading.collate import Stack
 from pipeline.loading.fetch import Fetch
+from pipeline.loading.kept_rows import kept_rows
 from pipeline.loading.loader import Loader, LoaderOptions
 from pipeline.loading.whole_batches import NotAtOnceError
 from pipeline.loading.workers.worker import Worker
 from pipeline.order.plan import Plan
 from pipeline.order.samplers import Random, Sequential
+from pipeline.order.selection import Selection
 from pipeline.packing.packing import pack
 from pipeline.packing.recipe import Recipe
 from pipeline.transforms import native_images
@@ -136,6 +138,15 @@ def test_packed_files(root, monkeypatch, tmp_path):
     assert not packed.fetches_pictures
     assert_same(packed, STEPS["random"](), monkeypatch)
     assert is_made_at_once(fetch(packed, DecodeResize(20)), requests(packed)[0])
+
+
+def test_a_filter_leaves_the_fast_way_as_it_is(root, monkeypatch, tmp_path):
+    dataset = ImageFolder(str(root), "train", val_fraction=0.0)
+    packed = Packed(str(pack(dataset, "train", Recipe(None), str(tmp_path))))
+    for one in (ImageFolder(str(root), "train", val_fraction=0.0, lazy=True), packed):
+        kept = kept_rows(one, Selection([np.arange(len(one)) % 5 > 0]), {})
+        assert_same(kept, STEPS["centre"](), monkeypatch)
+        assert is_made_at_once(fetch(kept, DecodeResize(20)), requests(kept)[0])
 
 
 @pytest.mark.parametrize(("lazy", "tried"), [(True, 3), (False, 1)], ids=["raises", "decoded"])

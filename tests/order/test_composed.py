@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
 from pipeline.order.composed import Curriculum, Repeated
+from pipeline.order.plan import Plan
 from pipeline.order.samplers import Sequential
 
 
@@ -30,15 +31,28 @@ def test_a_curriculum_goes_up_in_stages(length, stages, descending, data):
         assert not np.array_equal(order.indices(0, 0, length), rows)
 
 
-@given(st.integers(1, 100), st.integers(1, 5), st.booleans(), st.data())
-def test_rows_are_repeated_in_place(length, times, shorten, data):
-    order = Repeated(length, 0, 4 * times, times, Sequential(length), shorten)
-    size = order.size(0)
-    assert size == (length // times * times if shorten else length * times)
-    rows = order.indices(0, 0, size)
-    assert np.array_equal(rows, np.repeat(np.arange(length), times)[:size])
-    start, stop = sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size))))
-    assert np.array_equal(order.indices(0, start, stop), rows[start:stop])
+@given(st.integers(1, 100), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.data())
+def test_a_batch_has_its_rows_once_and_then_again(length, times, distinct, shorten, data):
+    batch = distinct * times
+    order = Repeated(length, 0, batch, times, Sequential(length), shorten)
+    rows_read = length // times if shorten else length
+    assert order.size(0) == rows_read * times
+    expected = [
+        row
+        for first in range(0, rows_read, distinct)
+        for row in list(range(first, min(first + distinct, rows_read))) * times
+    ]
+    assert order.indices(0, 0, order.size(0)).tolist() == expected
+    places = st.integers(0, order.size(0))
+    start, stop = sorted(data.draw(st.tuples(places, places)))
+    assert order.indices(0, start, stop).tolist() == expected[start:stop]
+
+
+def test_ranks_get_different_repetitions_of_the_same_rows():
+    plan = Plan(Repeated(90, 0, 12, 3), 12)
+    shares = [plan.request(0, 1, rank, 3).indices.tolist() for rank in range(3)]
+    assert shares[0] == shares[1] == shares[2]
+    assert len(set(shares[0])) == 4
 
 
 def test_repetitions_stay_in_one_batch():

@@ -138,6 +138,7 @@ def test_moved_names_the_generators_that_were_drawn_from():
         assert moved(states) == ["random", "numpy.random", "torch"]
 
 
+@pytest.mark.stress
 def test_importing_the_package_is_silent_and_starts_nothing():
     code = (
         "import threading, multiprocessing, sys, pipeline\n"

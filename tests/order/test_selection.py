@@ -25,6 +25,11 @@ def test_rank_and_select_agree_with_counting(seed, length, share, cuts):
     assert np.array_equal(found.select(np.arange(len(rows))), rows)
     assert np.array_equal(found.rank(np.arange(length + 1)), np.concatenate([[0], mask.cumsum()]))
     assert np.array_equal(found.kept(np.arange(length)), mask)
+    assert np.array_equal(found.mask(length // 3, length), mask[length // 3 :])
+    some = range(0, len(rows), 97)
+    assert [found.row(place) for place in some] == rows[some].tolist()
+    with pytest.raises(IndexError):
+        found.row(len(rows))
     with pytest.raises(IndexError):
         found.select([len(rows)])
     with pytest.raises(IndexError):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.datasets.mixture import Mixture
+from pipeline.datasets.mixture_stream import StreamMixture
 from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, DataError
 from pipeline.loading.collate import Stack
@@ -277,7 +277,7 @@ def of_kind(kind, length, options, world):
     if kind == "mixed":
         rows = [{"x": torch.tensor([n])} for n in range(length // 2, length)]
         stream = streams.Decoding(length // 2)
-        dataset = Mixture({"rows": rows, "stream": stream}, weights={"rows": 1, "stream": 2})
+        dataset = StreamMixture({"rows": rows, "stream": stream}, weights={"rows": 1, "stream": 2})
     else:
         dataset = {"stream": streams.Plain, "sharded stream": streams.Sharded}[kind](length)
     return loader_of(dataset, options, order, size=6, transform=Noise(), world=world)

@@ -140,6 +140,7 @@ def run_missing(folder):
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.stress
 def test_the_verdict_and_what_comes_next(runs):
     done = RunRecord.read(runs / "done")
     best, baseline = done.manifest["best"]["val/nme"], done.manifest["baseline"]["nme"]
@@ -210,7 +211,9 @@ def test_spikes_stand_out_from_the_steps_around():
     steps = np.arange(count)
     ledger = Ledger(steps * 0, steps, steps * 0 + 8, steps.astype(np.uint64), losses)
     assert spikes.find(ledger)[0].step == 41_234
-    curve = curves.of_ledger(ledger, values.Steps(SimpleNamespace(config={}, epochs=[])))
+    curve = curves.of_ledger(
+        ledger, values.Steps(SimpleNamespace(config={}, epochs=[], sessions=[]))
+    )
     assert len(curve.x) <= 10_000
     assert curve.notes[curve.y.index(9.0)] == "epoch 0, step 41234"
 

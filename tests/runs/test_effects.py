@@ -108,7 +108,8 @@ def test_rules_are_of_keys_that_exist():
 @pytest.mark.parametrize(
     "overrides",
     [[], ["dataset=sequences", "sampler=weighted", "scheduler=none"],
-     ["trainer.overfit_batches=2", "trainer.ema=0.9", "trainer.patience=3"]],
+     ["trainer.overfit_batches=2", "trainer.ema=0.9", "trainer.patience=3",
+      "trainer.skip=[[3,1200],[3,1210]]"]],
 )  # fmt: skip
 def test_whatever_a_checkpoint_is_refused_for_has_an_effect(overrides, tmp_path):
     """And what has one is refused, but for what is listed above: rules and fingerprint agree."""
@@ -124,7 +125,11 @@ def test_whatever_a_checkpoint_is_refused_for_has_an_effect(overrides, tmp_path)
             assert effect_of(key, steered, run)[0] != NEITHER, key
     changing = {rule_of(key) for key, _ in resumption.leaves(config.written())
                 if effect_of(key, run, run)[0] != NEITHER}  # fmt: skip
-    where_set = {"trainer.ema", "trainer.overfit_batches"}  # in a fingerprint if they are not null
+    where_set = {
+        "trainer.ema",
+        "trainer.overfit_batches",
+        "trainer.skip",
+    }  # in a fingerprint if they are not null
     assert changing - covered - OF_THE_DATA <= NOT_OF_THE_FINGERPRINT | where_set
 
 

@@ -25,6 +25,7 @@ from pipeline.datasets.delimited_text import DelimitedText
 from pipeline.datasets.files import Files
 from pipeline.datasets.image_folder import ImageFolder
 from pipeline.datasets.mixture import Mixture
+from pipeline.datasets.mixture_stream import StreamMixture
 from pipeline.datasets.packed import Packed
 from pipeline.datasets.parquet import Parquet
 from pipeline.datasets.parquet_stream import ParquetStream
@@ -123,6 +124,11 @@ KINDS = {
     "mixture": (
         images,
         lambda root: Mixture({"one": ImageFolder(str(root)), "two": ImageFolder(str(root))}),
+        (60, 200),
+    ),
+    "mixture_stream": (
+        images,
+        lambda root: StreamMixture({"one": ImageFolder(str(root)), "two": ImageFolder(str(root))}),
         (60, 200),
     ),
 }
@@ -330,6 +336,7 @@ def test_a_dataset_of_ones_own_is_told_by_its_paths(tmp_path):
         (Own(tmp_path / "one"), "content", "data_files"),
         (one, "names", "names_fingerprint"),
         (Mixture({"a": one}), "content", "names_fingerprint"),
+        (StreamMixture({"a": one}), "content", "names_fingerprint"),
     ]
     for dataset, mode, lacks in lacking:
         with pytest.raises(ConfigError, match=rf"dataset\.fingerprint: .*{lacks}"):

@@ -73,7 +73,7 @@ def test_learning_curves_have_a_panel_for_each_metric(tmp_path, monkeypatch):
         history[epoch] |= {"val/loss": 0.5, "val/nme": 0.1, "val/recall/ants": 1.0,
                            "val/recall/bees": 0.5}  # fmt: skip
     baseline = {"nme": 0.3, "loss": math.nan}
-    learning_curves(history, tmp_path / "c.png", baseline, "mean face")
+    learning_curves(history, tmp_path / "c.png", {"mean face": baseline})
     axes = {one.get_title(loc="left"): one for one in saved[0].axes}
     assert list(axes) == ["loss", "nme", "recall"]
     labels = {title: [line.get_label() for line in one.lines] for title, one in axes.items()}
@@ -111,7 +111,7 @@ def figures(monkeypatch):
 @pytest.mark.parametrize("epochs", [[0], [7], [0, 1], [3, 4, 5, 6]])
 def test_epochs_are_whole_numbers_and_no_legend_covers_a_line(tmp_path, figures, epochs):
     history = [{"epoch": e, "train/loss": 1.0, "val/loss": 2.0} for e in epochs]
-    learning_curves(history, tmp_path / "c.png", {"loss": 3.0}, "mean")
+    learning_curves(history, tmp_path / "c.png", {"mean": {"loss": 3.0}})
     (figure,) = figures
     figure.canvas.draw()
     (axes,) = figure.axes

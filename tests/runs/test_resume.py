@@ -11,6 +11,8 @@ CASES = {
     **{f"sampler {name}": Case(name) for name in SAMPLERS},
     **{f"stream {name}": Case(stream=name) for name in STREAMS},
     "stream shuffled": Case(stream="sharded", buffer=7),
+    "packed": Case(packed={}),
+    "packed, cut and padded": Case(packed={"split": "tail"}, pad_to=16),
     "many rows at once": Case(dataset=ManyRows),
     **{f"optimizer {name}": Case(optimizer=name) for name in OPTIMIZERS},
     **{f"scheduler {name}": Case(scheduler=name) for name in SCHEDULERS},

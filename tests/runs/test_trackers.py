@@ -178,6 +178,7 @@ def test_the_jobs_of_a_sweep_belong_together(words, tmp_path, capsys):
         assert start.run_group == f"{tmp_path.name}/sweep"
 
 
+@pytest.mark.stress
 def test_no_secret_is_sent(words, tmp_path, capsys):
     hidden = "tops3cret-of-mine"
     done = run(capsys, *words, *of(tmp_path), "trainer.max_steps=1", "trainer.pictures=false",

@@ -83,13 +83,13 @@ def test_a_metric_that_cannot_take_the_predictions_is_found_before_the_first_ste
 
 @pytest.mark.stress
 def test_the_baseline_is_measured_when_training_is_over(faces, tmp_path, capsys, monkeypatch):
-    found, measured = [], fit.baseline
+    found, measured = [], fit.baselines
 
     def watched(*given):
         found.append([line["epoch"] for line in records(tmp_path / "run")])
         return measured(*given)
 
-    monkeypatch.setattr(fit, "baseline", watched)
+    monkeypatch.setattr(fit, "baselines", watched)
     done = run(capsys, *faces, *QUICK)
     assert (done.code, found) == (0, [[0, 1]]), done.err
     assert manifest(tmp_path / "run")["baseline"]["nme"] > 0
@@ -202,7 +202,7 @@ def record(epoch, nme):
 def test_the_report_shows_best_last_and_baseline(capsys):
     history = [record(0, 0.1), record(1, 0.2)]
     result = Result(history, history[0], "patience")
-    print_report(result, {"loss": 4.0, "nme": 0.4}, "nme", "mean face")
+    print_report(result, {"mean face": {"loss": 4.0, "nme": 0.4}}, "nme")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["best,", "epoch", "0", "last,", "epoch", "1", "mean", "face"]
     rows = {line.split()[0]: line.split()[1:] for line in lines[1:4]}
@@ -216,7 +216,7 @@ def test_the_report_shows_best_last_and_baseline(capsys):
 
 def test_the_report_of_a_run_that_never_had_a_number(capsys):
     history = [record(0, math.nan)]
-    print_report(Result(history, None, "max_epochs"), {}, "nme", "mean face")
+    print_report(Result(history, None, "max_epochs"), {}, "nme")
     out = capsys.readouterr().out
     assert "last, epoch 0" in out
     assert "best" not in out

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pipeline.loading.loader import LoaderStats
+from pipeline.order.skipped import Skipped
 from pipeline.tasks import progress
 from pipeline.terminal import ProgressDisplay, left, progress_shown, watched
 
@@ -48,9 +49,9 @@ def shown(terminal):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", terminal.getvalue())
 
 
-def loader(samples=320, total=2.0, wait=0.5):
+def loader(samples=320, total=2.0, wait=0.5, skip=None):
     stats = LoaderStats(wait_seconds=wait, total_seconds=total, samples=samples)
-    return SimpleNamespace(stats=stats)
+    return SimpleNamespace(stats=stats, plan=SimpleNamespace(skipped=Skipped.of(skip)))
 
 
 def batch(step):
@@ -69,6 +70,15 @@ def test_a_line_an_epoch_where_there_is_no_terminal(capsys):
     assert err == (
         "epoch  3 of 12  train/loss 0.1235  val/loss 0.2  val/nme nan  "
         "1,234 samples/s  7% waiting\n"
+    )
+
+
+def test_ranks_that_wait_for_each_other():
+    several = RECORD | {"rank_wait_share": 0.03}
+    assert progress.describe(several).endswith("7% waiting  3% waiting for other ranks")
+    by_cost = {"rank_wait_share_contiguous": 0.21, "rank_wait_share_by_cost": 0.011}
+    assert progress.describe(several | by_cost).endswith(
+        "3% waiting for other ranks (by cost 1%, contiguous 21%)"
     )
 
 
@@ -121,6 +131,16 @@ def test_the_bar_shows_the_loss_of_the_last_batch_and_the_time_left(terminal, mo
     display.on_batch(batch(39))
     assert "40/100" in shown(terminal)
     assert "loss 1  160 samples/s  25% waiting  30 s left" in shown(terminal)
+    display.close()
+
+
+def test_batches_that_training_leaves_out_take_no_time(terminal, clock):
+    display = progress.make("auto", loader(skip=[[3, 30], [3, 70]]), 12)
+    display.on_epoch_start(3, 100, 10)
+    clock.now += 20.0
+    display.on_batch(batch(69 + 10))  # 20 before the range and 10 after it
+    assert "80/100" in shown(terminal)
+    assert "13 s left" in shown(terminal)  # for 20 more
     display.close()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.distributed.presence import state_of as state_of
 from pipeline.loading import memory, worker_status
 from pipeline.loading.bad_samples import path_of
+from pipeline.loading.kept_rows import own_row, sample_name
 from pipeline.loading.worker_status import WorkerStatus
 from pipeline.order.plan import Request
 
@@ -72,7 +73,8 @@ class FailureReport:
             return where
         row = rows[status.place]
         path = path_of(dataset, row)
-        sample = f"sample {row}{f' ({path})' if path else ''}"
+        name = sample_name(row, own_row(dataset, row))
+        sample = f"sample {name}{f' ({path})' if path else ''}"
         return f"{where}, {sample}, {status.place + 1} of {len(rows)}"
 
 
@@ -82,7 +84,8 @@ def _described(request: Any, dataset: Any) -> str:
     rows = _rows(request)
     if not rows:
         return f"{where} of a stream"
-    named = [f"{row} {path_of(dataset, row)}".rstrip() for row in rows[:_MOST_LISTED]]
+    named = [f"{sample_name(row, own_row(dataset, row))} {path_of(dataset, row)}".rstrip()
+             for row in rows[:_MOST_LISTED]]  # fmt: skip
     more = f" and {len(rows) - _MOST_LISTED} more" if len(rows) > _MOST_LISTED else ""
     return f"{where}: samples {', '.join(named)}{more}"
 

@@ -69,16 +69,17 @@ def _data(first: RunRecord, second: RunRecord) -> Found:
         return Effect.BATCHES, "the data was fingerprinted in different ways"
     if one.get("train") != other.get("train"):
         return Effect.BATCHES, "the data differs"
-    if not all(_tells(one.get(split)) for split in ("train", "val")):
+    if not all(tells(one.get(split)) for split in ("train", "val")):
         return Effect.BATCHES, "the data has no fingerprint of its own"
     if one.get("val") != other.get("val"):
         return _validation(first, second)
     return Effect.NEITHER, "the data has the same fingerprint"
 
 
-def _tells(fingerprint: Any) -> bool:
+def tells(fingerprint: Any) -> bool:
     """Whether it says more than a number of samples, as of a dataset that offers none."""
-    return isinstance(fingerprint, str) and fingerprint != "None" and not fingerprint.isdigit()
+    own = fingerprint.partition(" kept=")[0] if isinstance(fingerprint, str) else "None"
+    return own != "None" and not own.isdigit()
 
 
 def _packed(first: RunRecord, second: RunRecord) -> Found:
@@ -205,6 +206,7 @@ def _rules() -> Iterator[tuple[str, Judge]]:
         yield key, _WEIGHTS
     for key in ("accumulate", "clip_norm", "patience"):
         yield f"trainer.{key}", _WEIGHTS
+    yield "trainer.skip", _always(Effect.WEIGHTS, "which batches are learned from")
     yield "trainer.ema", _always(Effect.WEIGHTS, "those that are validated and predict")
     for key in ("max_epochs", "max_steps", "limit_batches.train", "fast_dev_run"):
         yield f"trainer.{key}", _LENGTH
@@ -213,7 +215,8 @@ def _rules() -> Iterator[tuple[str, Judge]]:
     yield "trainer.device", _device
     yield "transform.batch_on", _batch_place
     yield "loader.in_order", _always(Effect.WEIGHTS, "the order in which batches arrive")
-    yield "distributed", _ranks
+    for key in ("distributed", "batch.balance"):
+        yield key, _ranks
     for key in ("distributed.timeout", "distributed.max_restarts"):
         yield key, _NEITHER
 

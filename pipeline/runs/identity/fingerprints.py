@@ -18,6 +18,7 @@ from typing import Any
 from pipeline.config.data_rules import KEY, MODES, mode_of
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, Problem
+from pipeline.loading.kept_rows import KeptRows
 from pipeline.order.streams import length_of
 from pipeline.runs.identity.contents import UNREADABLE, digests, read_list, write_list
 
@@ -34,6 +35,8 @@ def fingerprint_of(dataset: Any, mode: str, cache_dir: str | Path) -> str:
         ConfigError: this dataset has no fingerprint of this kind.
         DataError: a store gives no version of a file's content.
     """
+    if isinstance(dataset, KeptRows):
+        return dataset.told(fingerprint_of(dataset.dataset, mode, cache_dir))
     names = getattr(dataset, "names_fingerprint", None)
     if mode == "names":
         if names is None:

@@ -1,0 +1,1 @@
+"""Files of tokens: where sequences lie in them, as Megatron or flat files say."""

@@ -1,0 +1,42 @@
+"""`trainer.skip` in a fit: what it leaves out of this run, in words."""
+
+from __future__ import annotations
+
+from pipeline.errors import ConfigError, Problem
+from pipeline.order.plan import Plan
+from pipeline.order.skipped import Range, Skipped
+from pipeline.order.streams import StreamPlan
+
+
+def check(plan: Plan | StreamPlan, max_epochs: int) -> None:
+    """Raise ConfigError if nothing is left to train on, as far as an epoch's length is known."""
+    skipped = plan.skipped
+    for epoch in range(max_epochs if skipped else 0):
+        if next(skipped.steps(epoch, 0, plan.steps(epoch)), None) is not None:
+            return
+    if skipped:
+        raise ConfigError(
+            Problem(
+                "trainer.skip",
+                f"{skipped} leaves out every batch of "
+                f"trainer.max_epochs={max_epochs}; leave something to train on",
+            )
+        )
+
+
+def describe(plan: Plan | StreamPlan, max_epochs: int) -> str:
+    """The ranges, and how many batches of the run they leave out; empty without any."""
+    return "; ".join(_of_range(one, plan, max_epochs) for one in plan.skipped.ranges)
+
+
+def _of_range(one: Range, plan: Plan | StreamPlan, max_epochs: int) -> str:
+    start, stop = one
+    text, count = f"from {start} to before {stop}", 0
+    for epoch in range(start.epoch, min(stop.epoch + 1, max_epochs)):
+        steps = plan.steps(epoch)
+        if steps is None:
+            return text
+        count += Skipped([one]).count(epoch, 0, steps)
+    if not count:
+        return f"{text}, where this run has no batch"
+    return f"{text}, {count:,} batch{'' if count == 1 else 'es'}"

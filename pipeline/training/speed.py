@@ -1,0 +1,31 @@
+"""How fast an epoch goes, for its record: samples a second, and what was waited for."""
+
+from __future__ import annotations
+
+from pipeline.distributed.group import Group
+from pipeline.loading.loader import Loader
+from pipeline.order.plan import Plan
+from pipeline.training.epoch_metrics import EpochMetrics
+from pipeline.training.observer import Record
+from pipeline.training.train_step import TrainStep
+
+
+def speed(train_step: TrainStep, loader: Loader, epoch_metrics: EpochMetrics) -> Record:
+    """Samples a second and dead workers of all ranks; waiting and milliseconds of this one."""
+    stats, gather = loader.stats, train_step.group.gather
+    shared = {} if loader.share is None else {"shared_batches": sum(gather(stats.shared))}
+    return {
+        **epoch_metrics.speed(stats.wait_seconds),
+        **{f"ms/{stage}": 1000 * seconds / max(stats.samples, 1)
+           for stage, seconds in stats.stages.items()},
+        "worker_deaths": sum(gather(stats.deaths)), **shared,
+    }  # fmt: skip
+
+
+def predicted_waiting(group: Group, loader: Loader, epoch: int) -> Record:
+    """How long ranks would wait for each other by what rows cost: so, and in contiguous shares."""
+    if group.world.size == 1 or not isinstance(loader.plan, Plan):
+        return {}
+    found = loader.plan.predicted_waiting(epoch, group.world.size)
+    names = "rank_wait_share_contiguous", "rank_wait_share_by_cost"
+    return {} if found is None else dict(zip(names, found, strict=True))

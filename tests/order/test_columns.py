@@ -1,0 +1,88 @@
+"""Columns that are read by row: lengths of a dataset without a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from pipeline.errors import DataError
+from pipeline.loading.dataset_facts import lengths_of, table_of
+from pipeline.order.columns import ChosenRows, EndToEnd, LengthTable
+from pipeline.order.composed import Curriculum
+from pipeline.order.samplers import Bucket, Weighted
+from pipeline.order.sequence_packing import SequencePacking
+
+
+class Texts(Dataset[dict[str, Any]]):
+    """Rows of unequal length, without a table."""
+
+    def __init__(self, lengths: Any = (3, 1, 4, 1, 5, 9, 2, 6)) -> None:
+        self.lengths = np.asarray(lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"tokens": np.full(self.lengths[index], index)}
+
+
+def test_views_give_the_rows_of_their_columns_and_copy_nothing() -> None:
+    first, second = np.arange(10, 15, dtype=np.int32), np.arange(20, 23, dtype=np.uint16)
+    joined = EndToEnd([first, second[:0], second])
+    assert len(joined) == 8
+    assert joined.dtype == np.int32
+    assert joined[np.array([7, 0, 5, 4])].tolist() == [22, 10, 20, 14]
+    even = ChosenRows(joined, 4, lambda rows: rows * 2)
+    assert even[np.array([3, 0])].tolist() == [21, 10]
+    assert np.asarray(even).tolist() == [10, 12, 14, 21]
+    assert np.asarray(even, dtype=np.float64).dtype == np.float64
+    first[0] = 99
+    assert even[np.array([0])].tolist() == [99]
+
+
+def test_samplers_choose_by_lengths_as_by_a_column_of_a_table() -> None:
+    import pandas as pd
+
+    lengths = np.random.default_rng(0).integers(1, 50, 300).astype(np.int32)
+    table = pd.DataFrame({"length": lengths})
+    told: Any = LengthTable(ChosenRows(lengths, 300, lambda rows: rows))
+    for make in (
+        lambda t: Bucket(300, 1, t, 8),
+        lambda t: Curriculum(300, 1, t),
+        lambda t: SequencePacking(300, 1, t, 4, 64, window=100),
+        lambda t: Weighted(300, 1, t, column=None, weights="length"),
+    ):
+        ours, theirs = make(told), make(table)
+        assert ours.size(0) == theirs.size(0)
+        if isinstance(ours, (Bucket, SequencePacking)):
+            rows = [[one.batch(0, step)[1].tolist() for step in range(one.size(0))]
+                    for one in (ours, theirs)]  # fmt: skip
+        else:
+            rows = [one.indices(0, 0, 300).tolist() for one in (ours, theirs)]
+        assert rows[0] == rows[1]
+
+
+def test_lengths_stand_in_the_table_of_a_dataset_that_has_none() -> None:
+    table = table_of(Texts())
+    assert table is not None
+    assert table["length"].tolist() == [3, 1, 4, 1, 5, 9, 2, 6]
+    chosen = lengths_of(Subset(ConcatDataset([Texts(), Texts([7])]), [8, 5]))
+    assert np.asarray(chosen).tolist() == [7, 9]
+    assert lengths_of(ConcatDataset([Texts(), [1, 2]])) is None  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("lengths", [[1.0, 2.0], ["a", "b"]])
+def test_lengths_that_are_no_whole_numbers_are_refused(lengths: list[Any]) -> None:
+    with pytest.raises(DataError, match=r"Texts\.lengths has 2 values"):
+        lengths_of(Texts(lengths))
+
+
+def test_too_few_lengths_are_refused() -> None:
+    dataset = Texts()
+    dataset.lengths = ChosenRows(dataset.lengths, 3, lambda rows: rows)
+    dataset.__class__ = type("Wrapped", (Texts,), {"__len__": lambda _: 8})
+    with pytest.raises(DataError, match=r"Wrapped\.lengths has 3 values .* 8 rows"):
+        lengths_of(dataset)

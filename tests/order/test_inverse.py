@@ -1,0 +1,122 @@
+"""Orders asked backwards: where a row stands, against a look at every address."""
+
+import collections
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from pipeline.order.composed import Curriculum, Repeated
+from pipeline.order.mixture import MixtureOrder
+from pipeline.order.orders import Order
+from pipeline.order.plan import Place, Plan
+from pipeline.order.samplers import Bucket, Identity, Random, Sequential, Subset, Weighted
+from pipeline.order.sequence_packing import SequencePacking
+from pipeline.order.torch_samplers import adapt
+from pipeline.order.weights import Mixing
+
+SEED = 3
+
+
+def table(length):
+    numbers = np.random.default_rng(length)
+    return pd.DataFrame({"length": numbers.integers(1, 30, length),
+                         "label": numbers.integers(0, 4, length)})  # fmt: skip
+
+
+class EachThird(Order):
+    """An order of somebody's own, without an inverse."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def size(self, epoch):
+        return 2 * self.length
+
+    def indices(self, epoch, start, stop):
+        return (np.arange(start, stop) * 3 + epoch) % self.length
+
+
+def weighted(length, **given):
+    weights = np.random.default_rng(length).integers(0, 3, length).astype(float)
+    weights[length // 2] = 2.0
+    return Weighted(length, SEED, weights=weights, **given)
+
+
+ORDERS = {
+    "sequential": Sequential,
+    "random": lambda n: Random(n, SEED),
+    "subset": lambda n: Subset(n, SEED, fraction=0.5),
+    "subset of a list": lambda n: Subset(n, SEED, indices=[0, n // 2, n - 1, 1, 0], shuffle=False),
+    "weighted": lambda n: weighted(n, num_samples=3 * n),
+    "weighted without replacement": lambda n: weighted(n, replacement=False),
+    "bucket": lambda n: Bucket(n, SEED, table(n), 4, num_buckets=min(3, n)),
+    "bucket of tokens": lambda n: Bucket(n, SEED, table(n), 4, "drop", tokens=60),
+    "identity": lambda n: Identity(n, SEED, table(n), identities=1, samples=3, batches=7),
+    "curriculum": lambda n: Curriculum(n, SEED, table(n), stages=min(3, n)),
+    "repeated": lambda n: Repeated(n, SEED, 4, 2),
+    "repeated, weighted": lambda n: Repeated(n, SEED, 4, 4, weighted(n), shorten=False),
+    "packed": lambda n: SequencePacking(n, SEED, table(n), 2, tokens=40, window=8),
+    "packed, cut": lambda n: SequencePacking(n, SEED, table(n), 2, tokens=16, split="tail"),
+    "packed, weighted": lambda n: SequencePacking(
+        n, SEED, table(n), 2, tail="drop", tokens=20, window=16, order=weighted(n)
+    ),
+    "mixture": lambda n: MixtureOrder(
+        Mixing({"a": n // 3, "b": n - n // 3}, {"a": [[0, 3], [4, 0], [9, 2]], "b": 1}), SEED, 4
+    ),
+    "packed mixture": lambda n: SequencePacking(
+        n,
+        SEED,
+        table(n),
+        2,
+        tokens=40,
+        window=8,
+        order=MixtureOrder(Mixing({"a": n // 4, "b": n - n // 4}, {"a": 1, "b": 1}), SEED, 4),
+    ),
+    "torch's": lambda n: adapt(lambda: RandomSampler(range(n)), SEED, n),
+    "torch's batches": lambda n: adapt(
+        lambda: BatchSampler(SequentialSampler(range(n)), 4, drop_last=False), SEED, n
+    ),
+    "somebody's": EachThird,
+}
+
+
+def by_looking(plan, epoch, world):
+    """Every row's places, by a look at every address."""
+    found = collections.defaultdict(list)
+    for step, rank in itertools.product(range(plan.steps(epoch)), range(world)):
+        request = plan.request(epoch, step, rank, world)
+        valid = slice(request.valid)
+        for position, row in zip(request.positions[valid], request.indices[valid], strict=True):
+            found[int(row)].append(Place(step, int(position), rank))
+    return found
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@settings(max_examples=8)
+@given(
+    length=st.integers(4, 30),
+    world=st.integers(1, 3),
+    tail=st.sampled_from(["keep", "drop", "pad"]),
+    most=st.none() | st.integers(1, 5),
+    again=st.booleans(),
+)
+def test_a_row_is_found_where_it_is(name, length, world, tail, most, again):
+    plan = Plan(ORDERS[name](length), 4, tail, together=2, most=most, again=again)
+    for epoch in (0, 2):
+        seen = by_looking(plan, epoch, world)
+        for row in range(-1, length + 2):
+            assert plan.addresses_of(epoch, row, world) == seen.get(row, [])
+
+
+@pytest.mark.parametrize("name", ["random", "weighted", "somebody's"])
+def test_searches_go_on_behind_a_slice(name):
+    order = ORDERS[name](70_000)
+    rows = order.indices(1, 0, order.size(1))
+    for position in (0, 65_535, 65_536, order.size(1) - 1):
+        row = int(rows[position])
+        assert order.positions_of(1, row) == np.flatnonzero(rows == row).tolist()

@@ -1,0 +1,63 @@
+"""Shares of unequal size, added up: ranks learn what one alone learns."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.distributed.group import Group
+from pipeline.distributed.world import World
+from pipeline.training.train_step import TrainOptions, TrainStep
+
+BATCHES = torch.arange(24.0).reshape(8, 3).sin().split([6, 2])  # of 6 and 2 rows in all
+
+
+class Rank(Group):
+    """One of two ranks in this process; the test averages gradients, as DDP does."""
+
+    alone = False
+
+    def __init__(self, rank):
+        super().__init__(World(rank, 2))
+
+    def sum(self, values):
+        return values.fill_(8.0)
+
+
+def step_of(group):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+
+    def objective(model, batch):
+        return model(batch.x).square().squeeze(1), None
+
+    options = TrainOptions(accumulate=2)
+    objective.to = lambda device: objective
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return TrainStep(model, objective, optimizer, None, options, group, 0)
+
+
+def share(batch, rows):
+    return SimpleNamespace(x=batch[rows], request=SimpleNamespace(total=len(batch)))
+
+
+@pytest.mark.parametrize("cut", [(4, 1), (5, 0), (6, 1), (0, 2)])
+def test_gradients_are_those_of_one_rank(cut):
+    """`cut`: rows of the first rank, of each batch; (6, 1) leaves none to the second at first."""
+    one = step_of(Group())
+    for batch in BATCHES:
+        one.learn(share(batch, slice(None)))
+    one.update()
+    ranks = [step_of(Rank(0)), step_of(Rank(1))]
+    for batch, rows in zip(BATCHES, cut, strict=True):
+        for rank, own in zip(ranks, (slice(0, rows), slice(rows, None)), strict=True):
+            rank.learn(share(batch, own))
+    for weights in zip(*(rank.model.parameters() for rank in ranks), strict=True):
+        mean = torch.stack([weight.grad for weight in weights]).mean(0)
+        for weight in weights:
+            weight.grad = mean.clone()
+    for rank in ranks:
+        rank.update()
+        for found, expected in zip(rank.model.parameters(), one.model.parameters(), strict=True):
+            assert torch.allclose(found, expected, atol=1e-7)
