@@ -123,6 +123,7 @@ def test_an_installation_runs_from_an_empty_folder(installed, empty):
     assert done.stdout.splitlines()[-1].startswith("total ")
 
 
+@pytest.mark.stress
 def test_its_help_and_its_hints_say_penstock(installed, empty):
     done = start(installed, empty, "--help")
     assert done.returncode == 0, done.stderr

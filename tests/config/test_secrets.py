@@ -196,6 +196,7 @@ def test_what_a_server_is_asked_for(capsys, tmp_path):
     assert run(capsys, "--allow-env", "a b").code == 2
 
 
+@pytest.mark.stress
 def test_paths_of_this_machine_may_come_from_the_environment(
     configs, capsys, monkeypatch, tmp_path
 ):

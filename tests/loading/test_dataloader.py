@@ -994,7 +994,7 @@ def test_the_rest_of_a_stream_follows_from_its_state_at_every_step(kind, size):
             assert plain(list(other)) == expected, (step, every)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", STREAMS)
 def test_the_rest_of_a_stream_is_the_same_with_other_workers(kind):
     def make(workers):

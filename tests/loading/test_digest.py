@@ -162,6 +162,7 @@ def test_samples_can_be_handed_through_one_by_one(faces, capsys):
     assert sample["landmarks"].shape == (1, 68, 2)
 
 
+@pytest.mark.stress
 def test_replay_of_a_stream(faces, capsys, tmp_path):
     mixture = (
         "dataset={_target_: pipeline.datasets.mixture_stream.StreamMixture, sources: {a: "

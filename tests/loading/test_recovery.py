@@ -198,7 +198,7 @@ def test_workers_that_cannot_start_stop_the_run(tmp_path):
         toy.hashes(toy.loader(options, dataset=Files()))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("in_order", [False, True])
 def test_all_workers_may_be_killed_at_once(persistent, in_order):

@@ -83,6 +83,7 @@ def test_weighted_draws_follow_a_thousand_weights():
     assert stats.chisquare(observed, expected).pvalue > 1e-3
 
 
+@pytest.mark.stress
 def test_weighted_takes_more_rows_than_torch_can():
     weights = np.ones(20_000_000)
     weights[:10_000_000] = 0

@@ -72,6 +72,7 @@ def by_executors(make, plan, workers, world, epoch):
         step += 1
 
 
+@pytest.mark.stress
 @given(
     kind=st.sampled_from(list(KINDS)),
     length=st.integers(0, 60),

@@ -226,6 +226,7 @@ def test_a_pack_is_a_dataset_by_itself(capsys, tmp_path, images):
     assert packed == named == auto
 
 
+@pytest.mark.stress
 def test_training_on_packed_data_ends_as_on_the_files(capsys, tmp_path, images):
     def losses(*more):
         done = run(capsys, *images, f"cache_dir={tmp_path / 'cache'}", "batch.size=4", *more,

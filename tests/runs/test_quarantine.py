@@ -240,6 +240,7 @@ def test_a_run_writes_it_and_the_next_one_meets_none_of_it_again(
     assert (hashes(Path("third")) == hashes(Path("first"))) is (on_error == "skip")
 
 
+@pytest.mark.stress
 def test_a_new_bad_sample_still_ends_a_run_that_raises(images, capsys, tmp_path):
     assert run(capsys, *FIT, images, "bad_samples.on_error=skip", "bad_samples.budget=9",
                "run_dir=first").code == 0  # fmt: skip

@@ -140,6 +140,7 @@ def environment(pid):
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
+@pytest.mark.stress
 def test_auto_begins_and_goes_on(undisturbed, tmp_path, capsys):
     folder = tmp_path / "run"
     arguments = [*SMALL, f"run_dir={folder}", "resume=auto"]

@@ -247,6 +247,7 @@ def test_trust_and_folders_are_part_of_the_command_to_paste(monkeypatch):
     assert "hydra" in sys.modules  # tasks may know it
 
 
+@pytest.mark.stress
 def test_classes_that_are_confused_are_drawn_for_the_best_epoch(tmp_path, capsys, monkeypatch):
 
     drawn, draw = [], outcome.confusion_matrix

@@ -112,6 +112,7 @@ def killed_and_resumed(sweep, kills, seed, again):
     return met
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize(
     ("grid", "kills", "seed"),
     [

@@ -378,6 +378,7 @@ def test_without_the_native_decoder(monkeypatch):
         DecodeRandomResizedCrop(8, decoder="native")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", ["headers", "PENSTOCK_NATIVE"])
 def test_the_build_leaves_out_what_it_cannot_build(tmp_path, way):
     root = Path(__file__).parents[2]
