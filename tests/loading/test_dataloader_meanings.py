@@ -51,6 +51,7 @@ class Pickled(Dataset):
         return {}
 
 
+@pytest.mark.stress  # a new interpreter that imports everything
 @pytest.mark.parametrize("method", ["forkserver"])
 def test_values_and_locks_of_multiprocessing_go_along(method):
     dataset = Counted(multiprocessing.get_context(method))

@@ -85,6 +85,7 @@ def test_every_backend_packs_the_same_bytes(tmp_path, options):
         assert path.read_bytes() == (other / path.name).read_bytes(), path.name
 
 
+@pytest.mark.stress
 def test_of_two_writers_the_second_uses_what_the_first_made(tmp_path):
     writers = [started("slow", 150, tmp_path) for _ in range(2)]
     results = [writer.communicate(timeout=120) for writer in writers]

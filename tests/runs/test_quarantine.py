@@ -263,6 +263,7 @@ def test_a_run_over_its_budget_ends_with_code_3(images, budget, allowed, capsys)
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.stress
 def test_the_same_digest_for_any_workers(images, capsys):
     outs = set()
     sent = ["loader.num_workers=1", "loader.multiprocessing_context=forkserver"]

@@ -163,7 +163,7 @@ def go_on(faces_root, folder, whole, capsys):
 
 
 @pytest.mark.parametrize(("line", "number"), [(12, signal.SIGKILL), (17, signal.SIGTERM)])
-@pytest.mark.one_in(2)
+@pytest.mark.stress
 def test_a_study_that_is_stopped_goes_on_as_if_it_had_not(
     line, number, faces_root, whole, tmp_path, capsys
 ):
