@@ -7,14 +7,14 @@ number. What sources have in common is handed on: facts, classes, tables, files,
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
-from pipeline.datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.named_sources import NamedSources, is_stream
 from pipeline.errors import ConfigError, Problem
 from pipeline.order.columns import EndToEnd
 from pipeline.order.randomness import hash64
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 IntArray = npt.NDArray[np.int64]
 
 
-class Mixture(Dataset[Any]):
+class Mixture(NamedSources, Dataset[Any]):
     """Rows of several sources.
 
     The arguments after `sources` are for the order, and documented at `pipeline.order.weights`.
@@ -53,8 +53,7 @@ class Mixture(Dataset[Any]):
         if not sources:
             raise ConfigError(Problem("dataset.sources", "is empty; name at least one dataset"))
         for name, source in sources.items():
-            stream = not hasattr(source, "__getitem__") or isinstance(source, IterableDataset)
-            if stream or not hasattr(source, "__len__"):
+            if is_stream(source) or not hasattr(source, "__len__"):
                 raise ConfigError(
                     Problem(f"dataset.sources.{name}", f"{type(source).__name__} is a stream, "
                             "whose rows cannot be chosen; set dataset=mixture_stream, which reads "
@@ -120,12 +119,6 @@ class Mixture(Dataset[Any]):
         return whole[["source", *names]].astype({"source": "category"})
 
     @property
-    def facts(self) -> dict[str, int]:
-        """The facts that all sources share."""
-        facts = [dict(getattr(source, "facts", {})) for source in self._parts]
-        return {k: v for k, v in facts[0].items() if all(other.get(k) == v for other in facts)}
-
-    @property
     def classes(self) -> list[str]:
         """The classes, if all sources have the same ones; else none."""
         found = [list(getattr(source, "classes", ())) for source in self._parts]
@@ -134,31 +127,11 @@ class Mixture(Dataset[Any]):
     @property
     def fingerprint(self) -> str:
         """Changes with any source's, with their names and order, and with how they are mixed."""
-        return self._joined(getattr(one, "fingerprint", len(one)) for one in self._parts)
+        return self._joined(str(getattr(one, "fingerprint", len(one))) for one in self._parts)
 
-    def names_fingerprint(self) -> str:
-        """The same without the sizes of the sources' files."""
-        return self._joined([self._own(name, "names_fingerprint")() for name in self.sources])
-
-    def _joined(self, fingerprints: Iterable[object]) -> str:
+    def _joined(self, fingerprints: Iterable[str]) -> str:
         mixing = json.dumps(self.mixing, sort_keys=True)
-        return f"{hash64(0, *self.sources, *map(str, fingerprints), mixing):016x}"
-
-    def data_files(self) -> Iterator[DataFile]:
-        """The files of all sources, under `source/name`."""
-        for name in self.sources:
-            for file in self._own(name, "data_files")():
-                yield DataFile(f"{name}/{file[0]}", *file[1:])
-
-    def _own(self, name: str, method: str) -> Any:
-        source = self.sources[name]
-        if not hasattr(source, method):
-            reason = (
-                f"{type(source).__name__}, the source {name!r}, has no `{method}` "
-                "(docs/own_dataset.md); give it one, or set it to sizes"
-            )
-            raise ConfigError(Problem("dataset.fingerprint", reason))
-        return getattr(source, method)
+        return f"{hash64(0, *self.sources, *fingerprints, mixing):016x}"
 
     def __getattr__(self, name: str) -> Any:
         """Members that only some sources have, and that others ask for with `hasattr`."""

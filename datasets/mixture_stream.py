@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from pipeline.datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.named_sources import NamedSources, is_stream
 from pipeline.errors import ConfigError, Problem
 from pipeline.order.permutation import Permutation
 from pipeline.order.randomness import hash64, uniform
@@ -27,7 +27,7 @@ _AT_ONCE = 1024  # random numbers and rows that are computed together
 _END = object()  # of a source
 
 
-class StreamMixture(IterableDataset[Record]):
+class StreamMixture(NamedSources, IterableDataset[Record]):
     """Records of several sources, interleaved at random.
 
     Args:
@@ -70,39 +70,13 @@ class StreamMixture(IterableDataset[Record]):
         return sum(len(source) for source in self.sources.values())
 
     @property
-    def facts(self) -> dict[str, int]:
-        """The facts that all sources share."""
-        facts = [dict(getattr(source, "facts", {})) for source in self.sources.values()]
-        return {k: v for k, v in facts[0].items() if all(other.get(k) == v for other in facts)}
-
-    @property
     def fingerprint(self) -> str:
         """Changes with any source's, with the weights, the rule for stopping and the seed."""
         return self._joined(str(getattr(one, "fingerprint", "")) for one in self.sources.values())
 
-    def names_fingerprint(self) -> str:
-        """The same without the sizes of the sources' files."""
-        return self._joined([self._own(name, "names_fingerprint")() for name in self.sources])
-
     def _joined(self, fingerprints: Iterable[str]) -> str:
         names = [*self.sources, *fingerprints, *map(str, self.weights), self.stop]
         return f"{hash64(self.seed, *names):016x}"
-
-    def data_files(self) -> Iterator[DataFile]:
-        """The files of all sources, under `source/name`."""
-        for name in self.sources:
-            for file in self._own(name, "data_files")():
-                yield DataFile(f"{name}/{file[0]}", *file[1:])
-
-    def _own(self, name: str, method: str) -> Any:
-        source = self.sources[name]
-        if not hasattr(source, method):
-            reason = (
-                f"{type(source).__name__}, the source {name!r}, has no `{method}` "
-                "(docs/own_dataset.md); give it one, or set it to sizes"
-            )
-            raise ConfigError(Problem("dataset.fingerprint", reason))
-        return getattr(source, method)
 
     def __iter__(self) -> Iterator[Record]:
         names = list(self.sources)
@@ -132,7 +106,7 @@ class StreamMixture(IterableDataset[Record]):
         """The sample of a raw record, as its source gives it."""
         name, raw = record
         source = self.sources[name]
-        if not _is_stream(source):
+        if not is_stream(source):
             return source[raw]
         return source.decode(raw) if hasattr(source, "decode") else raw
 
@@ -145,7 +119,7 @@ class StreamMixture(IterableDataset[Record]):
     def _records(self, name: str, number: int) -> Iterator[Any]:
         """Raw records of a source in its pass `number`; rows of a map-style one."""
         source = self.sources[name]
-        if not _is_stream(source):
+        if not is_stream(source):
             return self._rows(name, len(source), number)
         if hasattr(source, "set_epoch"):
             source.set_epoch(self._epoch)
@@ -157,10 +131,6 @@ class StreamMixture(IterableDataset[Record]):
         order = Permutation(length, hash64(self.seed, "rows", self._epoch, name, number))
         for start in range(0, length, _AT_ONCE):
             yield from order(np.arange(start, min(start + _AT_ONCE, length))).tolist()
-
-
-def _is_stream(source: Any) -> bool:
-    return not hasattr(source, "__getitem__") or isinstance(source, IterableDataset)
 
 
 def _check(sources: Mapping[str, Any], weights: Mapping[str, float], stop: str) -> None:

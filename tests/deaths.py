@@ -196,3 +196,14 @@ def files_of(pid):
 def open_files():
     """How many this process has."""
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def assert_told_of_row_7(text, requests):
+    """Whether a message about a death names the address, the sample, its place and the others."""
+    request = next(one for one in requests if 7 in one.indices)
+    place = request.indices.tolist().index(7) + 1
+    assert (f"it was at stage 'transform' of epoch 0, step {request.step}, "
+            f"sample 7 (pictures/7.png), {place} of 8\n") in text  # fmt: skip
+    held = ", ".join(f"{row} pictures/{row}.png" for row in request.indices)
+    assert f"    it held epoch 0, step {request.step}: samples {held}\n" in text
+    assert "death 1 of 3 at this address" in text

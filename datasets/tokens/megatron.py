@@ -51,7 +51,7 @@ class MegatronFile:
 
     Sizes and counts of the index are compared with the files here, which costs nothing; where a
     sequence lies is compared when it is read. With documents as rows, sequences are checked once
-    to follow each other: 10 ns a sequence.
+    to follow each other.
 
     Args:
         tokens: the `.bin` file.

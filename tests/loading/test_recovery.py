@@ -25,7 +25,7 @@ from pipeline.loading.workers.backends import LoaderOptions, WorkerError
 from pipeline.loading.workers.process_backend import ProcessBackend
 from pipeline.order.streams import StreamOrder, StreamPlan
 from tests import deaths, toy
-from tests.deaths import Doom, Files
+from tests.deaths import Doom, Files, assert_told_of_row_7
 
 TWO = LoaderOptions("process", 2)
 
@@ -76,13 +76,7 @@ def test_a_dead_worker_is_replaced_and_told_of(how, said, tmp_path, caplog):
     assert loader.stats.deaths == 1
     text = message(caplog)
     assert re.search(rf"^DataLoader worker [01] \(pid \d+\) {said}", text)
-    step = next(b.request for b in toy.loader(dataset=Files()).epoch(0) if 7 in b.request.indices)
-    place = step.indices.tolist().index(7) + 1
-    assert (f"it was at stage 'transform' of epoch 0, step {step.step}, "
-            f"sample 7 (pictures/7.png), {place} of 8\n") in text  # fmt: skip
-    held = ", ".join(f"{row} pictures/{row}.png" for row in step.indices)
-    assert f"    it held epoch 0, step {step.step}: samples {held}\n" in text
-    assert "death 1 of 3 at this address" in text
+    assert_told_of_row_7(text, [one.request for one in toy.loader(dataset=Files()).epoch(0)])
 
 
 @pytest.mark.parametrize(
