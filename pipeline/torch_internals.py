@@ -7,6 +7,8 @@
     map_descriptor, descriptor_of   the memory behind a descriptor, and the reverse
     DRAWING                         functions behind `torch.distributions` that draw
     scale                           multiplies tensors by a number in place, in one call
+    queue_callback                  calls a function when the backward pass at hand is over; public
+                                    from torch 2.15 on
 
 Tested with torch 2.15. With a torch that lacks one of them, importing this file says which.
 """
@@ -28,6 +30,7 @@ try:
     DRAWING: tuple[Any, ...] = (torch._standard_gamma, torch._sample_dirichlet)
     numpy_seed: Any = _worker._generate_state
     scale: Any = torch._foreach_mul_
+    queue_callback: Any = torch.autograd.Variable._execution_engine.queue_callback
     # A descriptor may be closed once it is mapped.
     map_descriptor: Callable[[int, int], torch.UntypedStorage]
     map_descriptor = torch.UntypedStorage._new_shared_fd_cpu  # type: ignore[attr-defined]
@@ -41,7 +44,7 @@ except (ImportError, AttributeError) as error:
 
 __all__ = [
     "DRAWING", "ExceptionWrapper", "WorkerInfo", "descriptor_of", "map_descriptor", "numpy_seed",
-    "pin_memory", "scale", "share_by", "shared_storage", "worker_info",
+    "pin_memory", "queue_callback", "scale", "share_by", "shared_storage", "worker_info",
 ]  # fmt: skip
 
 

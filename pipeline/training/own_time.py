@@ -17,7 +17,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import queue_callback
+
+from pipeline.torch_internals import queue_callback
 
 
 class OwnTime:
