@@ -163,7 +163,7 @@ def test_no_file_is_too_long_or_named_for_nothing():
     for name in tracked(*CODE):
         assert Path(name).stem not in {"utils", "common", "helpers", "misc"}
         lines = len((ROOT / name).read_text().splitlines())
-        assert lines <= 400, f"{name} has {lines} lines"
+        assert lines <= 600, f"{name} has {lines} lines"
 
 
 def test_functions_are_short():
