@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.ports import free_port
+
 ROOT = Path(__file__).parent.parent
 BUCKET = "data"
 ENVIRONMENT = {
@@ -63,12 +65,6 @@ class S3Server:
         """Keys that were downloaded so far, in order."""
         start = f"GET /{BUCKET}/"
         return [line.removeprefix(start) for line in self.requests() if line.startswith(start)]
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def is_open(port):

@@ -7,7 +7,6 @@ the moment that `stall` says where; `stop` sends signals, and says how the proce
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch.utils.data import Dataset
 # What every run imports is imported once, here, and not by each process that is forked.
 from pipeline import command
 from pipeline.runs import checkpoint
+from tests.ports import free_port
 
 ROWS, BATCH, EPOCHS = 64, 4, 6
 DATASET = f"""# @package _global_
@@ -195,9 +195,3 @@ def ended(pids):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
     return [codes[pid] for pid in pids], time.monotonic() - began
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]

@@ -8,6 +8,7 @@ import torch
 from pipeline.distributed.group import Group, join
 from pipeline.distributed.world import World, from_environment, is_launched
 from pipeline.errors import ConfigError
+from tests.ports import free_port
 
 
 def talk(rank, size, port, answers):
@@ -24,14 +25,6 @@ def talk(rank, size, port, answers):
             "heard": heard,
         }))  # fmt: skip
         group.meet()
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
 
 
 def test_ranks_hear_each_other():

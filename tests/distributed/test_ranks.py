@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests import warm
-from tests.distributed.test_group import free_port
+from tests.ports import free_port
 from tests.program import ROOT
 from tests.ranks import ALL, CASES, LEG_STEPS, LEGS, LENGTHS, ORDER_OF_WORLDS, SIZES
 

@@ -15,8 +15,9 @@ import pytest
 from pipeline.runs.trackers import guarded
 from pipeline.runs.trackers.wandb_file import last_step
 from tests import tracked, warm
+from tests.ports import free_port
 from tests.program import ROOT, run
-from tests.stopping import DATASET, free_port
+from tests.stopping import DATASET
 
 BATCHES = 16  # in an epoch
 SAVED, KILLED = (

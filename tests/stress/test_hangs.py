@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import time
 import pytest
 
 from tests import hanging
+from tests.ports import free_port
 from tests.program import ROOT
 
 pytestmark = pytest.mark.stress
@@ -25,11 +25,6 @@ WORDS = (
     "trainer.progress=none", "run_dir=run", "resume=auto", "cache_dir=cache",
     f"distributed.timeout={TIMEOUT}",
 )  # fmt: skip
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 def start(folder, launcher, *more, ranks=2, **environment):
