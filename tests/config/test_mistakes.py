@@ -3,10 +3,10 @@
 Most are what people bring along from torch, Lightning, Hugging Face and argparse.
 """
 
+import os
 import warnings
 
 import pytest
-import torch
 
 import pipeline
 from pipeline.config import familiar_names, notices
@@ -169,7 +169,7 @@ def test_more_workers_than_cores_are_said_once(monkeypatch, arrays, capsys):
     (said,) = notice("loader.num_workers=64")
     assert said.startswith("loader.num_workers: 64 processes for 2 cores")
     assert notice("loader.num_workers=4") == notice("loader=threads", "loader.num_workers=64") == []
-    monkeypatch.setattr(torch._utils, "cpu_count", lambda: 1)  # torch warns from there on
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})  # torch warns from there on
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         done = run(capsys, *arrays, "loader=default", "loader.num_workers=5", "task=digest")

@@ -4,9 +4,9 @@ import time
 
 import pytest
 import torch
-from torch.autograd.graph import queue_callback
 
 from pipeline.distributed.group import Group
+from pipeline.torch_internals import queue_callback
 from pipeline.training.epoch_metrics import EpochMetrics
 from pipeline.training.own_time import OwnTime, RankWaiting
 
