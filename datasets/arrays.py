@@ -29,6 +29,7 @@ from pipeline.datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.order.randomness import IntArray
+from pipeline.ranges import Fraction, Seed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,8 +63,8 @@ class Arrays(FileDataset, Dataset[dict[str, Any]]):
         inputs: str = "inputs.npy",
         targets: str = "targets.npy",
         classes: str = "classes.txt",
-        val_fraction: float = 0.2,
-        split_seed: int = 0,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
         files: Files | None = None,
         limits: Limits = DEFAULT,
     ) -> None:

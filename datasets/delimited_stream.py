@@ -29,6 +29,7 @@ from pipeline.datasets.text.record_reader import compression_of, line_at, read_r
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.order.randomness import hash64, uniform
+from pipeline.ranges import Count, Fraction, Seed
 from pipeline.terminal import watched
 
 Record = tuple[int, int, bytes]  # number of the file, place of the record in its text, its bytes
@@ -101,9 +102,9 @@ class DelimitedStream(FileDataset, IterableDataset[Record]):
         classes: Sequence[str] | None = None,
         quoting: Quoting = "standard",
         encoding: str = "utf-8",
-        val_fraction: float = 0.2,
-        split_seed: int = 0,
-        shard_bytes: int | None = None,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
+        shard_bytes: Count | None = None,
         files: Files | None = None,
         limits: Limits = DEFAULT,
     ) -> None:

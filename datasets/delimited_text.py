@@ -28,6 +28,7 @@ from pipeline.datasets.text.record_index import Quoting, RecordIndex
 from pipeline.datasets.text.record_reader import compression_of
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import DEFAULT, Limits
+from pipeline.ranges import Fraction, Seed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,8 +82,8 @@ class DelimitedText(FileDataset, Dataset[dict[str, Any]]):
         classes: Sequence[str] | None = None,
         quoting: Quoting = "standard",
         encoding: str = "utf-8",
-        val_fraction: float = 0.2,
-        split_seed: int = 0,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
         cache_dir: str = "data/cache/text",
         files: Files | None = None,
         limits: Limits = DEFAULT,

@@ -24,6 +24,7 @@ from pipeline.datasets.reading.landmark_table import read_landmark_table
 from pipeline.datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
 from pipeline.files.limits import DEFAULT, Limits
+from pipeline.ranges import Count, Fraction, Seed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,9 +67,9 @@ class FaceLandmarks(FolderDataset):
         csv: str = "face_landmarks.csv",
         images: str = ".",
         reader: Reader = "torchvision",
-        val_fraction: float = 0.2,
-        split_seed: int = 0,
-        num_landmarks: int | None = None,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
+        num_landmarks: Count | None = None,
         files: Files | None = None,
         limits: Limits = DEFAULT,
     ) -> None:

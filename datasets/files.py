@@ -34,6 +34,7 @@ from pipeline.datasets.remote.store import Store, check_options, is_remote, loca
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import Limits
 from pipeline.files.regular_file import open_regular, size_of
+from pipeline.ranges import Count, Index
 from pipeline.terminal import ProgressDisplay
 
 if TYPE_CHECKING:
@@ -71,12 +72,12 @@ class Files:
         self,
         cache_dir: str = "data/cache/files",
         cache_size: str | int = "20GB",
-        retries: int = 5,
+        retries: Index = 5,
         first_wait: float = 1.0,
         timeout: float = 60.0,
         options: Mapping[str, Any] | None = None,
         limits: Limits | None = None,
-        concurrency: int = 32,
+        concurrency: Count = 32,
         ahead: str | int = "256MB",
     ) -> None:
         if timeout <= 0:

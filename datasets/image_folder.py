@@ -26,6 +26,7 @@ from pipeline.datasets.reading.labels import check_classes
 from pipeline.datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import DEFAULT, Limits
+from pipeline.ranges import Fraction, Seed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,8 +69,8 @@ class ImageFolder(FolderDataset):
         split: Split = "train",
         reader: Reader = "torchvision",
         extensions: Sequence[str] = EXTENSIONS,
-        val_fraction: float = 0.2,
-        split_seed: int = 0,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
         files: Files | None = None,
         lazy: bool = False,
         limits: Limits = DEFAULT,

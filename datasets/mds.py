@@ -40,6 +40,7 @@ from pipeline.files import plain_json
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.files.regular_file import read_regular, regular_descriptor
 from pipeline.order.randomness import IntArray
+from pipeline.ranges import Fraction, Seed
 from pipeline.terminal import watched
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ class MDS(FileDataset, Dataset[dict[str, Any]]):
         split: Split = "train",
         fields: Mapping[str, str | None] | None = None,
         classes: Sequence[str] | None = None,
-        val_fraction: float = 0.2,
-        split_seed: int = 0,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
         reader: Reader = "torchvision",
         files: Files | None = None,
         limits: Limits = DEFAULT,

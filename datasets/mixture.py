@@ -18,6 +18,7 @@ from pipeline.datasets.reading.named_sources import NamedSources, is_stream
 from pipeline.errors import ConfigError, Problem
 from pipeline.order.columns import EndToEnd
 from pipeline.order.randomness import hash64
+from pipeline.ranges import Count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +49,7 @@ class Mixture(NamedSources, Dataset[Any]):
         knots: Literal["steps", "samples"] = "steps",
         passes: Mapping[str, int] | None = None,
         stop: Literal["all", "first"] = "all",
-        num_samples: int | None = None,
+        num_samples: Count | None = None,
     ) -> None:
         if not sources:
             raise ConfigError(Problem("dataset.sources", "is empty; name at least one dataset"))

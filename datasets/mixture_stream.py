@@ -20,6 +20,7 @@ from pipeline.datasets.reading.named_sources import NamedSources, is_stream
 from pipeline.errors import ConfigError, Problem
 from pipeline.order.permutation import Permutation
 from pipeline.order.randomness import hash64, uniform
+from pipeline.ranges import Seed
 
 Record = tuple[str, Any]
 
@@ -49,7 +50,7 @@ class StreamMixture(NamedSources, IterableDataset[Record]):
         split: str = "train",
         weights: Mapping[str, float] | None = None,
         stop: Literal["all", "first", "never"] = "all",
-        seed: int = 0,
+        seed: Seed = 0,
     ) -> None:
         if weights is None:
             weights = {name: float(len(source)) for name, source in sources.items()}

@@ -29,6 +29,7 @@ from pipeline.datasets.remote.store import is_remote
 from pipeline.errors import ConfigError, Problem
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray
+from pipeline.ranges import Count, Fraction, Seed
 from pipeline.terminal import watched
 
 if TYPE_CHECKING:
@@ -88,10 +89,10 @@ class Parquet(ArrowTable, Dataset[dict[str, Any]]):
         split_column: str | None = None,
         classes: Sequence[str] | None = None,
         metadata_columns: Sequence[str] | None = None,
-        val_fraction: float = 0.2,
-        split_seed: int = 0,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
         reader: Reader = "torchvision",
-        cache_mb: int = 512,
+        cache_mb: Count = 512,
         files: Files | None = None,
         limits: Limits | None = None,
     ) -> None:

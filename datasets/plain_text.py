@@ -29,6 +29,7 @@ from pipeline.datasets.text import standard_library
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.files.regular_file import read_regular
+from pipeline.ranges import Count, Fraction, Seed
 from pipeline.terminal import watched
 
 if TYPE_CHECKING:
@@ -72,10 +73,10 @@ class PlainText(FileDataset, Dataset[dict[str, Any]]):
         split: Split = "train",
         suffixes: Sequence[str] = SUFFIXES,
         lines: bool | None = None,
-        longest: int = 8192,
+        longest: Count = 8192,
         encoding: str = "utf-8",
-        val_fraction: float = 0.1,
-        split_seed: int = 0,
+        val_fraction: Fraction = 0.1,
+        split_seed: Seed = 0,
         cache_dir: str = "data/cache/text",
         files: Files | None = None,
         limits: Limits = DEFAULT,

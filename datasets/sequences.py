@@ -27,6 +27,7 @@ from pipeline.datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.order.randomness import IntArray
+from pipeline.ranges import Fraction, Seed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,8 +60,8 @@ class Sequences(FileDataset, Dataset[dict[str, Any]]):
         offsets: str = "offsets.npy",
         labels: str = "labels.npy",
         classes: str = "classes.txt",
-        val_fraction: float = 0.2,
-        split_seed: int = 0,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
         files: Files | None = None,
         limits: Limits = DEFAULT,
     ) -> None:

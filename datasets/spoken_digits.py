@@ -26,6 +26,7 @@ from pipeline.datasets.reading.labels import check_classes
 from pipeline.datasets.reading.split import Split, check_split
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import DEFAULT, Limits
+from pipeline.ranges import Index
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,7 +66,7 @@ class SpokenDigits(AudioFolder):
         root: str,
         split: Split = "train",
         recordings: str = "recordings",
-        val_takes: int = 5,
+        val_takes: Index = 5,
         val_speakers: Sequence[str] = (),
         files: Files | None = None,
         limits: Limits = DEFAULT,

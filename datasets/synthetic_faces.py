@@ -18,6 +18,7 @@ from pipeline.datasets.reading.image import Reader
 from pipeline.datasets.reading.split import Split
 from pipeline.errors import ConfigError, Problem
 from pipeline.order.randomness import hash64
+from pipeline.ranges import Count, Fraction, Seed
 from pipeline.terminal import watched
 
 VERSION = 1  # raise it when the drawings change
@@ -50,11 +51,11 @@ class SyntheticFaces(FaceLandmarks):
         self,
         root: str | None = None,
         split: Split = "train",
-        count: int = 1000,
-        size: int = 128,
-        seed: int = 0,
-        val_fraction: float = 0.2,
-        split_seed: int = 0,
+        count: Count = 1000,
+        size: Count = 128,
+        seed: Seed = 0,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
         reader: Reader = "torchvision",
     ) -> None:
         if count < 1:

@@ -18,6 +18,7 @@ from pipeline.datasets.reading.split import Split
 from pipeline.datasets.sequences import Sequences
 from pipeline.errors import ConfigError, Problem
 from pipeline.order.randomness import hash64
+from pipeline.ranges import Count, Fraction, Seed
 
 VERSION = 1  # raise it when the strokes change
 CLASSES = ("straight", "left", "right", "zigzag")
@@ -47,12 +48,12 @@ class SyntheticSequences(Sequences):
         self,
         root: str | None = None,
         split: Split = "train",
-        count: int = 2000,
-        shortest: int = 5,
-        longest: int = 120,
-        seed: int = 0,
-        val_fraction: float = 0.2,
-        split_seed: int = 0,
+        count: Count = 2000,
+        shortest: Count = 5,
+        longest: Count = 120,
+        seed: Seed = 0,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
     ) -> None:
         if count < 8:
             raise ConfigError(Problem("dataset.count", f"{count} strokes; allowed: 8 or more"))

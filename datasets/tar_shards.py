@@ -39,6 +39,7 @@ from pipeline.datasets.tar.source import COMPRESSED, PLAIN, GzipTar, PlainTar
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray
+from pipeline.ranges import Fraction, Seed
 from pipeline.terminal import watched
 
 # Shard, number in it, and where it lies: start and stop, or the bytes themselves.
@@ -78,8 +79,8 @@ class TarShards(FileDataset, IterableDataset[Record]):
         split: Split = "train",
         fields: Mapping[str, str | None] | None = None,
         classes: Sequence[str] | None = None,
-        val_fraction: float = 0.2,
-        split_seed: int = 0,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
         reader: Reader = "torchvision",
         index: bool = True,
         files: Files | None = None,

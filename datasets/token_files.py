@@ -32,6 +32,7 @@ from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.order.columns import ColumnView
 from pipeline.order.randomness import IntArray
+from pipeline.ranges import Count, Fraction, Seed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,9 +85,9 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
         eod: int | None = None,
         append_eod: bool = False,
         rows: Rows = "sequences",
-        vocab_size: int | None = None,
-        val_fraction: float = 0.01,
-        split_seed: int = 0,
+        vocab_size: Count | None = None,
+        val_fraction: Fraction = 0.01,
+        split_seed: Seed = 0,
         cache_dir: str = "data/cache/tokens",
         files: Files | None = None,
         limits: Limits = DEFAULT,

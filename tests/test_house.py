@@ -20,7 +20,8 @@ ROOT = Path(__file__).parent.parent
 
 # What a dataset may know of the pipeline: packages, or single modules of one.
 KNOWN_TO_DATASETS = (
-    "pipeline.errors", "pipeline.terminal", "pipeline.files", "pipeline.order.randomness",
+    "pipeline.errors", "pipeline.ranges", "pipeline.terminal", "pipeline.files",
+    "pipeline.order.randomness",
     "pipeline.order.permutation", "pipeline.order.columns", "pipeline.native",
     "pipeline.transforms", "pipeline.loading.encoded", "pipeline.loading.stored",
     "pipeline.packing",

@@ -54,6 +54,7 @@ from pipeline.datasets.remote.store import is_remote
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray
+from pipeline.ranges import Count, Fraction, Seed
 from pipeline.terminal import watched
 
 _log = logging.getLogger(__name__)
@@ -92,10 +93,10 @@ class ArrowTable(FileDataset):
         fields: Fields | None = None,
         split_column: str | None = None,
         classes: Sequence[str] | None = None,
-        val_fraction: float = 0.2,
-        split_seed: int = 0,
+        val_fraction: Fraction = 0.2,
+        split_seed: Seed = 0,
         reader: Reader = "torchvision",
-        cache_mb: int = 512,
+        cache_mb: Count = 512,
         files: Files | None = None,
         limits: Limits | None = None,
     ) -> None:

@@ -139,14 +139,16 @@ def _table(config: Config, dataset: Any, fields: Fields, steps: Mapping[str, Any
     return with_token_lengths(table_of(dataset, fields), dataset, steps if "length" in read else {})
 
 
-def _columns_read(node: Mapping[str, Any]) -> set[Any]:
+def _columns_read(node: Mapping[str, Any]) -> set[str]:
     """The names of the columns by which a sampler, and an order in it, choose rows."""
     sampler = allow_list.resolve(node["_target_"], "sampler._target_")
     known = arguments(sampler).defaults
     names = getattr(sampler, "column_arguments", ())
     inner = node.get("order")
     deeper = _columns_read(inner) if isinstance(inner, Mapping) else set()
-    return {node.get(name, known.get(name)) for name in names} | deeper
+    values = (node.get(name, known.get(name)) for name in names)
+    # What is no name is the column itself: a list of weights.
+    return {value for value in values if isinstance(value, str)} | deeper
 
 
 def lengths_told(config: Config, steps: Mapping[str, Any]) -> dict[str, str]:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pipeline.ranges import LARGEST
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`, did you mean 'x'?` where something is near, else nothing."""
@@ -24,6 +26,8 @@ def show(value: Any) -> str:
 
 def not_allowed(value: Any, allowed: str, known: Iterable[str] = ()) -> str:
     """The message for a value of a wrong type or outside its bounds or choices."""
+    if type(value) is int and value > LARGEST:
+        allowed += " that fits into 64 bits"
     return f"got {show(value)}, expected {allowed}{nearest(str(value), known)}"
 
 
@@ -59,17 +63,24 @@ def _describe_one(member: Any, metadata: Iterable[Any]) -> str:
         return " | ".join(map(str, get_args(member)))
     if member in (int, float):
         return _NAMES[member] + _bounds(metadata)
+    if origin in (list, Sequence) and all(map(_is_number, get_args(member))):
+        return f"a list, each entry {describe(get_args(member)[0])}"
     if hasattr(member, "model_fields"):  # a section
         return "a mapping"
     return _NAMES.get(origin or member, str(getattr(member, "__name__", member)))
 
 
+def _is_number(annotation: Any) -> bool:
+    return getattr(annotation, "__origin__", annotation) in (int, float)
+
+
 def _bounds(metadata: Iterable[Any]) -> str:
-    words = {"ge": "of at least", "gt": "above", "le": "of at most"}
+    words = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
     bounds = [bound for entry in metadata for bound in getattr(entry, "metadata", [entry])]
     return " and".join(
-        f" {word} {getattr(bound, name)}"
+        f" {word} {limit}"
         for bound in bounds
         for name, word in words.items()
-        if getattr(bound, name, None) is not None
+        # Every number ends there, so only the message about a larger one says it.
+        if (limit := getattr(bound, name, None)) is not None and limit < LARGEST
     )

@@ -13,10 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from pipeline.config import disclosure
 from pipeline.files.limits import Limits
 from pipeline.order.skipped import Skipped
+from pipeline.ranges import Count, Index, Seed
 
 Node = dict[str, Any]  # a part: `_target_` and its arguments
-Count = Annotated[int, Field(ge=1)]
-Index = Annotated[int, Field(ge=0)]
 Task = Literal["fit", "validate", "digest", "replay", "verify", "diff", "check", "pack",
                "profile", "tune", "lr_find", "report", "runs", "show", "where",
                "without"]  # fmt: skip
@@ -245,7 +244,7 @@ class Config(Section):
         resume_despite: keys that may differ from those of the run that is resumed.
     """
 
-    seed: Index
+    seed: Seed
     batch: BatchSection
     run_dir: str
     cache_dir: str

@@ -12,7 +12,9 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le
 
 from pipeline.config.messages import describe, not_allowed
 from pipeline.config.parsing import unknown_key
@@ -158,8 +160,10 @@ def _name(function: Callable[..., Any]) -> str:
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(getattr(function, "__init__", function)
-                                     if isinstance(function, type) else function)  # fmt: skip
+        return typing.get_type_hints(
+            getattr(function, "__init__", function) if isinstance(function, type) else function,
+            include_extras=True,
+        )
     except Exception:  # an annotation for type checkers only, which cannot be evaluated here
         return {}
 
@@ -167,6 +171,10 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 def fits(value: Any, hint: Any) -> bool:
     """Whether a plain value can be meant by an annotation; True where that cannot be known."""
     origin = get_origin(hint)
+    if origin is Annotated:
+        return fits(value, hint.__origin__) and all(
+            _within(value, bound) for bound in hint.__metadata__
+        )
     if origin in (Union, types.UnionType):
         return any(fits(value, member) for member in get_args(hint))
     if origin is Literal:
@@ -177,10 +185,21 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, (int, hint)) and not isinstance(value, bool)
     if hint in (bool, str, types.NoneType):
         return isinstance(value, hint)
-    if origin in (list, tuple, Sequence):
+    if origin in (list, Sequence):
+        return isinstance(value, (list, tuple)) and all(fits(v, get_args(hint)[0]) for v in value)
+    if origin is tuple:
         return isinstance(value, (list, tuple))
     if origin in (dict, Mapping):
         return isinstance(value, Mapping)
     # A configuration cannot write a tensor. By name: `--help` does not wait for torch.
     name = f"{getattr(hint, '__module__', '')}.{getattr(hint, '__qualname__', '')}"
     return name != "torch.Tensor"
+
+
+def _within(value: Any, bound: Any) -> bool:
+    """Whether a number lies within a bound of `pipeline.ranges`."""
+    if isinstance(bound, Ge):
+        return bool(value >= bound.ge)
+    if isinstance(bound, Gt):
+        return bool(value > bound.gt)
+    return not isinstance(bound, Le) or bool(value <= bound.le)

@@ -17,6 +17,7 @@ from pipeline.order.randomness import IntArray
 from pipeline.protocols import Column
 
 _PIECE = 1 << 20  # rows that are read at once where all are wanted
+_SMALLEST_WEIGHT = 2.0**-1000  # in units of the largest; quotients by it are finite
 
 
 def column_of(
@@ -72,7 +73,15 @@ def weights_of(
         )
     if not values.any():
         raise DataError(f"{where}: all {length} weights are zero, so nothing could be drawn")
-    return values
+    # A power of two changes no draw, and keeps their sum finite.
+    scaled = np.ldexp(values, -np.frexp(values.max())[1])
+    small = np.flatnonzero((values > 0) & (scaled < _SMALLEST_WEIGHT))
+    if small.size:
+        raise DataError(
+            f"{where}: the weight of row {small[0]} is less than 2^-1000 of the largest, so it "
+            "would never be drawn; make it larger, or 0"
+        )
+    return scaled
 
 
 class ColumnView:

@@ -10,6 +10,7 @@ from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.order.permutation import Permutation
 from pipeline.order.randomness import IntArray, hash64
 from pipeline.order.samplers import Order, Random, column_of
+from pipeline.ranges import Count
 
 
 class Curriculum(Order):
@@ -31,7 +32,7 @@ class Curriculum(Order):
         seed: int,
         metadata: Any,
         column: str = "length",
-        stages: int = 4,
+        stages: Count = 4,
         descending: bool = False,
     ) -> None:
         if not 1 <= stages <= max(length, 1):
@@ -89,7 +90,7 @@ class Repeated(Order):
         length: int,
         seed: int,
         batch_size: int,
-        times: int = 2,
+        times: Count = 2,
         order: Order | None = None,
         shorten: bool = True,
     ) -> None:

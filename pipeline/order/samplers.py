@@ -18,6 +18,7 @@ from pipeline.order.columns import column_of, weights_of
 from pipeline.order.orders import BatchStrategy, Order, Tail
 from pipeline.order.permutation import Permutation
 from pipeline.order.randomness import IntArray, hash64, uniform
+from pipeline.ranges import Count, Fraction, Index
 
 __all__ = ["BatchStrategy", "Bucket", "Identity", "Order", "Random", "Sequential", "Subset", "Tail",
            "Weighted", "column_of"]  # fmt: skip
@@ -92,8 +93,8 @@ class Subset(Order):
         self,
         length: int,
         seed: int,
-        indices: Sequence[int] | None = None,
-        fraction: float | None = None,
+        indices: Sequence[Index] | None = None,
+        fraction: Fraction | None = None,
         shuffle: bool = True,
     ) -> None:
         if (indices is None) == (fraction is None):
@@ -104,7 +105,11 @@ class Subset(Order):
             places = np.arange(round(length * fraction))
             self.rows = np.sort(Permutation(length, hash64(seed, "subset"))(places))
         else:
-            self.rows = np.asarray(indices, dtype=np.int64)
+            rows = np.asarray(indices)
+            if rows.size and rows.dtype.kind not in "iu":
+                reason = f"rows are whole numbers, and these are {rows.dtype}"
+                raise ConfigError(Problem("sampler.indices", reason))
+            self.rows = rows.astype(np.int64)
             outside = self.rows[(self.rows < 0) | (self.rows >= length)]
             if outside.size:
                 raise ConfigError(
@@ -153,7 +158,7 @@ class Weighted(Order):
         metadata: Any = None,
         column: str | None = "label",
         weights: str | npt.ArrayLike | None = None,
-        num_samples: int | None = None,
+        num_samples: Count | None = None,
         replacement: bool = True,
     ) -> None:
         values = weights_of(length, metadata, column, weights)
@@ -241,8 +246,8 @@ class Bucket(BatchStrategy):
         batch_size: int,
         tail: Tail = "keep",
         column: str = "length",
-        tokens: int | None = None,
-        num_buckets: int | None = None,
+        tokens: Count | None = None,
+        num_buckets: Count | None = None,
         long_tail: bool = False,
     ) -> None:
         lengths = np.asarray(column_of(metadata, column, "column"))
@@ -306,9 +311,9 @@ class Identity(BatchStrategy):
         seed: int,
         metadata: Any,
         column: str = "label",
-        identities: int = 8,
-        samples: int = 4,
-        batches: int | None = None,
+        identities: Count = 8,
+        samples: Count = 4,
+        batches: Count | None = None,
     ) -> None:
         values, codes, counts = np.unique(
             column_of(metadata, column, "column"), return_inverse=True, return_counts=True

@@ -38,6 +38,7 @@ from pipeline.order.blocks import (
 )  # fmt: skip
 from pipeline.order.randomness import IntArray, hash64
 from pipeline.order.samplers import BatchStrategy, Order, Random, Tail, column_of
+from pipeline.ranges import Count
 
 Split = Literal["never", "tail"]
 
@@ -80,10 +81,10 @@ class SequencePacking(BatchStrategy):
         seed: int,
         metadata: Any,
         batch_size: int,
-        tokens: int,
+        tokens: Count,
         tail: Tail = "keep",
         column: str | IntArray = "length",
-        window: int = 4096,
+        window: Count = 4096,
         split: Split = "never",
         long: Literal["cut", "refuse"] = "cut",
         order: Order | None = None,

@@ -100,6 +100,34 @@ def test_a_slip_is_named_with_the_nearest_right_name(override, key, message):
     assert message in only(key, "task=digest", override)
 
 
+RANGES = [
+    ("sampler=weighted sampler.num_samples=0", "a whole number of at least 1 or null"),
+    ("sampler=weighted sampler.num_samples=-3", "a whole number of at least 1 or null"),
+    ("sampler=bucket dataset=sequences sampler.num_buckets=0", "of at least 1 or null"),
+    ("sampler=identity sampler.identities=0", "a whole number of at least 1"),
+    ("sampler=identity sampler.batches=-1", "a whole number of at least 1 or null"),
+    ("sampler=identity sampler.samples=true", "got true, expected a whole number of at least 1"),
+    ("sampler=subset sampler.fraction=2", "a number of at least 0 and of at most 1 or null"),
+    ("sampler=subset sampler.indices=[1.5]", "a list, each entry a whole number of at least 0"),
+    ("sampler=subset sampler.indices=[3,true]", "a list, each entry a whole number of at least 0"),
+    ("sampler=subset sampler.indices=[100000000000000000000]", "a list, each entry a whole"),
+    ("dataset.split_seed=18446744073709551616", "of at least 0 that fits into 64 bits"),
+    ("dataset.count=9223372036854775808", "of at least 1 that fits into 64 bits"),
+    ("dataset.val_fraction=1.01", "a number of at least 0 and of at most 1"),
+    ("seed=18446744073709551616", "a whole number of at least 0 that fits into 64 bits"),
+    ("task=digest epoch=100000000000000000000000", "of at least 0 that fits into 64 bits"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), RANGES, ids=[words for words, _ in RANGES])
+def test_a_number_outside_of_its_range_is_refused_with_the_range(overrides, message):
+    *others, last = overrides.split()
+    if last.startswith("dataset.split_seed"):
+        last = f"+{last}"
+    key = last.partition("=")[0].lstrip("+")
+    assert message in only(key, "task=digest", *others, last)
+
+
 def test_everything_wrong_comes_at_once():
     found = refusals(
         "sampler=wieghted", "x=[", "lodaer=fast", "loader.num_workers=1.5", "batch.size=0",

@@ -113,12 +113,26 @@ def test_weighted_without_replacement_draws_each_positive_row_at_most_once():
         ([1, 1, float("nan")], "weight of row 2 is nan"),
         ([float("inf"), 1, 1], "weight of row 0 is inf"),
         ([0, 0, 0], "all 3 weights are zero"),
+        ([1.0, 5e-324, 1], r"weight of row 1 is less than 2\^-1000 of the largest"),
         (["a", "b", "c"], "does not hold numbers"),
     ],
 )
 def test_bad_weights_are_refused(weights, message):
     with pytest.raises(DataError, match=message):
         Weighted(3, 0, weights=weights)
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize("scale", [5e-324, 2.0**-1060, 2.0**1021])
+def test_the_scale_of_weights_changes_no_draw(scale, replacement):
+    weights = np.array([0, 3, 0, 1, 2, 0])
+    options = {"replacement": replacement, "num_samples": 3}
+    plain = Weighted(6, 0, weights=weights, **options)
+    scaled = Weighted(6, 0, weights=weights * scale, **options)
+    for epoch in range(50):
+        rows = epoch_of(scaled, epoch)
+        assert rows.tolist() == epoch_of(plain, epoch).tolist()
+        assert set(rows.tolist()) <= {1, 3, 4}
 
 
 def test_weights_of_another_length_are_refused():
@@ -147,6 +161,10 @@ def test_subset_is_the_same_rows_in_every_epoch():
     assert epoch_of(Subset(9, 0, indices=[5, 2], shuffle=False)).tolist() == [5, 2]
     with pytest.raises(ConfigError, match="row 9 does not exist"):
         Subset(9, 0, indices=[9])
+    with pytest.raises(ConfigError, match="rows are whole numbers, and these are float64"):
+        Subset(9, 0, indices=[1.5])
+    with pytest.raises(ConfigError, match="rows are whole numbers, and these are bool"):
+        Subset(9, 0, indices=[True, False])
     with pytest.raises(ConfigError, match="either indices or fraction"):
         Subset(9, 0)
 
