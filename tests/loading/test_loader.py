@@ -61,6 +61,24 @@ def test_batches_are_the_same_for_any_start_method(context, workers):
     assert got == [toy.hashes(toy.loader(MAIN, toy.Everywhere()))] * 2
 
 
+class HoldsGenerator:
+    """A transform with a generator of torch's, whose state is a tensor made for each pickle."""
+
+    def __init__(self):
+        self.generator = torch.Generator()
+
+    def __call__(self, sample):
+        return {**sample, "drawn": torch.rand(2, generator=self.generator)}
+
+
+@pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.stress)])
+def test_a_generator_of_torchs_reaches_workers_of_any_start_method(context, capfd):
+    options = LoaderOptions("process", 1, multiprocessing_context=context)
+    with toy.loader(options, HoldsGenerator()) as loader:
+        assert toy.hashes(loader) == toy.hashes(toy.loader(MAIN, HoldsGenerator()))
+    assert capfd.readouterr().err == ""  # no death, and nothing reported as leaked
+
+
 def test_draws_from_every_global_generator_have_keys():
     expected = toy.hashes(toy.loader(MAIN, toy.Everywhere()))
     assert toy.hashes(toy.loader(LoaderOptions("process", 3), toy.Everywhere())) == expected

@@ -6,13 +6,16 @@ or, where the pool deals, those that it was handed; then a new process is handed
 
 from __future__ import annotations
 
+import io
+import pickle
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from pipeline.distributed.preemption import asked
@@ -27,6 +30,24 @@ from pipeline.loading.workers.worker_side import DUMP, WorkerContext, run
 _KILL_SECONDS = 2.0  # for a killed process to be gone
 _SIZE_SECONDS = 0.1  # between two looks at its memory
 _QUIET = 1.0  # seconds without a sign of life from which on more is asked
+
+
+class _Sent:
+    """What a new process is sent, and all that exists only while it is pickled.
+
+    torch sends a tensor as a descriptor of its memory, and multiprocessing passes descriptors on
+    when everything has been pickled. By then the state that a `torch.Generator` was asked for would
+    be gone, and its descriptor closed, or another file's.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        buffer = io.BytesIO()
+        self._pickler = ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL)  # its memo keeps them
+        self._pickler.dump(self._value)
+        return pickle.loads, (buffer.getvalue(),)
 
 
 class Worker:
@@ -120,9 +141,17 @@ class Worker:
         self._stack = Connection(anonymous_file())
         steady = threading.current_thread() is threading.main_thread()
         with theirs:
-            given = replace(self._given, number=self.number, steady=steady, sock=theirs,
-                            stack=self._stack)  # fmt: skip
-            process = self._context.Process(target=run, args=(given,), daemon=True)
+            method = self._context.get_start_method()
+            given = replace(
+                self._given,
+                number=self.number,
+                steady=steady,
+                spawned=method == "spawn",
+                sock=theirs,
+                stack=self._stack,
+            )
+            sent = given if method == "fork" else _Sent(given)
+            process = self._context.Process(target=run, args=(sent,), daemon=True)
             try:
                 process.start()
             except BaseException:

@@ -77,6 +77,7 @@ class WorkerContext:
         owner: pid of the process that it works for.
         queue: to take requests from; None: they come by `sock`.
         steady: whether the thread that starts it lives as long as that process.
+        spawned: whether it is a new interpreter.
         sock: to the pool.
         stack: descriptor to write the stack to, in a `multiprocessing.connection.Connection`, which
             can be passed to a new process.
@@ -91,6 +92,7 @@ class WorkerContext:
     queue: QueueReader | None
     number: int = 0
     steady: bool = False
+    spawned: bool = False
     sock: Any = None
     stack: Any = None
 
@@ -98,8 +100,10 @@ class WorkerContext:
 def run(given: WorkerContext) -> None:
     """The worker process."""
     # What a fork has copied is its owner's to collect: finalizers of libraries with threads, such
-    # as Ray's, crash here. Memory that nobody goes through also stays shared.
-    gc.freeze()
+    # as Ray's, crash here. Memory that nobody goes through also stays shared. A new interpreter has
+    # copied nothing, and at its end what is frozen would be reported as leaked.
+    if not given.spawned:
+        gc.freeze()
     _end_with(given.owner, given.steady)
     # Enabled twice, it would not take its signals back from others, such as Ray.
     faulthandler.disable()
