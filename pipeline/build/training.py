@@ -14,7 +14,7 @@ import torch
 
 from pipeline.build.data import DataParts
 from pipeline.config.instantiate import make
-from pipeline.config.nodes import SCHEDULE_KEYS, trackers
+from pipeline.config.nodes import SCHEDULE_KEYS, metrics, trackers
 from pipeline.config.schema import Config
 from pipeline.distributed.world import World
 from pipeline.order.randomness import hash64, scope, seed_global
@@ -49,7 +49,10 @@ class TrainingParts:
 
     def objective(self) -> Any:
         """The objective with its metrics."""
-        return self.data.make_with_facts("objective", self.config.objective, nested=True)
+        node = self.config.objective
+        if "metrics" in node:
+            node = {**node, "metrics": metrics(node)}
+        return self.data.make_with_facts("objective", node, nested=True)
 
     def optimizer(self, model: torch.nn.Module) -> Optimizer:
         """The optimizer of the model's weights."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.config import allow_list, data_rules, order_rules
 from pipeline.config.messages import nearest, show
-from pipeline.config.nodes import called, datasets, direction, trackers, walk
+from pipeline.config.nodes import called, datasets, direction, metrics, trackers, walk
 from pipeline.config.order_rules import datasets_found
 from pipeline.config.schema import Config, RaySection
 from pipeline.config.signatures import arguments
@@ -261,10 +261,10 @@ def device(config: Config, found: Found) -> Messages:
 
 def monitor(config: Config, found: Found) -> Messages:
     """The monitored metric has to be the loss or one of the objective's."""
-    name, metrics = config.trainer.monitor, config.objective.get("metrics")
-    if name is None or not isinstance(metrics, Mapping) or config.task != "fit":
+    name, measured = config.trainer.monitor, metrics(config.objective)
+    if name is None or not isinstance(measured, Mapping) or config.task != "fit":
         return
-    known = ["loss", *metrics]
+    known = ["loss", *measured]
     metric = name.removeprefix("val/").split("/")[0]
     if metric not in known:
         yield (

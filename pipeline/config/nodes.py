@@ -119,6 +119,14 @@ def without_own(node: Any, names: Sequence[str] = KEPT) -> Any:
             or (name not in OF_THE_BUILD[:2] and _takes(node, name))}  # fmt: skip
 
 
+def metrics(objective: Mapping[str, Any]) -> Any:
+    """The metrics of an objective's node; one that is null is left out, as steps of transforms."""
+    found = objective.get("metrics")
+    if not isinstance(found, Mapping) or "_target_" in found:
+        return found
+    return {name: node for name, node in found.items() if node is not None}
+
+
 def _bare(node: Any) -> Any:
     """A tree of nodes without the keys that choose rows."""
     if isinstance(node, Mapping):

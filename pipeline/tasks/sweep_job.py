@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config import environment
-from pipeline.config.nodes import direction
+from pipeline.config.nodes import direction, metrics
 from pipeline.config.schema import Config
 from pipeline.distributed import preemption, slurm
 from pipeline.errors import PREEMPTED, ConfigError
@@ -196,7 +196,7 @@ def metric_of(config: Config | None) -> tuple[str | None, str | None]:
     """The name and the mode of a job's value."""
     if config is None or config.task not in ("fit", "validate"):
         return None, None
-    name = config.trainer.monitor or next(iter(config.objective.get("metrics", {})), None)
+    name = config.trainer.monitor or next(iter(metrics(config.objective) or ()), None)
     if name is None:
         return None, None
     return name, direction(config, name.removeprefix("val/")) or config.trainer.mode

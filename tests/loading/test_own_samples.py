@@ -258,6 +258,21 @@ def test_statistics_of_pictures(tmp_path):
     assert not list(tmp_path.iterdir())  # nobody could tell whose they are
 
 
+@pytest.mark.parametrize("kind", [lambda x: {"image": x}, lambda x: (x,), lambda x: x])
+def test_a_pillow_picture_becomes_an_image_in_any_sample(kind):
+    sample = Fields(["image"]).named(kind(Image.new("RGB", (6, 5), (10, 100, 0))))
+    assert type(sample["image"]) is tv_tensors.Image
+    assert sample["image"].shape == (3, 5, 6)
+    assert sample["image"][:, 0, 0].tolist() == [10, 100, 0]
+
+
+def test_a_metric_that_is_null_is_left_out():
+    config = pipeline.compose("objective.metrics.nme=null")
+    assert TrainingParts(config).objective().metrics == {}
+    with pytest.raises(ConfigError, match="the objective measures no 'nme'; it has loss"):
+        pipeline.compose("objective.metrics.nme=null", "trainer.monitor=nme")
+
+
 def test_replay_validate_verify_and_predictions(people, capsys, tmp_path):
     common = own("Labelled", "trainer.max_steps=3", "trainer.ledger=true", "trainer.digest=true")
     for name in "ab":
