@@ -20,6 +20,7 @@ import hydra
 import omegaconf
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser import overrides_parser, overrides_visitor
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException
@@ -57,6 +58,14 @@ except (ImportError, AttributeError, KeyError) as error:
         f" and 2.3.1, with which Penstock was tested: {error}. Install these versions, or a newer "
         "Penstock"
     ) from error
+
+if not __debug__:
+    # hydra's visitor reads on inside of asserts, which `python -O` leaves out.
+    _loader: Any = overrides_visitor.__loader__
+    _source = _loader.get_data(overrides_visitor.__file__)
+    _code = _loader.source_to_code(_source, overrides_visitor.__file__, _optimize=0)
+    exec(_code, vars(overrides_visitor))
+    overrides_parser.HydraOverrideVisitor = overrides_visitor.HydraOverrideVisitor
 
 __all__ = [
     "BASIC_LAUNCHER", "BASIC_SWEEPER", "HookedLoader", "apply_override",

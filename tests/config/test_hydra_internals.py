@@ -3,6 +3,8 @@
 import importlib
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,3 +129,15 @@ def test_hydras_section_resolves_for_a_time_and_is_as_before():
         assert HydraConfig.get().runtime.output_dir == "."
     assert not HydraConfig.initialized()
     assert before == (OmegaConf.to_yaml(config.hydra), OmegaConf.is_readonly(config.hydra))
+
+
+@pytest.mark.parametrize("flag", [pytest.param("-O", marks=pytest.mark.stress), "-OO"])
+def test_overrides_are_parsed_without_asserts_too(flag):
+    code = (
+        "import json, pipeline\n"
+        "print(json.dumps(pipeline.compose('+dataset.facts={num_classes:3}').dataset['facts']))"
+    )
+    done = subprocess.run(
+        [sys.executable, flag, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout == '{"num_classes": 3}\n', done.stderr
