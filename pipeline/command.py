@@ -10,6 +10,7 @@ else is a bug and keeps its traceback. PENSTOCK_TRACEBACK=1 shows it for the for
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import logging
 import os
@@ -283,6 +284,15 @@ def _report_bug(error: BaseException, rank: str) -> int:
         reason = str(error).split(". This is")[0]
         say(f"{rank}ends, as it has lost another rank: {reason}")
         return launch.LOST
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        import resource  # POSIX only
+
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        say(
+            f"{rank}error: too many open files: a process may open {files} here. Allow more "
+            "(`ulimit -n 4096`), or set a smaller loader.num_workers"
+        )
+        return 1
     lines = "".join(traceback.format_exception(error)).rstrip("\n").split("\n")
     say("\n".join(f"{rank}{line}" for line in lines))
     return 1

@@ -4,6 +4,8 @@ Most are what people bring along from torch, Lightning, Hugging Face and argpars
 """
 
 import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -14,7 +16,7 @@ from pipeline.config.composition import Composer
 from pipeline.config.messages import choices
 from pipeline.config.schema import Config
 from pipeline.distributed import world
-from tests.program import run
+from tests.program import ROOT, run
 
 ARRAYS = ["dataset=arrays", "tracker=none", "trainer.pictures=false"]
 
@@ -232,3 +234,15 @@ def test_suggested_values_are_taken(key):
     section, name = key.split(".")
     annotation = Config.model_fields[section].annotation.model_fields[name].annotation
     assert set(familiar_names.VALUES[key].values()) <= set(choices(annotation))
+
+
+def test_too_many_open_files_are_told_with_the_limit(arrays):
+    code = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48)); "
+    code += f"sys.argv = ['run.py', *{[*arrays, 'task=digest', 'loader=default']}, "
+    code += f"'loader.num_workers=8']; runpy.run_path('{ROOT}/run.py', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "error: too many open files: a process may open 48 here. Allow more (`ulimit -n 4096`), or "
+        "set a smaller loader.num_workers"
+    )
