@@ -65,7 +65,7 @@ if not __debug__:
     _source = _loader.get_data(overrides_visitor.__file__)
     _code = _loader.source_to_code(_source, overrides_visitor.__file__, _optimize=0)
     exec(_code, vars(overrides_visitor))
-    overrides_parser.HydraOverrideVisitor = overrides_visitor.HydraOverrideVisitor
+    vars(overrides_parser)["HydraOverrideVisitor"] = overrides_visitor.HydraOverrideVisitor
 
 __all__ = [
     "BASIC_LAUNCHER", "BASIC_SWEEPER", "HookedLoader", "apply_override",
