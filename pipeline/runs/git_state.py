@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeGuard
 
 from pipeline.files.regular_file import open_regular
 
@@ -100,7 +100,12 @@ def _commit(found: _Checkout) -> str | None:
         if not _REFERENCE.fullmatch(name) or ".." in name:
             return None
         text = _reference(found, name)
-    return text if _HASH.fullmatch(text) else None
+    return text if is_commit(text) else None
+
+
+def is_commit(text: object) -> TypeGuard[str]:
+    """Whether it is the hash of a commit in full, and nothing that git takes for an option."""
+    return isinstance(text, str) and _HASH.fullmatch(text) is not None
 
 
 def _reference(found: _Checkout, name: str) -> str:

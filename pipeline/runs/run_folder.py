@@ -44,7 +44,7 @@ from pipeline.files.own_files import check_tree
 from pipeline.runs import holder
 from pipeline.runs.git_state import git_state
 from pipeline.runs.holder import HOLDER, now
-from pipeline.runs.manifest import has_manifest, read_manifest
+from pipeline.runs.manifest import PACKAGES, has_manifest, read_manifest
 
 Status = Literal["running", "done", "failed", "interrupted", "preempted"]
 
@@ -52,10 +52,6 @@ _OF_OTHERS = ("result.json", "job.lock", HOLDER, ".hydra")  # allowed in an uncl
 BY_ADDRESS = ("ledger.jsonl", "digests.jsonl")
 BEST_FOLDER = "best"  # the one link in a run's folder: to a sharded checkpoint beside it
 
-PACKAGES = (
-    "torch", "torchvision", "numpy", "hydra-core", "omegaconf", "pandas", "pillow", "scikit-image",
-    "torchmetrics", "safetensors", "albumentations",
-)  # fmt: skip
 CODE = Path(__file__).parent.parent
 
 
