@@ -32,6 +32,7 @@ from omegaconf import DictConfig
 import pipeline
 from pipeline import program, tasks, terminal
 from pipeline.config import (
+    completion,
     disclosure,
     endpoints,
     hydra_internals,
@@ -42,6 +43,7 @@ from pipeline.config import (
     project,
 )
 from pipeline.config.composition import CONF, VERSION_BASE, Composer, plain, with_run_dir
+from pipeline.config.messages import from_folder
 from pipeline.config.schema import READING, Config
 from pipeline.distributed import launch, preemption, world
 from pipeline.distributed.preemption import Preempted, Preemption, Stop
@@ -92,8 +94,10 @@ def main(
             overrides, resumed = stored_sweep.resumed(overrides)
             if resumed and not {"-m", "--multirun"} & set(options):
                 options = [*options, "--multirun"]
-            given = with_overrides_of_run(with_run_dir(overrides))
-            return _main(options, given, entry, argv)
+            own = with_run_dir(overrides)
+            given = with_overrides_of_run(own)
+            with from_folder(resumed is not None or given != own):
+                return _main(options, given, entry, argv)
     except BaseException as error:
         return report(error)
 
@@ -110,6 +114,9 @@ def _main(
         raise ConfigError("a sweep starts the ranks of each of its jobs itself; run it with "
                           f"{program.text('-m')}, and not under torchrun or srun")  # fmt: skip
     only_looks = bool(args.help or args.hydra_help or args.cfg or args.info is not None)
+    if args.shell_completion:
+        completion.run(args)
+        return 0
     composer, single = _checked(args, only_looks)
     swept = nullcontext() if composer.grid is None else hydra_internals.swept_by(
         partial(sweep_grid.run_grid, composer.grid, overrides, typed))  # fmt: skip
@@ -148,8 +155,6 @@ def _checked(args: argparse.Namespace, only_looks: bool) -> tuple[Composer, bool
     """The composer of the configuration, and whether it is a single run's."""
     try:
         composer = Composer(args.config_path, args.config_name, args.config_dir)
-        if args.shell_completion:  # its overrides are unfinished; the loader checks them
-            return composer, False
         if only_looks:
             preflight.look(composer, args.overrides)
             return composer, False

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pipeline.errors import PenstockError
 from pipeline.runs.record import DIGESTS, METRICS, RunRecord, by_address
 from pipeline.runs.summary import RunSummary
+from pipeline.terminal import one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -138,8 +139,8 @@ class Run:
     def _repr_html_(self) -> str:
         facts = {"run": self.path, **self._facts(), "command": self._summary.command}
         rows = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
-            f"<td style='text-align:left'>{html.escape(str(value))}</td></tr>"
+            f"<tr><th style='text-align:left'>{html.escape(one_line(name))}</th>"
+            f"<td style='text-align:left'>{html.escape(one_line(value))}</td></tr>"
             for name, value in facts.items() if value
         )  # fmt: skip
         return f"<table>{rows}</table>"

@@ -27,12 +27,12 @@ KNOWN_TO_DATASETS = (
     "pipeline.packing",
 )  # fmt: skip
 KNOW_HYDRA = {
-    "run.py", "pipeline/command.py", "pipeline/tasks/fit.py", "pipeline/tasks/own_command.py",
+    "run.py", "pipeline/command.py", "pipeline/tasks/fit.py",
     "pipeline/tasks/sweep.py",
     "pipeline/tasks/sweep_grid.py", "pipeline/tasks/optuna_sweeper.py",
     *(f"pipeline/config/{name}.py" for name in (
         "composition", "environment", "hydra_internals", "hydra_loader", "hydra_output",
-        "hydra_section", "instantiate", "preflight", "unknown_keys", "whole_nodes",
+        "hydra_section", "instantiate", "own_command", "preflight", "unknown_keys", "whole_nodes",
     )),
 }  # fmt: skip
 CODE = ("pipeline/*.py", "datasets/*.py", "run.py")

@@ -205,7 +205,7 @@ def test_a_fresh_environment_trains_on_faces_and_on_a_new_project(source, tmp_pa
     script = 'eval "$(penstock -sc install=bash)"; complete -p penstock'
     done = subprocess.run(["bash", "-c", script], env=environment, cwd=work, capture_output=True,
                           text=True, check=True)  # fmt: skip
-    assert "hydra_bash_completion" in done.stdout
+    assert "_penstock_completion" in done.stdout
 
     penstock("init", "my birds")
     project = work / "my birds"

@@ -17,7 +17,8 @@ from pipeline.loading.sharing.share import Share
 from pipeline.order.streams import length_of
 from pipeline.runs.identity.effects import tells
 from pipeline.runs.identity.sources import UNKNOWN, code_of, of_penstock
-from pipeline.runs.run_folder import PACKAGES, version_of
+from pipeline.runs.manifest import PACKAGES
+from pipeline.runs.run_folder import version_of
 
 if TYPE_CHECKING:
     from pipeline.build.data import Split

@@ -32,7 +32,7 @@ from difflib import get_close_matches
 from types import FunctionType, ModuleType
 from typing import Any
 
-from pipeline.config.messages import nearest
+from pipeline.config.messages import allowing, nearest
 from pipeline.errors import ConfigError, Problem
 
 VARIABLE = "PENSTOCK_TRUST"
@@ -283,7 +283,8 @@ def _rules_for(name: Any, packages: tuple[str, ...]) -> list[Rule]:
     near = f" (did you mean {close[0]!r}?)" if close else ""
     raise _Refusal(
         f"{name} may not be called from a configuration{near}: {package!r} is not trusted. If it "
-        f"is yours, or you have read it: --trust {package} (or {VARIABLE}={package})"
+        f"is yours, or you have read it: {allowing('--trust', package, 'PACKAGE')} (or "
+        f"{allowing(VARIABLE, package, 'PACKAGE').replace(' ', '=')})"
     )
 
 

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from pipeline import program
 
 HIDDEN = "***"
 
@@ -133,7 +134,7 @@ def words(given: Iterable[str]) -> list[str]:
 
 def command(given: Sequence[str]) -> str:
     """A command line as it may be written down, quoted so that it can be pasted."""
-    return shlex.join(words(given))
+    return program.joined(words(given))
 
 
 def is_redacted(text: str) -> bool:

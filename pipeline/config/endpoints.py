@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config import disclosure
+from pipeline.config.messages import allowing
 from pipeline.errors import Problem
 
 VARIABLE = "PENSTOCK_ALLOW_ENDPOINT"
@@ -97,7 +98,7 @@ def check(config: Mapping[str, Any]) -> list[Problem]:
         if one.is_allowed or one.given == TRACKERS["pipeline.runs.trackers.wandb.WandB"]:
             continue
         name = ":".join(filter(None, one.server[1:]))
-        way = f", --allow-endpoint {name}" if name else ""
+        way = f", {allowing('--allow-endpoint', name, 'HOST')}" if name else ""
         variable = _SERVERS[one.key.rpartition(".")[2]]
         problems.append(Problem(one.key, f"sends this run's configuration, numbers and pictures to "
                                 f"{disclosure.urls(one.given)!r}, with credentials of whoever "
@@ -107,7 +108,7 @@ def check(config: Mapping[str, Any]) -> list[Problem]:
         if one.is_allowed:
             continue
         name = ":".join(filter(None, one.server[1:]))
-        way = f", --allow-endpoint {name}" if name else ""
+        way = f", {allowing('--allow-endpoint', name, 'HOST')}" if name else ""
         problems.append(Problem(one.key, f"sends requests, signed with credentials of whoever runs "
                                 f"this, to {one.given!r}, which is not the provider's. If that "
                                 f"is right{way}; public data: anon: true beside it"))  # fmt: skip

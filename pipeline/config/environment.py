@@ -20,6 +20,7 @@ from omegaconf.resolvers import oc
 
 from pipeline.config import disclosure, endpoints
 from pipeline.config.disclosure import Origin, Plain
+from pipeline.config.messages import allowing
 from pipeline.errors import Problem
 
 VARIABLE = "PENSTOCK_ALLOW_ENV"
@@ -122,7 +123,7 @@ def check(config: Plain) -> list[Problem]:
         if where:
             reason = (
                 f"{origin.text} would send {', '.join(names)} of the environment away from this "
-                f"machine, {where}. If it may: --allow-env {','.join(names)}"
+                f"machine, {where}. If it may: {allowing('--allow-env', ','.join(names), 'NAME')}"
             )
             problems.append(Problem(key, reason))
     return problems

@@ -32,6 +32,7 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 
 from pipeline.config import allow_list
+from pipeline.config.messages import allowing, show
 from pipeline.errors import ConfigError, Problem
 
 CALLBACKS = (
@@ -123,7 +124,8 @@ def _not_a_place(entry: Any) -> str | None:
     if allow_list.is_trusted(package):
         return None
     first = package.split(".")[0]
-    return f"{entry} imports {package}, which is not trusted. If it is yours: --trust {first}"
+    way = allowing("--trust", first, "PACKAGE")
+    return f"{entry} imports {package}, which is not trusted. If it is yours: {way}"
 
 
 def _literals(section: Mapping[str, Any]) -> Iterator[Problem]:
@@ -187,7 +189,8 @@ def _trusted(
     """The problem of a name that has to be in a package of the person's own."""
     if not isinstance(name, str) or not allow_list.is_trusted(name):
         package = str(name).split(".")[0]
-        way = "" if package in allow_list.NEVER else f". If it is yours: --trust {package}"
+        way = allowing("--trust", package, "PACKAGE")
+        way = "" if package in allow_list.NEVER else f". If it is yours: {way}"
         yield Problem(key, f"{name} is not called: hydra's section may name {', '.join(known)} and "
                       f"what lies in a package that you trust{way}")  # fmt: skip
         return
@@ -251,7 +254,7 @@ def _arguments(node: Mapping[Any, Any], key: str, typed: Sequence[str]) -> Itera
             first = below if below.count(".") == 2 else key
             yield from (
                 Problem(place, "is text for a plugin, which may run it; it is taken from the "
-                        f"command line only: {first}={text!r}")
+                        f"command line only ({first}=...), and this is {show(text)}")
                 for place, text in _texts(value, below)
                 if not any(place == one or place.startswith((f"{one}.", f"{one}["))
                            for one in typed)

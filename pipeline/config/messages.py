@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pipeline.ranges import LARGEST
+
+_of_folder: ContextVar[bool] = ContextVar("of_folder", default=False)
+
+
+@contextmanager
+def from_folder(is_so: bool = True) -> Iterator[None]:
+    """What is checked meanwhile comes from the folder of a run or a sweep, which is anybody's."""
+    token = _of_folder.set(is_so)
+    try:
+        yield
+    finally:
+        _of_folder.reset(token)
+
+
+def allowing(option: str, name: str, kind: str) -> str:
+    """An option that allows something, for a person to type.
+
+    No folder has one made that can be pasted: there, `kind` says what to name.
+    """
+    return f"{option} {kind if _of_folder.get() else name}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

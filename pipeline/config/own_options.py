@@ -75,13 +75,15 @@ def taken(
         ours = project.current()
     elif (ours := project.find(Path.cwd(), not typed)) is not None:
         trusts, configures = not named[allow_list.VARIABLE], args.config_dir is None
-        if trusts:
+        if trusts and not args.shell_completion:
             named[allow_list.VARIABLE] = list(ours.trust)
         if configures and ours.config_dir:
             from_project = ["--config-dir", ours.config_dir]
         said = ours.said(trusts, configures)
         if said and not args.shell_completion:
             announce(said)
+        if args.shell_completion:  # who presses Tab has not asked for a folder's code yet
+            ours = None
     overrides = args.overrides
     left = list(overrides)
     options = [word for word in rest if not (left and word == left[0] and left.pop(0))]

@@ -33,6 +33,7 @@ from pipeline.config.composition import Composed, Composer, plain, with_run_dir
 from pipeline.config.disclosure import Plain
 from pipeline.config.grid import Grid
 from pipeline.config.hydra_internals import BASIC_LAUNCHER, BASIC_SWEEPER
+from pipeline.config.messages import from_folder
 from pipeline.config.schema import READING, Config
 from pipeline.errors import ConfigError, Problem
 
@@ -116,7 +117,8 @@ def stored(config: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: with everything that is wrong.
     """
-    return accept(plain(OmegaConf.create(dict(config))))
+    with from_folder():
+        return accept(plain(OmegaConf.create(dict(config))))
 
 
 def look(composer: Composer, lines: Sequence[str]) -> None:

@@ -34,8 +34,8 @@ Made from the comments in `conf/` by `python -m pipeline.config.reference > docs
 Parts of other libraries (torch's optimizers, for instance) take theirs in the same way; a wrong
 name is answered with all that there are.
 
-Tab completes keys and options in a shell that was told so (add it to its start-up file; `zsh` and
-`fish` in the place of `bash`):
+Tab completes keys, options and names of files in a shell that was told so, in its start-up
+file (`zsh` in the place of `bash`; for fish, `python run.py -sc install=fish | source`):
 
 ```sh
 eval "$(python run.py -sc install=bash)"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
+from collections.abc import Mapping
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
+
+from pipeline import program
 from pipeline.config.disclosure import is_redacted
 from pipeline.reports import page
 from pipeline.reports.page import Section
-from pipeline.reports.values import command, overrides, value
+from pipeline.reports.values import command, overrides
+from pipeline.runs.git_state import is_commit
+from pipeline.runs.manifest import PACKAGES
 from pipeline.runs.record import RunRecord
 
 _AGAIN = "outputs/again"
@@ -31,31 +36,43 @@ def section(run: RunRecord) -> Section:
     lines, notes = reproduction(run, known)
     what = "To reproduce the run, and to check that it is the same one:"
     return Section("Environment, and the same run again", page.together(
-        page.facts(machine, short=True), page.command("\n".join(lines), what),
+        page.facts(machine, short=True), page.command("\n".join(lines), what) if lines else None,
         page.listed(notes) if notes else None,
     ))  # fmt: skip
 
 
-def reproduction(run: RunRecord, packages: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Commands that make the run again and compare, and what they leave open."""
+def reproduction(run: RunRecord, packages: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Commands that make the run again and compare, and what they leave open.
+
+    Args:
+        packages: version by name, as the folder says it.
+    """
     git, lines, notes = run.manifest.get("git"), [], []
-    words = overrides(run)
-    if isinstance(git, dict):
-        lines.append(shlex.join(["git", "checkout", str(git.get("commit"))]))
-        if git.get("dirty"):
-            notes.append("Files differed from that commit when the run was started; their changes "
-                         "are not kept.")  # fmt: skip
-    wanted = [f"{name}=={one}" for name, one in packages.items()]
+    commit = git.get("commit") if isinstance(git, dict) else None
+    if is_commit(commit):
+        lines.append(program.joined(["git", "checkout", commit]))
+    if isinstance(git, dict) and git.get("dirty"):
+        notes.append("Files differed from that commit when the run was started; their changes "
+                     "are not kept.")  # fmt: skip
+    wanted = [f"{name}=={known}" for name in PACKAGES if (known := _version(packages.get(name)))]
     if wanted:
-        lines.append(shlex.join(["python", "-m", "pip", "install", *wanted]))
-    lines.append(command(run, *words, value("run_dir", _AGAIN)))
-    lines.append(command(run, "task=verify", f"runs=[{_listed(run)},{_AGAIN}]"))
-    if any(map(is_redacted, words)):
+        lines.append(program.joined(["python", "-m", "pip", "install", *wanted]))
+    again = command(run, program.override("run_dir", _AGAIN), again=True)
+    if again is None:
+        notes.append("The folder's overrides are not such that a command could be made of them.")
+    else:
+        runs = f"runs=[{program.literal(run.path)},{_AGAIN}]"
+        lines += filter(None, [again, command(run, "task=verify", runs)])
+    if any(map(is_redacted, overrides(run))):
         notes.append("Words with *** were secrets; put yours in their place.")
     if run.ledger is None:
         notes.append("The run wrote no ledger, so only weights can be compared.")
     return lines, notes
 
 
-def _listed(run: RunRecord) -> str:
-    return value("", run.path).removeprefix("=")
+def _version(text: Any) -> str | None:
+    """A version as packages have them; None for anything else, such as an address."""
+    try:
+        return str(Version(text))
+    except (InvalidVersion, TypeError):
+        return None

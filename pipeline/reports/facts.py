@@ -128,14 +128,13 @@ class ShownBatch:
     """A training batch as the model got it; `samples` are its first ones, of `rows`.
 
     `kind` is pictures, signals, recordings (signals below the waveforms that they were made of),
-    texts or numbers; `replay` is the command that makes it again.
+    texts or numbers.
     """
 
     epoch: int
     step: int
     rows: int
     kind: str
-    replay: str
     samples: tuple[ShownSample, ...]
 
 

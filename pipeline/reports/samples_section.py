@@ -12,6 +12,7 @@ from pipeline.errors import PenstockError
 from pipeline.reports import page
 from pipeline.reports.facts import Facts, ShownBatch, ShownSample, read_facts
 from pipeline.reports.page import Section
+from pipeline.reports.values import replay
 from pipeline.runs.record import RunRecord
 
 TITLE = "Samples"
@@ -31,17 +32,18 @@ def section(run: RunRecord) -> Section | None:
         return None
     if facts is None or not (facts.batches or facts.predictions or facts.notes):
         return None
-    parts = [_batch(one) for one in facts.batches]
+    parts = [_batch(run, one) for one in facts.batches]
     if facts.predictions:
         parts.append(_predictions(facts))
     parts += [page.paragraph(note) for note in facts.notes]
     return Section(TITLE, page.together(*parts))
 
 
-def _batch(batch: ShownBatch) -> Markup:
+def _batch(run: RunRecord, batch: ShownBatch) -> Markup:
     count = f"{len(batch.samples)} of its {batch.rows} rows"
     if len(batch.samples) >= batch.rows:
         count = f"its {batch.rows} rows"
+    line = replay(run, batch.epoch, batch.step)
     return page.together(
         _heading(f"Training batch: epoch {batch.epoch}, step {batch.step}"),
         page.paragraph(
@@ -55,7 +57,7 @@ def _batch(batch: ShownBatch) -> Markup:
             [(one.index, one.words, one.truth) for one in batch.samples],
             numbers=[0],
         ),
-        page.command(batch.replay, "To make this batch again:"),
+        page.command(line, "To make this batch again:") if line else None,
     )
 
 

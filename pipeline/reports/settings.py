@@ -17,6 +17,7 @@ from pipeline.reports.page import Section
 from pipeline.reports.values import as_yaml, clock, overrides
 from pipeline.runs.record import RunRecord
 from pipeline.runs.resumption import leaves
+from pipeline.terminal import one_line
 
 _OF_EVERY_RUN = ("run_dir", "resume", "task", "runs")
 _NOT_SET = object()
@@ -26,13 +27,23 @@ _MOST_ROWS = 300
 def section(run: RunRecord) -> Section:
     """The command, the git state, the configuration as a difference, and all of it, folded."""
     whole = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True, width=88)
-    given = {"started": clock(run.manifest, "started"), "folder": run.path, "git": git(run),
-             "seed": run.config.get("seed")}  # fmt: skip
+    given = {
+        "started": clock(run.manifest, "started"),
+        "started by": started_by(run),
+        "folder": run.path,
+        "git": git(run),
+        "seed": run.config.get("seed"),
+    }
     return Section("Settings", page.together(
-        page.command(str(run.manifest.get("command", "")), "It was started by"),
         page.facts(given), *_differences(run),
         page.folded("The whole configuration", page.code(whole, "config.yaml")),
     ))  # fmt: skip
+
+
+def started_by(run: RunRecord) -> str:
+    """What the folder says that the run was started by: to be read and not to be pasted."""
+    command = run.manifest.get("command")
+    return one_line(command) if isinstance(command, str) else ""
 
 
 def git(run: RunRecord) -> str:

@@ -15,7 +15,7 @@ from pipeline.files.disk import write_atomically
 from pipeline.files.plain_json import JsonError, integer, mapping
 from pipeline.reports import page
 from pipeline.reports.page import Section
-from pipeline.reports.values import command, overrides
+from pipeline.reports.values import replay
 from pipeline.runs.record import Ledger, RunRecord
 
 ROWS = "report/spikes.json"  # of a run's folder
@@ -129,16 +129,17 @@ def section(run: RunRecord) -> Section | None:
     found = find(run.ledger)
     if not found:
         return None
-    words, kept = overrides(run), kept_rows(run)
+    kept = kept_rows(run)
     rows = [(f"epoch {one.epoch}, step {one.step}", f"{one.loss:.4g}", f"{one.times:.2f}",
              one.samples, kept.get((one.epoch, one.step), "task=replay tells"))
             for one in found]  # fmt: skip
-    lines = [page.command(command(run, *words, "task=replay", f"epoch={one.epoch}",
-                                  f"step={one.step}"), f"Epoch {one.epoch}, step {one.step}:")
-             for one in found]  # fmt: skip
+    made = ((one, replay(run, one.epoch, one.step)) for one in found)
+    lines = [
+        page.command(line, f"Epoch {one.epoch}, step {one.step}:") for one, line in made if line
+    ]
     return Section("Spikes", page.together(
         page.table(f"Steps whose loss is highest, in medians of the {2 * _AROUND} steps around",
                    ("address", "loss", "times the median", "samples", "rows"), rows, (1, 2, 3)),
-        lines[0], page.folded("Commands for the others", page.together(*lines[1:]))
+        *lines[:1], page.folded("Commands for the others", page.together(*lines[1:]))
         if lines[1:] else None,
     ))  # fmt: skip

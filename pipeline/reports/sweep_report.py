@@ -18,8 +18,9 @@ from statistics import stdev
 from markupsafe import Markup
 
 from pipeline import program
+from pipeline.config.own_command import suggested
 from pipeline.files.disk import write_atomically
-from pipeline.reports import leaderboard, page, sweep_sections, values
+from pipeline.reports import leaderboard, page, sweep_sections
 from pipeline.reports.leaderboard import NAME, metric_of, rounded
 from pipeline.reports.sweep_data import (
     FINISHED,
@@ -97,20 +98,17 @@ def _lead(sweep: SweepRecord) -> Markup:
     )
     again = None
     if any(job.status in UNDONE and job.status != "running" for job in sweep.jobs):
-        again = page.command(_resuming(sweep), "To run what is missing:")
+        again = _resuming(sweep)
     return page.together(line, again)
 
 
-def _resuming(sweep: SweepRecord) -> str:
-    """The command that goes on with it."""
-    run = next((job.run for job in sweep.jobs if job.run is not None), None)
+def _resuming(sweep: SweepRecord) -> Markup:
+    """How to go on with it."""
     if sweep.is_stored:
-        words = ("-m", values.value("resume", sweep.path))
-        return values.command(run, *words) if run is not None else program.text(*words)
-    command = run.manifest.get("command") if run is not None else None
-    line = command if isinstance(command, str) else program.text("-m", "...")
-    place = values.value("hydra.sweep.dir", sweep.path)
-    return line if "hydra.sweep.dir=" in line else f"{line} {place}"
+        line = suggested("-m", program.override("resume", sweep.path))
+        return page.command(line, "To run what is missing:")
+    place = program.override("hydra.sweep.dir", sweep.path)
+    return page.paragraph(f"To run what is missing, repeat the sweep's command with {place}.")
 
 
 def _best(sweep: SweepRecord) -> str:

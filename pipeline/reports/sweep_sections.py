@@ -8,6 +8,7 @@ from pipeline.reports import page, sweep_charts, values
 from pipeline.reports.importance import Importance, importance
 from pipeline.reports.page import Section
 from pipeline.reports.same_data import Relation, SameData
+from pipeline.reports.settings import started_by
 from pipeline.reports.sweep_charts import short
 from pipeline.reports.sweep_data import FINISHED, LONGEST, SEED, SweepJob, SweepRecord
 
@@ -199,10 +200,10 @@ def _in_common(sweep: SweepRecord) -> dict[str, object]:
 
 def settings(sweep: SweepRecord) -> Section:
     """What all jobs share, and how they were started."""
-    command = next((job.run.manifest.get("command") for job in sweep.jobs if job.run), None)
+    command = next((started_by(job.run) for job in sweep.jobs if job.run), None)
     rows = list(sweep.common.items())
     return Section("Settings", page.together(
-        page.command(str(command), "It was started by") if command else None,
         page.table("Overrides that all jobs share", ("key", "value"), rows) if rows else None,
-        page.facts({"folder": sweep.path, "keys that vary": ", ".join(sweep.varying)}),
+        page.facts({"started by": command, "folder": sweep.path,
+                    "keys that vary": ", ".join(sweep.varying)}),
     ))  # fmt: skip

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
-from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import pairwise
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import yaml
 
-from pipeline import program
+from pipeline.config.composition import Composer
+from pipeline.config.own_command import suggested
 from pipeline.config.schema import TASK_KEYS
 from pipeline.order.skipped import Skipped
 from pipeline.runs.record import RunRecord
+from pipeline.runs.resumption import why_not
 
-_OPTIONS = ("--trust", "--config-dir")  # of a command line; a command for the same run needs them
-_PLAIN = re.compile(r"[\w./+@-]+", re.ASCII)
-_OF_A_START = ("task", "run_dir", "resume", "resume_despite", *TASK_KEYS)
+_OF_A_START = ("task", "run_dir", "resume", "resume_despite", "hydra", *TASK_KEYS)
 
 
 def number(values: Any, name: str) -> float | None:
@@ -99,30 +96,43 @@ class Steps:
         return f"epoch {epoch}, step {steps - before - 1} · {taken}"
 
 
-def value(key: str, path: Path | str) -> str:
-    """The override `key=path`, quoted for hydra where it must be."""
-    text = str(path)
-    if _PLAIN.fullmatch(text):
-        return f"{key}={text}"
-    return "{}='{}'".format(key, text.replace("'", r"\'"))
+def command(run: RunRecord, *words: str, again: bool = False) -> str | None:
+    """A command line of this program, for a person to paste.
+
+    Of the folder, only overrides go into it, which name keys that there are and can be parsed:
+    nothing that it says it was started by, and no option. `resume=` takes no other ones either.
+
+    Args:
+        words: overrides that are made here.
+        again: after those that the run was asked for, of other keys.
+
+    Returns:
+        None where one of the folder's overrides cannot go into a command.
+    """
+    keys = {word.partition("=")[0] for word in words}
+    given = overrides(run) if again else []
+    asked = tuple(word for word in given if word.partition("=")[0].lstrip("+") not in keys)
+    return suggested(*asked, *words) if _are_overrides(asked) else None
 
 
-def command(run: RunRecord, *words: str) -> str:
-    """A command line of this program with the options that the run was started with."""
-    try:
-        given = shlex.split(str(run.manifest.get("command", "")))
-    except ValueError:
-        given = []
-    options = [
-        word for one, following in pairwise(given) if one in _OPTIONS for word in (one, following)
-    ]
-    return program.text(*options, *words)
+def replay(run: RunRecord, epoch: int, step: int) -> str | None:
+    """The command that makes a batch of the run again; None as for `command`."""
+    return command(run, "task=replay", f"epoch={epoch}", f"step={step}", again=True)
+
+
+@cache
+def _are_overrides(words: tuple[str, ...]) -> bool:
+    return not any(map(why_not, words)) and not (words and Composer().parse(words)[1])
 
 
 def overrides(run: RunRecord) -> list[str]:
-    """What the run was asked for, without its task and folders."""
-    words: Iterable[str] = run.manifest.get("overrides", [])
-    return [word for word in words if word.partition("=")[0].lstrip("+~") not in _OF_A_START]
+    """What the run was asked for, without its task and folders; anybody may have written it."""
+    words: list[str] = run.manifest.get("overrides", [])
+    return [word for word in words if _first_key(word) not in _OF_A_START]
+
+
+def _first_key(word: str) -> str:
+    return re.split(r"[=./@]", word.lstrip("+~"))[0]
 
 
 def as_yaml(given: Any) -> str:

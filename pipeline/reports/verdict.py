@@ -7,8 +7,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from pipeline import program
 from pipeline.reports import page
-from pipeline.reports.values import command, duration, number, overrides, stages, value, weighted
+from pipeline.reports.values import command, duration, number, replay, stages, weighted
 from pipeline.runs.record import RunRecord
 from pipeline.tuning.verdict import WAITS
 
@@ -117,24 +118,27 @@ def figures(run: RunRecord) -> list[tuple[str, object, object]]:
 
 def to_type(run: RunRecord) -> list[tuple[str, str]]:
     """Commands, each with what it is for."""
-    here = value("resume", run.path)
+    return [(line, what) for line, what in _next(run) if line is not None]
+
+
+def _next(run: RunRecord) -> list[tuple[str | None, str]]:
+    here = program.override("resume", run.path)
     if run.state in ("preempted", "interrupted", "killed"):
         return [(command(run, here), "To resume it where it stopped:")]
     if run.state == "failed":
         place = _ADDRESS.search(str(run.sessions[-1].get("reason"))) if run.sessions else None
         lines = [(command(run, here), "When the cause is mended, to resume it:")]
         if place is not None:
-            words = [*overrides(run), "task=replay", f"epoch={place[1]}", f"step={place[2]}"]
-            lines.insert(0, (command(run, *words), "To see that batch:"))
+            batch = replay(run, int(place[1]), int(place[2]))
+            lines.insert(0, (batch, "To see that batch:"))
         return lines
     if run.state != "done":
         return []
-    words, lines = overrides(run), []
+    lines = []
     if (weighted(run, "wait_share") or 0.0) >= WAITS:
-        lines += [
-            (command(run, *words, "task=profile"), "To see where the time goes:"),
-            (command(run, *words, "task=tune"), "To find a loader that is faster here:"),
-        ]
+        where, faster = (command(run, f"task={name}", again=True) for name in ("profile", "tune"))
+        lines.append((where, "To see where the time goes:"))
+        lines.append((faster, "To find a loader that is faster here:"))
     *_, epoch = monitored(run)
     if epoch is not None and run.epochs and run.manifest.get("reason") == "max_epochs":
         last = run.epochs[-1]["epoch"]
@@ -143,10 +147,11 @@ def to_type(run: RunRecord) -> list[tuple[str, str]]:
             lines.append((command(run, here, more),
                           "It was still getting better. To train longer:"))  # fmt: skip
         elif last - epoch > 2:
-            lines.append((command(run, *words, f"trainer.patience={max(2, (last - epoch) // 2)}"),
+            sooner = f"trainer.patience={max(2, (last - epoch) // 2)}"
+            lines.append((command(run, sooner, again=True),
                           f"Epoch {epoch} was best. To stop sooner next time:"))  # fmt: skip
     if not lines:
-        best = value("checkpoint", run.path)
-        lines.append((command(run, *words, "task=validate", best),
+        best = program.override("checkpoint", run.path)
+        lines.append((command(run, "task=validate", best, again=True),
                       "To measure its best weights again:"))  # fmt: skip
     return lines

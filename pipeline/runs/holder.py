@@ -20,6 +20,7 @@ from pipeline.errors import ConfigError, Problem
 from pipeline.files import plain_json
 from pipeline.files.disk import Hold, beside, refuse
 from pipeline.files.plain_json import JsonError, mapping
+from pipeline.terminal import one_line
 
 HOLDER = "holder.json"
 
@@ -73,7 +74,7 @@ def held_by(folder: Path) -> str:
     """Who has `folder`, for a message."""
     try:
         who = mapping(plain_json.read(folder / HOLDER, _LARGEST))
-        said = {name: str(who[name])[:200] for name in ("pid", "host", "since", "command")}
+        said = {name: one_line(who[name])[:200] for name in ("pid", "host", "since", "command")}
         holder = "process {pid} on {host} since {since} ({command})".format(**said)
     except (OSError, JsonError, LookupError):  # the holder is just writing it
         holder = "another process"

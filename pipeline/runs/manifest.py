@@ -17,6 +17,10 @@ from pipeline.files.plain_json import JsonError, mapping
 from pipeline.files.regular_file import open_regular
 
 NAME = "manifest.json"
+PACKAGES = (
+    "torch", "torchvision", "numpy", "hydra-core", "omegaconf", "pandas", "pillow", "scikit-image",
+    "torchmetrics", "safetensors", "albumentations",
+)  # fmt: skip
 
 _MAX_BYTES = 16 << 20
 _MAX_SESSIONS = 100_000

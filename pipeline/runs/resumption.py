@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pipeline import program
 from pipeline.config import allow_list, signatures
 from pipeline.config.composition import CONF
 from pipeline.config.disclosure import is_redacted
@@ -20,6 +22,7 @@ from pipeline.files import plain_json
 from pipeline.order.address import Address
 from pipeline.order.skipped import Skipped
 from pipeline.runs.manifest import has_manifest, read_manifest
+from pipeline.terminal import one_line
 
 _OF_THE_RUN = ("seed", "sampler", "collate", "model", "objective", "optimizer", "scheduler")
 _OF_THE_TRAINER = ("accumulate", "clip_norm", "precision", "monitor", "mode", "patience")
@@ -97,7 +100,7 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
             overrides, or secrets that were not written down.
     """
     given = [word for word in overrides if word.startswith("resume=")]
-    value = given[-1].partition("=")[2].strip("'\"") if given else "null"
+    value = program.text_of(given[-1].partition("=")[2]) if given else "null"
     folder = run_of(Path(value)) if value not in ("null", "auto", "") else None
     if folder is None:
         return list(overrides)
@@ -105,9 +108,8 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
     saved = [word for word in read_manifest(folder).get("overrides", [])
              if _group(word) not in _NOT_KEPT]  # fmt: skip
     kept = [word for word in saved if not {_key(word), _group(word)} & now]
-    groups = {path.name for path in CONF.iterdir() if path.is_dir()} - {"hydra"}
     for word in kept:
-        reason = why_not(word, groups | set(Config.model_fields), groups)
+        reason = why_not(word)
         if reason:
             shown = word if len(word) < 80 else f"{word[:80]}..."
             raise ConfigError(
@@ -123,8 +125,10 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
     return kept + list(overrides)
 
 
-def why_not(word: str, known: Set[str], groups: Set[str]) -> str | None:
+def why_not(word: str) -> str | None:
     """Why a word of a manifest, which may come from anybody, cannot be used; None if it can."""
+    groups = _groups()
+    known = groups | set(Config.model_fields)
     key, _, value = word.partition("=")
     parts = _KEY.fullmatch(key)
     if parts is None or not word.isprintable():
@@ -137,6 +141,11 @@ def why_not(word: str, known: Set[str], groups: Set[str]) -> str | None:
     if parts["key"] in groups and not value.startswith("{") and elsewhere:
         return "chooses a file outside of the configuration"
     return None
+
+
+@cache
+def _groups() -> Set[str]:
+    return {path.name for path in CONF.iterdir() if path.is_dir()} - {"hydra"}
 
 
 def _key(override: str) -> str:
@@ -192,13 +201,19 @@ def differences(
         despite: keys that may differ, with the keys below them.
     """
     return [
-        Problem(key, f"is {own.get(key, 'not set')} here and was {saved.get(key, 'not set')} in "
-                "the run that is resumed, so it would not be the same run; give the old value, or "
-                f"resume regardless with 'resume_despite=[{key}]'")
+        Problem(one_line(key), f"is {own.get(key, 'not set')} here and was "
+                f"{one_line(saved.get(key, 'not set'))} in the run that is resumed, so it would "
+                "not be the same run; give the old value, or resume regardless with "
+                f"{_despite(key)}")
         for key in sorted(saved.keys() | own.keys())
         if saved.get(key) != own.get(key)
         and not any(key == name or key.startswith(name + ".") for name in despite)
     ]  # fmt: skip
+
+
+def _despite(key: str) -> str:
+    """How to resume although `key`, which a checkpoint names, differs."""
+    return f"'resume_despite=[{key}]'" if _KEY.fullmatch(key) else "resume_despite"
 
 
 def spans(facts: Mapping[str, str]) -> list[int]:

@@ -15,13 +15,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import secrets
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from itertools import chain, count
 from pathlib import Path
@@ -45,8 +42,9 @@ from pipeline.files.disk import (
 )
 from pipeline.files.own_files import check_tree
 from pipeline.runs import holder
+from pipeline.runs.git_state import git_state
 from pipeline.runs.holder import HOLDER, now
-from pipeline.runs.manifest import has_manifest, read_manifest
+from pipeline.runs.manifest import PACKAGES, has_manifest, read_manifest
 
 Status = Literal["running", "done", "failed", "interrupted", "preempted"]
 
@@ -54,10 +52,6 @@ _OF_OTHERS = ("result.json", "job.lock", HOLDER, ".hydra")  # allowed in an uncl
 BY_ADDRESS = ("ledger.jsonl", "digests.jsonl")
 BEST_FOLDER = "best"  # the one link in a run's folder: to a sharded checkpoint beside it
 
-PACKAGES = (
-    "torch", "torchvision", "numpy", "hydra-core", "omegaconf", "pandas", "pillow", "scikit-image",
-    "torchmetrics", "safetensors", "albumentations",
-)  # fmt: skip
 CODE = Path(__file__).parent.parent
 
 
@@ -261,59 +255,6 @@ def provenance() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
-
-
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """The commit of the checkout around `folder`, and whether files differ from it.
-
-    None without git, checkout or commit. Waits 10 s at most. Runs nothing that the checkout's own
-    configuration names, as it may come from elsewhere.
-    """
-    try:
-        names = _git(folder, "config", "--list", "--name-only").splitlines()
-        # Filters would be run on files whose size or time has changed.
-        drivers = {name.rpartition(".")[0] for name in names if name.startswith("filter.")}
-        off = [f"{driver}.{key}=" for driver in sorted(drivers) for key in ("clean", "process")]
-        off += [f"{driver}.required=false" for driver in sorted(drivers)]
-        lines = _git(folder, *_settings(off), *_STATUS).splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    commit = next(
-        (line.split()[2] for line in lines if line.startswith("# branch.oid")), "(initial)"
-    )
-    if commit == "(initial)":
-        return None
-    return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}
-
-
-_STATUS = ("status", "--porcelain=v2", "--branch", "--ignore-submodules=all")
-# Each of these names a program, or a file that can name one.
-_OFF = ("core.fsmonitor=", "core.hooksPath=/dev/null", "core.attributesFile=/dev/null",
-        "core.sshCommand=false", "protocol.allow=never")  # fmt: skip
-# Nothing of the user's configuration either: HOME may be anything. So git refuses a checkout of
-# another user, as nothing declares it safe.
-_ALONE = {
-    "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none",
-    "LC_ALL": "C",
-}  # fmt: skip
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    program = shutil.which("git")
-    if program is None or not Path(program).is_absolute():  # `.` on the PATH may be anybody's
-        raise FileNotFoundError("git")
-    command = [program, "-C", str(folder), *_settings(_OFF), *arguments]
-    environment = {**_ALONE, "PATH": os.environ.get("PATH", os.defpath)}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=5, check=True, env=environment,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    return done.stdout.strip()
-
-
-def _settings(lines: Iterable[str]) -> list[str]:
-    return [word for line in lines for word in ("-c", line)]
 
 
 def _take(folder: Path) -> Hold | None:

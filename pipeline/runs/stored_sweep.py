@@ -25,9 +25,8 @@ from itertools import count
 from pathlib import Path, PurePath
 from typing import Any
 
+from pipeline import program
 from pipeline.config import disclosure
-from pipeline.config.composition import CONF
-from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, Problem
 from pipeline.files import plain_json
 from pipeline.files.disk import Hold, is_locked, refuse, write_atomically
@@ -36,6 +35,7 @@ from pipeline.files.plain_json import JsonError, mapping, shown
 from pipeline.runs.job_result import FINISHED, RESULT, JobResult, in_order, read_results
 from pipeline.runs.manifest import check_overrides, has_manifest
 from pipeline.runs.resumption import why_not
+from pipeline.terminal import one_line
 
 NAME = "sweep.json"
 LOCK = "job.lock"
@@ -184,12 +184,15 @@ def incompatible(
         for lines in (stored.fixed, fixed)
     )  # fmt: skip
     return [
-        Problem(key, f"is {now.get(key, 'not given')} here and {then.get(key, 'not given')} in the "
-                f"sweep in {folder}, whose results depend on it; give it as there, or begin "
-                "another sweep with another hydra.sweep.dir")
+        Problem(
+            one_line(key),
+            f"is {now.get(key, 'not given')} here and {one_line(then.get(key, 'not given'))} in "
+            f"the sweep in {folder}, whose results depend on it; give it as there, or begin "
+            "another sweep with another hydra.sweep.dir",
+        )
         for key in sorted(then.keys() | now.keys())
         if then.get(key) != now.get(key)
-    ]  # fmt: skip
+    ]
 
 
 def extend(
@@ -258,7 +261,7 @@ def resumed(overrides: Sequence[str]) -> tuple[list[str], Path | None]:
         ConfigError: the sweep's file is damaged, or holds what is taken from a command line only.
     """
     given = [word for word in overrides if word.startswith("resume=")]
-    value = given[-1].partition("=")[2].strip("'\"") if given else ""
+    value = program.text_of(given[-1].partition("=")[2]) if given else ""
     folder = Path(value)
     if not value or not (folder / NAME).exists():
         return list(overrides), None
@@ -270,10 +273,9 @@ def resumed(overrides: Sequence[str]) -> tuple[list[str], Path | None]:
         reason = f"resume={value} goes on with the sweep in its own folder; leave this out"
         raise ConfigError(Problem(_KEY, reason))
     kept = [word for word in stored.words if not {_place(word), _place(word).split(".")[0]} & now]
-    groups = {path.name for path in CONF.iterdir() if path.is_dir()} - {"hydra"}
     for word in kept:
         if not key_of(word).startswith("hydra"):
-            refusal = why_not(word, groups | set(Config.model_fields), groups)
+            refusal = why_not(word)
         elif _HARMLESS_FOR_HYDRA.fullmatch(word):
             refusal = None
         else:
@@ -284,19 +286,11 @@ def resumed(overrides: Sequence[str]) -> tuple[list[str], Path | None]:
         if disclosure.is_redacted(word):
             reason = f"is a secret of the sweep in {folder}, which was not written down"
             raise ConfigError(Problem(key_of(word), f"{reason}; give it again"))
-    return [*kept, *rest, f"{_KEY}={quoted(value)}"], folder
+    return [*kept, *rest, program.override(_KEY, value)], folder
 
 
 def _place(word: str) -> str:
     return key_of(word).partition("@")[0]
-
-
-def quoted(value: str) -> str:
-    """A value as an override can have it."""
-    if re.fullmatch(r"[\w./-]+", value):
-        return value
-    escaped = value.replace("'", r"\'")
-    return f"'{escaped}'"
 
 
 def must_be_typed(word: str) -> bool:

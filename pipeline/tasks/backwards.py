@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.build.data import Split
-from pipeline.config import preflight
+from pipeline.config import own_command, preflight
 from pipeline.config.schema import TASK_KEYS, Config
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading import kept_rows
@@ -21,7 +21,6 @@ from pipeline.order.plan import Plan
 from pipeline.runs.left_out import normal
 from pipeline.runs.quarantine import known_rows
 from pipeline.runs.record import RunRecord
-from pipeline.tasks import own_command
 
 Sample = int | str | Sequence[int | str]
 

@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from pipeline.build.training import TrainingParts
 from pipeline.config import environment
 from pipeline.config.data_rules import mode_of
+from pipeline.config.own_command import command_line, how_to_resume, how_to_skip, overrides
 from pipeline.config.schema import Config
 from pipeline.distributed import lost
 from pipeline.distributed.group import Group, join
@@ -51,7 +52,6 @@ from pipeline.tasks import outcome, predictions, progress, pruning, skipping
 from pipeline.tasks import report as report_page
 from pipeline.tasks.mixture_rows import mixture_rows
 from pipeline.tasks.opening import Opened, open_run
-from pipeline.tasks.own_command import command_line, how_to_resume, how_to_skip, overrides
 from pipeline.tasks.recording import Confusions, Digests, Extremes, Ledger, Metrics, Quarantine
 from pipeline.tasks.report_facts import write_data_facts, write_facts
 from pipeline.tasks.validate import baselines, load_weights, monitored, try_one_batch
@@ -217,7 +217,6 @@ def report(
         write_facts(
             folder.path, parts.data, objective, model,
             extremes.best(int(result.best["epoch"]) if result.best else None),
-            lambda epoch, step: command_line("task=replay", f"epoch={epoch}", f"step={step}"),
             result.history,
         )  # fmt: skip
     if result.reason != PRUNING:

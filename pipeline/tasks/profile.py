@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from pipeline.config.own_command import command_line
 from pipeline.config.schema import Config
 from pipeline.distributed.world import usable_cpus
 from pipeline.loading.workers.backends import LoaderOptions
@@ -21,7 +22,6 @@ from pipeline.order.streams import StreamPlan
 from pipeline.runs.checkpoint import CheckpointError, Checkpoints
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.measuring import Course, fixed, steps_of
-from pipeline.tasks.own_command import command_line
 from pipeline.tasks.tables import new_table, put_table
 from pipeline.terminal import put, say
 from pipeline.tuning import checkpoint_interval, timeline, verdict

@@ -33,7 +33,6 @@ from pipeline.tasks.recording import ValidationLosses
 from pipeline.tasks.sample_facts import (
     MOST_BATCHES,
     MOST_ROWS,
-    Replay,
     shown_batches,
     shown_predictions,
 )
@@ -50,7 +49,7 @@ Found = TypeVar("Found")
 
 def write_facts(
     folder: Path, data: DataParts, objective: Objective, model: nn.Module,
-    losses: ValidationLosses | None, replay: Replay, history: Sequence[Record],
+    losses: ValidationLosses | None, history: Sequence[Record],
 ) -> None:  # fmt: skip
     """Collect everything at the end of a run.
 
@@ -69,7 +68,7 @@ def write_facts(
     for found in _each(notes, "the data", lambda: [data_facts(data, may)]):
         facts = replace(facts, data=found)
     batches = _each(notes, "the first batches",
-                    lambda: shown_batches(data.train, objective, replay, rows))  # fmt: skip
+                    lambda: shown_batches(data.train, objective, rows))  # fmt: skip
     facts = replace(facts, batches=tuple(batches))
     if losses is None:  # nothing was validated in this session
         before = next(iter(_each(notes, "earlier predictions", lambda: [read_facts(folder)])), None)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from pipeline import program
 from pipeline.config.schema import Config, FindSection
 from pipeline.errors import ConfigError, Problem
 from pipeline.runs.record import find
@@ -91,5 +92,5 @@ def _row(one: RunSummary) -> tuple[str, ...]:
     else:
         words = [word for word in one.overrides if not word.startswith("run_dir=")]
         cells = (one.state, started, str(one.epochs), str(one.steps), best, str(one.path),
-                 " ".join(words))  # fmt: skip
+                 program.joined(words))  # fmt: skip
     return tuple(map(one_line, cells))

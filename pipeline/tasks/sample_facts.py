@@ -7,7 +7,7 @@ back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -45,12 +45,8 @@ from pipeline.training.objective import Classification, LandmarkRegression, Obje
 MOST_BATCHES = 2
 MOST_ROWS = 16  # of a batch
 
-Replay = Callable[[int, int], str]  # epoch, step -> the command that makes that batch again
 
-
-def shown_batches(
-    split: Split, objective: Objective, replay: Replay, most: int
-) -> Iterator[ShownBatch]:
+def shown_batches(split: Split, objective: Objective, most: int) -> Iterator[ShownBatch]:
     """The first batches of epoch 0 as the model got them, up to `most` rows of each."""
     fetch, plan = split.fetch(), split.plan
     steps = plan.limit(0)
@@ -65,7 +61,7 @@ def shown_batches(
             heard = kind == "signals" and _recording(split, batch, first) is not None
             total = batch.request.total or len(batch.request)
             kind = "recordings" if heard else kind
-            yield ShownBatch(0, step, total, kind, replay(0, step), tuple(shown))
+            yield ShownBatch(0, step, total, kind, tuple(shown))
 
 
 def shown_predictions(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline import program
+from pipeline.config.own_command import suggested
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, Problem
 from pipeline.reports import run_report, verdict
-from pipeline.reports.values import command, value
 from pipeline.runs.record import RunRecord
 from pipeline.terminal import one_line, put
 
@@ -34,10 +35,10 @@ def run(config: Config) -> None:
     for name, figure, note in verdict.figures(record):
         _line(name, f"{figure}{'' if note is None else f', {note}'}")
     page = record.path / run_report.NAME
-    make = command(record, "task=report", f"runs=[{value('', record.path)[1:]}]")
+    make = suggested("task=report", f"runs=[{program.literal(record.path)}]")
     _line("report", str(page) if page.exists() else f"none yet: {make}")
     for line, what in verdict.to_type(record):
-        put(f"{one_line(what)}\n    {one_line(line)}")
+        put(f"{one_line(what)}\n    {line}")
 
 
 def _line(name: str, text: str) -> None:

@@ -27,7 +27,7 @@ from pipeline.distributed import preemption
 from pipeline.files.disk import write_atomically
 from pipeline.loading.sharing.folder import JobsToCome
 from pipeline.runs.job_result import FINISHED, JobResult, best_of, read_results
-from pipeline.runs.stored_sweep import jobs_of, must_be_typed, quoted, read_sweep
+from pipeline.runs.stored_sweep import jobs_of, must_be_typed, read_sweep
 from pipeline.tasks import report
 from pipeline.tasks.tables import new_table, put_table
 from pipeline.terminal import one_line, put, say
@@ -114,11 +114,11 @@ class Running:
         """Print the command that does what is not done."""
         if self.mine:
             again = [word for word in self.typed if must_be_typed(word)]
-            again.append(f"resume={quoted(str(self.folder))}")
+            again.append(program.override("resume", self.folder))
         else:
             own = ("resume=", "hydra.sweep.dir=")
             again = [word for word in self.typed if not word.startswith(own)]
-            again.append(f"hydra.sweep.dir={quoted(str(self.folder))}")
+            again.append(program.override("hydra.sweep.dir", self.folder))
         say(f"to resume the sweep:\n  {disclosure.command([*program.words(), *again])}")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from pipeline import program
 from pipeline.config import disclosure
 from pipeline.config.grid import Grid
 from pipeline.config.hydra_internals import BASIC_LAUNCHER, raw_value
@@ -28,7 +29,7 @@ from pipeline.files.disk import is_locked
 from pipeline.loading.memory import available
 from pipeline.runs import stored_sweep
 from pipeline.runs.job_result import FINISHED
-from pipeline.runs.stored_sweep import LOCK, StoredJob, StoredSweep, key_of, quoted, result_of
+from pipeline.runs.stored_sweep import LOCK, StoredJob, StoredSweep, key_of, result_of
 from pipeline.tasks import sweep
 from pipeline.terminal import say
 
@@ -109,7 +110,7 @@ def run_grid(
         before: list[str] = []
         while (todo := _todo(folder, names, stored)) and todo != before:
             before = todo
-            wanted = [[*lines[name], f"hydra.sweep.subdir={quoted(name)}"] for name in todo]
+            wanted = [[*lines[name], program.override("hydra.sweep.subdir", name)] for name in todo]
             try:
                 _launch(launcher, wanted, todo, config)
             except BrokenExecutor as error:

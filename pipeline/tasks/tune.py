@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from pipeline.config import loader_options, tuned
+from pipeline.config.own_command import command_line
 from pipeline.config.schema import Config
 from pipeline.config.tuned import Tuned
 from pipeline.distributed import world
@@ -23,7 +24,6 @@ from pipeline.loading.loader import Loader
 from pipeline.loading.memory import tree_pss
 from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.tasks.measuring import Course, fixed
-from pipeline.tasks.own_command import command_line
 from pipeline.tasks.tables import new_table, put_table
 from pipeline.terminal import ProgressDisplay, put, say
 from pipeline.tuning.search import Backend, Search, Setting, Slice, Space, Trial

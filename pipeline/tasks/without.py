@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline import program
 from pipeline.build.data import DataParts, Split
 from pipeline.config.schema import Config
 from pipeline.distributed.world import World
@@ -30,7 +31,7 @@ from pipeline.loading.bad_samples import ATTEMPTS, path_of, rule
 from pipeline.loading.kept_rows import own_row
 from pipeline.order.address import Address
 from pipeline.order.plan import Plan
-from pipeline.reports.values import command, overrides, value
+from pipeline.reports.values import command
 from pipeline.runs import left_out, quarantine
 from pipeline.runs.checkpoint_address import Saved, newest_before, saved_in
 from pipeline.runs.history import RunHistory
@@ -73,20 +74,20 @@ def run(config: Config) -> None:
     start = next(_before(record, at), None)
     folder = record.path if record.path.name not in ("", "..") else record.path.resolve()
     file = _free(folder.with_name(f"{folder.name}-without.csv"))
-    words = [value(KEY, file), value("run_dir", file.with_suffix(""))]
+    words = [program.override(KEY, file), program.override("run_dir", file.with_suffix(""))]
     if start is None:
-        kept = [word for word in overrides(record) if word.partition("=")[0].lstrip("+") != KEY]
         put(f"{'goes on':<10} from the beginning: no checkpoint is of before that")
-        words = [*kept, *words]
     else:
         put(f"{'goes on':<10} from {_described(start)}")
-        words = [value("resume", start.path), *words]
+        words.insert(0, program.override("resume", start.path))
     for one in saved_in(record.path):
         if one.address is None or one.address > at:
             put(f"{'has seen':<10} {_described(one)}")
     _quarantine(trained, at, file)
     put(f"{'left out':<10} {file}")
-    put(f"\nTo go on without it:\n  {command(record, *words)}")
+    line = command(record, *words, again=start is None)
+    told = f"\n  {line}" if line else " the overrides of this run cannot be used; give your own"
+    put(f"\nTo go on without it:{told}")
 
 
 class _Trained:

@@ -96,7 +96,7 @@ def test_completion_can_be_installed_as_help_says():
         ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
         env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
     )  # fmt: skip
-    assert "hydra_bash_completion" in done.stdout, done.stderr
+    assert "_penstock_completion" in done.stdout, done.stderr
 
 
 def table():

@@ -21,6 +21,7 @@ from pipeline.distributed.world import World
 from pipeline.errors import PenstockError
 from pipeline.reports import data_section, facts, run_report, samples_section
 from pipeline.reports.facts import Facts, read_facts
+from pipeline.reports.values import replay
 from pipeline.runs import thumbnails
 from pipeline.runs.record import RunRecord
 from pipeline.tasks import fit, report_facts
@@ -100,7 +101,7 @@ def test_the_line_beside_a_batch_makes_those_very_pictures_again(
     assert run(capsys, *faces, *QUICK, "sampler=weighted", f"run_dir={tmp_path / 'run'}").code == 0
     batch = written(tmp_path).batches[1]
     assert (batch.epoch, batch.step, batch.rows, batch.kind) == (0, 1, 8, "pictures")
-    words = shlex.split(batch.replay)
+    words = shlex.split(replay(RunRecord.read(tmp_path / "run"), 0, 1))
     replayed = run(capsys, *words[words.index("run.py") + 1 :], f"run_dir={tmp_path / 'again'}")
     rows = [line.split()[:2] for line in replayed.out.splitlines()[1:9]]
     assert rows == [[str(one.position), str(one.index)] for one in batch.samples]
@@ -287,7 +288,7 @@ def test_names_and_texts_come_out_as_text(images, reports, tmp_path, capsys):
     assert evil in found.data.splits[0].columns[0].values
     one = replace(found.predictions[0], words="\x1b[31m\u202e</td><script>", path="/a\"b'<i>",
                   group="</h4><b onclick=x>")  # fmt: skip
-    batch = replace(found.batches[0], kind="</p>", replay="`rm` <script>\x1b]0;x\x07")
+    batch = replace(found.batches[0], kind="</p>`rm` <script>\x1b]0;x\x07")
     told = replace(found, predictions=(one,), batches=(batch,), notes=("<script>",))
     (tmp_path / "run" / "report" / "facts.json").write_bytes(facts.written(told))
     page = run_report.write(tmp_path / "run").read_text()
@@ -301,7 +302,7 @@ def test_pictures_are_bounded_and_whole_facts_come_back():
     sample = facts.ShownSample(3, picture=image, loss=float("1e-3"))
     assert sample.uri == f"data:image/jpeg;base64,{base64.b64encode(image).decode()}"
     size = facts.MOST_PICTURES // len(image) + 5
-    told = Facts(1, batches=(facts.ShownBatch(0, 0, 9, "pictures", "", (sample,) * 300),) * (
+    told = Facts(1, batches=(facts.ShownBatch(0, 0, 9, "pictures", (sample,) * 300),) * (
         size // 300 + 1))  # fmt: skip
     kept = report_facts._bounded(told)
     pictures = [one.picture for batch in kept.batches for one in batch.samples if one.picture]
@@ -325,8 +326,9 @@ def test_a_resumed_run_shows_the_same_batches(faces, told, tmp_path, capsys):
     assert run(capsys, f"resume={tmp_path / 'run'}", "trainer.max_steps=6").code == 0
     after = written(tmp_path)
     assert [one.samples for one in after.batches] == [one.samples for one in before.batches]
-    assert "dataset.count=60" in after.batches[0].replay
-    assert "resume" not in after.batches[0].replay
+    line = replay(RunRecord.read(tmp_path / "run"), 0, 0)
+    assert "dataset.count=60" in line
+    assert "resume" not in line
     # There is nothing left to do, and what was known stays known.
     assert run(capsys, f"resume={tmp_path / 'run'}", "trainer.max_steps=6").code == 0
     assert written(tmp_path) == after

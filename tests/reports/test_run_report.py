@@ -5,7 +5,6 @@ import csv
 import hashlib
 import json
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -216,15 +215,6 @@ def test_spikes_stand_out_from_the_steps_around():
     )
     assert len(curve.x) <= 10_000
     assert curve.notes[curve.y.index(9.0)] == "epoch 0, step 41234"
-
-
-def test_commands_keep_the_options_that_a_run_was_started_with():
-    manifest = {"command": "python run.py --trust my_faces --config-dir 'my conf' seed=1",
-                "overrides": ["seed=1", "task=fit", "run_dir=x", "+epoch=3"]}  # fmt: skip
-    made = SimpleNamespace(manifest=manifest)
-    line = values.command(made, *values.overrides(made), values.value("resume", "it's a, b"))
-    options = ["--trust", "my_faces", "--config-dir", "my conf"]
-    assert shlex.split(line)[-6:] == [*options, "seed=1", r"resume='it\'s a, b'"]
 
 
 def test_starts_tell_what_is_repeated(runs, tmp_path, capsys):

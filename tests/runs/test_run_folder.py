@@ -4,15 +4,13 @@ import multiprocessing
 import os
 import platform
 import signal
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import yaml
 
 from pipeline.errors import ConfigError, PenstockError
-from pipeline.runs.run_folder import RunFolder, git_state
+from pipeline.runs.run_folder import RunFolder
 
 
 def manifest(folder):
@@ -80,31 +78,6 @@ def test_metrics_are_lines_of_strict_json(tmp_path):
     lines = (folder.path / "metrics.jsonl").read_text().splitlines()
     read = [json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in lines]
     assert read == [{"epoch": 0, "loss": 0.1, "nested": [None, 1.0]}, {"epoch": 1, "loss": None}]
-
-
-def git(folder, *arguments):
-    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-    subprocess.run(["git", "-C", folder, *identity, *arguments], check=True, capture_output=True)
-
-
-def test_git_state(tmp_path):
-    assert git_state(tmp_path) is None
-    git(tmp_path, "init")
-    assert git_state(tmp_path) is None  # no commit yet
-    (tmp_path / "file").write_text("1")
-    git(tmp_path, "add", "file")
-    git(tmp_path, "commit", "-m", "first", "--no-verify")
-    clean = git_state(tmp_path)
-    assert clean is not None
-    assert len(clean["commit"]) == 40
-    assert clean["dirty"] is False
-    (tmp_path / "file").write_text("2")
-    assert git_state(tmp_path) == {**clean, "dirty": True}
-
-
-def test_without_git_there_is_no_state(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    assert git_state(Path(__file__).parent) is None
 
 
 def ended(path, **facts):

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from pipeline import command
+from pipeline.config import own_command
 from pipeline.distributed.world import World
 from pipeline.errors import ConfigError
 from pipeline.runs import checkpoint
-from pipeline.tasks import fit, outcome, own_command
+from pipeline.tasks import fit, outcome
 from pipeline.tasks.fit import scheduler_moves, spare_cores
 from pipeline.tasks.outcome import print_report
 from pipeline.training.runner import Result

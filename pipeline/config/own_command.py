@@ -1,4 +1,10 @@
-"""The command that started this job, in words that can be pasted: for hints and manifests."""
+"""Commands that this program suggests, and the overrides that started this job.
+
+Whatever a message, a table or a report offers for pasting is made by `suggested`: this program, the
+options that the person typed for this very command, and overrides. A run folder, which may come
+from anybody, adds overrides at most (`pipeline/reports/values.py` checks them), and never an option
+that trusts something: those are taken from this process only.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +20,33 @@ from pipeline.config.schema import TASK_KEYS
 from pipeline.order.skipped import Skipped
 
 
+def suggested(*words: str) -> str:
+    """A command line of this program with these words, without secrets, for a person to paste."""
+    return disclosure.command([*program.words(), *_typed_options(), *words])
+
+
 def how_to_resume(folder: Path) -> str:
     """The hint for a run that was stopped."""
-    return f"To resume:\n  {disclosure.command([*_started_words(), f'resume={folder}'])}"
+    return f"To resume:\n  {suggested(program.override('resume', folder))}"
 
 
 def how_to_skip(folder: Path, skipped: Skipped) -> str:
     """The hint for a run that failed on a batch: `skipped` has its address and those before."""
-    words = [*_started_words(), f"resume={folder}", f"trainer.skip={skipped}"]
-    return f"To go on without it:\n  {disclosure.command(words)}"
+    words = [program.override("resume", folder), f"trainer.skip={skipped}"]
+    return f"To go on without it:\n  {suggested(*words)}"
 
 
 def command_line(*given: str) -> str:
     """This job's command with its task's overrides replaced by `given`."""
     mine = ("task", "run_dir", "resume", "resume_despite", *TASK_KEYS)
     own = [word for word in overrides() if word.split("=")[0] not in mine]
-    return disclosure.command([*_started_words(), *own, *given])
+    return suggested(*own, *given)
 
 
-def _started_words() -> list[str]:
-    """The program, with this job's options for allowances and configuration folders."""
-    words, said = program.words(), project.current()
+def _typed_options() -> list[str]:
+    """This job's options for allowances and folders of configurations, as the person typed them."""
+    words: list[str] = []
+    said = project.current()
     for option, variable in OPTIONS.items():
         allowed = os.environ.get(variable)
         if allowed and not (option == "--trust" and said and allowed == ",".join(said.trust)):
