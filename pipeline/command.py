@@ -48,7 +48,7 @@ from pipeline.distributed.preemption import Preempted, Preemption, Stop
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
 from pipeline.runs import stored_sweep
 from pipeline.runs.resumption import with_overrides_of_run
-from pipeline.tasks import sweep, sweep_grid, sweep_job
+from pipeline.tasks import batch_jobs, sweep, sweep_grid, sweep_job
 from pipeline.tasks.sweep_job import Job
 from pipeline.terminal import say
 
@@ -131,7 +131,7 @@ def _main(
                 OptunaSweeper.given, OptunaSweeper.typed = overrides, typed
                 chooses = hydra_internals.with_plugin(OptunaSweeper)
                 environment = own_options.environment_with(_for_jobs())
-                with environment, preemption.job(), swept, chooses:
+                with environment, preemption.job(), swept, chooses, batch_jobs.guarded():
                     entry()
     except BaseException as error:
         sweep.say_how_far(typed)

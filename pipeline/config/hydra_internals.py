@@ -12,7 +12,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigSource
+from hydra.plugins.launcher import Launcher
 from hydra.plugins.plugin import Plugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
@@ -68,7 +69,7 @@ if not __debug__:
     vars(overrides_parser)["HydraOverrideVisitor"] = overrides_visitor.HydraOverrideVisitor
 
 __all__ = [
-    "BASIC_LAUNCHER", "BASIC_SWEEPER", "HookedLoader", "apply_override",
+    "BASIC_LAUNCHER", "BASIC_SWEEPER", "HookedLoader", "apply_override", "before_launch",
     "create_config_search_path", "get_args_parser", "hydra_config", "is_mapping", "loaded_by",
     "raw_node", "raw_value", "replaced", "shown_by", "swept_by", "with_plugin",
 ]  # fmt: skip
@@ -298,6 +299,29 @@ def swept_by(
     # hydra runs the file of each plugin anew when it looks for plugins.
     classes = {one.__name__: one for one in Plugins.instance().discover(Sweeper)}
     return replaced(classes[BasicSweeper.__name__], sweep=replacement)
+
+
+@contextmanager
+def before_launch(plugin: str, prepare: Callable[[Any], None]) -> Iterator[None]:
+    """Call `prepare(launcher)` immediately before launchers of a plugin launch jobs.
+
+    Args:
+        plugin: the name of its package.
+    """
+    kinds = [one for one in Plugins.instance().discover(Launcher) if one.__module__.startswith(plugin)]
+    owners = {next(base for base in one.__mro__ if "launch" in vars(base)) for one in kinds}
+    with ExitStack() as stack:
+        for owner in owners:
+            stack.enter_context(replaced(owner, launch=_prepared(vars(owner)["launch"], prepare)))
+        yield
+
+
+def _prepared(launch: Callable[..., Any], prepare: Callable[[Any], None]) -> Callable[..., Any]:
+    def launch_prepared(self: Any, *args: Any, **options: Any) -> Any:
+        prepare(self)
+        return launch(self, *args, **options)
+
+    return launch_prepared
 
 
 @contextmanager
