@@ -37,6 +37,8 @@ from pipeline.config import (
     hydra_internals,
     hydra_loader,
     hydra_output,
+    hydra_section,
+    outputs,
     own_options,
     preflight,
     project,
@@ -89,11 +91,13 @@ def main(
             project.importable(),
             terminal.harmless_libraries(),
         ):
+            named = outputs.named(hydra_section.typed_values(with_run_dir(overrides)))
             overrides, resumed = stored_sweep.resumed(overrides)
             if resumed and not {"-m", "--multirun"} & set(options):
                 options = [*options, "--multirun"]
             given = with_overrides_of_run(with_run_dir(overrides))
-            return _main(options, given, entry, argv)
+            with own_options.environment_with({outputs.NAMED: outputs.as_variable(named)}):
+                return _main(options, given, entry, argv)
     except BaseException as error:
         return report(error)
 
@@ -111,6 +115,8 @@ def _main(
                           f"{program.text('-m')}, and not under torchrun or srun")  # fmt: skip
     only_looks = bool(args.help or args.hydra_help or args.cfg or args.info is not None)
     composer, single = _checked(args, only_looks)
+    if not (only_looks or args.shell_completion or world.is_launched()):
+        outputs.remember()
     swept = nullcontext() if composer.grid is None else hydra_internals.swept_by(
         partial(sweep_grid.run_grid, composer.grid, overrides, typed))  # fmt: skip
     if entry is None:
@@ -175,6 +181,7 @@ def execute(composed: DictConfig) -> float | None:
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
         folder = Path(job.runtime.output_dir)
+        preflight.raise_if([*outputs.check_sweep(str(job.sweep.dir), str(folder))])
         with preemption.job(), project.importable():  # also in a launcher's process
             words = disclosure.words(hydra_output.overrides())
             accept = partial(_accepted, composed, folder)

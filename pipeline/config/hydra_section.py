@@ -36,7 +36,7 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import allow_list, batch_scripts
+from pipeline.config import allow_list, batch_scripts, outputs
 from pipeline.config.messages import show
 from pipeline.errors import ConfigError, Problem
 
@@ -104,6 +104,15 @@ def problems(node: Any, given: Sequence[str], importing: bool = False) -> list[P
 
 def _mapping(node: Any) -> Mapping[str, Any]:
     return node if isinstance(node, Mapping) else {}
+
+
+def sweep_problems(node: Any) -> Iterator[Problem]:
+    """The problems of where a sweep writes, from a composed section."""
+    folder = OmegaConf.select(node, "sweep.dir", throw_on_resolution_failure=False)
+    subdir = _mapping(raw(node).get("sweep")).get("subdir")
+    if folder is not None:
+        plain = subdir if isinstance(subdir, str) and "${" not in subdir else None
+        yield from outputs.check_sweep(str(folder), plain)
 
 
 def _resolved(node: Any, name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,8 +305,8 @@ def _arguments(node: Mapping[Any, Any], key: str, typed: Mapping[str, Any]) -> I
             names = key.startswith("hydra.launcher")  # which its arguments' names are text for
             for place, leaf in _foreign(value, below, known, names):
                 if place not in typed or not _same(typed[place], leaf):
-                    yield Problem(place, f"got {show(leaf)}, which is text for a plugin, which may "
-                                  "run it; such text is taken from the command line only")  # fmt: skip
+                    yield Problem(place, f"got {show(leaf)}, text for a plugin, which may run it; "
+                                  "it is taken from the command line only")  # fmt: skip
 
 
 def _foreign(value: Any, key: str, known: Sequence[Any], names: bool) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,6 @@ open, and which was not there before.
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ def _prepare(launcher: Any) -> None:
 
 def _folder(pattern: str) -> Path:
     """A new folder below the one that a pattern such as `FOLDER/%j` names."""
-    place = Path(os.path.abspath(Path(batch_scripts.base_of(pattern)).expanduser()))
+    place = Path(batch_scripts.base_of(pattern)).expanduser().absolute()
     raise_if([*batch_scripts.folder_problems(place)])
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

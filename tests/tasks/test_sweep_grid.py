@@ -145,7 +145,11 @@ DAMAGES = {
     "twice": (lambda text: text.replace('"folder": "0"', '"folder": "1"'),
               "two jobs have the folder '1'"),
     "of hydra": (lambda text: text.replace('"seed=1,2"', '"hydra.launcher.setup=[evil]"'),
-                 "which is taken from a command line only; give it again"),
+                 "What starts jobs is taken from a command line only"),
+    "a launcher": (lambda text: text.replace('"seed=1,2"', '"hydra/launcher=submitit_slurm"'),
+                   "holds 'hydra/launcher=submitit_slurm'. What starts jobs is taken from"),
+    "a sweeper": (lambda text: text.replace('"seed=1,2"', '"++hydra/sweeper=basic"'),
+                  "What starts jobs is taken from a command line only"),
     "a key": (lambda text: text.replace('"seed=1,2"', '"evil.key=1"'), "is not a key of a run"),
 }  # fmt: skip
 
@@ -166,16 +170,20 @@ def test_a_stored_sweep_of_a_stranger_is_checked(damage, sweep, capsys):
 
 
 def test_what_is_not_written_down_is_asked_for_again(sweep):
-    launcher = "hydra.launcher.n_jobs=2"
+    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     secret = "+transform.train.note={_target_: tests.own_parts.noted, api_token: sesame123}"
     folder = Path("sweep")
     folder.mkdir()
-    stored = sweep_grid.StoredSweep(words=["seed=1,2", launcher])
+    stored = sweep_grid.StoredSweep(words=["seed=1,2", *launcher])
     asked = sweep_grid.stored_sweep.extend(folder, stored)[0]
     assert read_sweep(folder) == asked
-    assert resumed(["resume=sweep", "seed=3"]) == (
-        [launcher, "seed=3", "hydra.sweep.dir=sweep"], folder,
-    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"holds 'hydra/launcher=joblib', 'hydra\.launcher\.n_j"):
+        resumed(["resume=sweep", "seed=3"])
+    for again in (launcher, ["hydra/launcher=basic"]):
+        words, _ = resumed(["resume=sweep", "seed=3", *again])
+        assert words == ["seed=3", *again, "hydra.sweep.dir=sweep"]
+    (folder / "sweep.json").unlink()
+    sweep_grid.stored_sweep.extend(folder, sweep_grid.StoredSweep(words=["seed=1,2"]))
     kept = json.loads((folder / "sweep.json").read_text())
     kept["words"].append(sweep_grid.disclosure.word(secret))
     (folder / "sweep.json").write_text(json.dumps(kept))
