@@ -91,7 +91,8 @@ def main(
             project.importable(),
             terminal.harmless_libraries(),
         ):
-            named = outputs.named(hydra_section.typed_values(with_run_dir(overrides)))
+            words = filter(outputs.may_name, with_run_dir(overrides))
+            named = outputs.named(hydra_section.typed_values(words))
             overrides, resumed = stored_sweep.resumed(overrides)
             if resumed and not {"-m", "--multirun"} & set(options):
                 options = [*options, "--multirun"]

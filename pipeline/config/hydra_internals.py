@@ -312,7 +312,7 @@ def swept_by(
 
 def save_by(save: Callable[[Any, str, Path], None]) -> None:
     """Let hydra save a job's configurations with `save(config, file name, folder)`, for good."""
-    _utils._save_config = save
+    _utils._save_config = save  # type: ignore[assignment]
 
 
 @contextmanager

@@ -102,7 +102,8 @@ def compose(*overrides: str, config_dir: str | None = None) -> Config:
         ConfigError: with everything that is wrong.
     """
     lines = with_run_dir(overrides)
-    with outputs.naming(outputs.named(hydra_section.typed_values(lines))):
+    words = filter(outputs.may_name, lines)
+    with outputs.naming(outputs.named(hydra_section.typed_values(words))):
         config = run(Composer(config_dir=config_dir), lines)
     if config is None:
         raise ConfigError(Problem("hydra.mode", "a sweep is several configurations, not one"))
