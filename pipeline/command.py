@@ -38,6 +38,8 @@ from pipeline.config import (
     hydra_internals,
     hydra_loader,
     hydra_output,
+    hydra_section,
+    outputs,
     own_options,
     preflight,
     project,
@@ -50,7 +52,7 @@ from pipeline.distributed.preemption import Preempted, Preemption, Stop
 from pipeline.errors import PREEMPTED, ConfigError, PenstockError, Problem
 from pipeline.runs import stored_sweep
 from pipeline.runs.resumption import with_overrides_of_run
-from pipeline.tasks import sweep, sweep_grid, sweep_job
+from pipeline.tasks import batch_jobs, sweep, sweep_grid, sweep_job
 from pipeline.tasks.sweep_job import Job
 from pipeline.terminal import say
 
@@ -91,12 +93,17 @@ def main(
             project.importable(),
             terminal.harmless_libraries(),
         ):
+            words = filter(outputs.may_name, with_run_dir(overrides))
+            named = outputs.named(hydra_section.typed_values(words))
             overrides, resumed = stored_sweep.resumed(overrides)
             if resumed and not {"-m", "--multirun"} & set(options):
                 options = [*options, "--multirun"]
             own = with_run_dir(overrides)
             given = with_overrides_of_run(own)
-            with from_folder(resumed is not None or given != own):
+            with (
+                own_options.environment_with({outputs.NAMED: outputs.as_variable(named)}),
+                from_folder(resumed is not None or given != own),
+            ):
                 return _main(options, given, entry, argv)
     except BaseException as error:
         return report(error)
@@ -118,6 +125,8 @@ def _main(
         completion.run(args)
         return 0
     composer, single = _checked(args, only_looks)
+    if not (only_looks or args.shell_completion or world.is_launched()):
+        outputs.remember()
     swept = nullcontext() if composer.grid is None else hydra_internals.swept_by(
         partial(sweep_grid.run_grid, composer.grid, overrides, typed))  # fmt: skip
     if entry is None:
@@ -138,7 +147,7 @@ def _main(
                 OptunaSweeper.given, OptunaSweeper.typed = overrides, typed
                 chooses = hydra_internals.with_plugin(OptunaSweeper)
                 environment = own_options.environment_with(_for_jobs())
-                with environment, preemption.job(), swept, chooses:
+                with environment, preemption.job(), swept, chooses, batch_jobs.guarded():
                     entry()
     except BaseException as error:
         sweep.say_how_far(typed)
@@ -180,6 +189,7 @@ def execute(composed: DictConfig) -> float | None:
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
         folder = Path(job.runtime.output_dir)
+        preflight.raise_if([*outputs.check_sweep(str(job.sweep.dir), str(folder))])
         with preemption.job(), project.importable():  # also in a launcher's process
             words = disclosure.words(hydra_output.overrides())
             accept = partial(_accepted, composed, folder)

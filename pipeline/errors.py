@@ -26,7 +26,8 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.message}" if self.key else self.message
+        key = self.key if self.key.isprintable() else ascii(self.key)[1:-1]  # a stranger's
+        return f"{key}: {self.message}" if key else self.message
 
 
 class ConfigError(PenstockError):

@@ -123,8 +123,10 @@ class Run:
         from pipeline.config import preflight
         from pipeline.distributed.world import World
 
-        # A batch needs no tracker, whose package or server may not be there.
-        return DataParts(preflight.stored({**self.config, "tracker": {}}), World())
+        # A batch needs no tracker, whose package or server may not be there, and nothing is
+        # written to the run's folder.
+        without: dict[str, Any] = {"tracker": {}, "resume": None, "run_dir": "outputs"}
+        return DataParts(preflight.stored({**self.config, **without}), World())
 
     @cached_property
     def _digests(self) -> dict[tuple[int, int], str]:

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import signal
 import socket
 import subprocess
@@ -47,6 +46,40 @@ def options_of(words):
     return found, rest
 
 
+def arguments(line):
+    """The words of an #SBATCH line, as sbatch's get_argument reads them.
+
+    Unlike a shell's, its backslash counts inside of single quotes, too.
+    """
+    found, word, at = [], None, 0
+    quote, escaped = "", False
+    while at < len(line):
+        sign, at = line[at], at + 1
+        if escaped:
+            escaped = False
+        elif sign == "\\":
+            escaped = line[at : at + 1] != " "
+            if escaped:
+                continue
+            sign, at = " ", at + 1
+        elif sign == quote:
+            quote = ""
+            continue
+        elif not quote and sign in "\"'":
+            quote, word = sign, word or ""
+            continue
+        elif not quote and sign == "#":
+            break
+        elif not quote and sign.isspace():
+            found += [] if word is None else [word]
+            word = None
+            continue
+        word = (word or "") + sign
+    if quote:
+        sys.exit(f"sbatch: fatal: Unmatched `{quote}` in [{line}]")
+    return found + ([] if word is None else [word])
+
+
 def state_file(job):
     return Path(os.environ["FAKE_SLURM"], f"job-{job}.json")
 
@@ -74,8 +107,11 @@ def sbatch(words):
     script = words[-1]
     text = Path(script).read_text()
     told = {}
-    for line in re.findall(r"^#SBATCH (.*)$", text, re.MULTILINE):
-        told |= options_of(shlex.split(line))[0]
+    for line in text.split("\n"):
+        if line.strip() and not line.startswith("#"):
+            break
+        if line.startswith("#SBATCH"):
+            told |= options_of(arguments(line.removeprefix("#SBATCH")))[0]
     number = 1 + len(list(Path(os.environ["FAKE_SLURM"]).glob("script-*")))
     kept = Path(os.environ["FAKE_SLURM"], f"script-{number}")  # Slurm keeps the text, too
     kept.write_text(text)

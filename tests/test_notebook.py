@@ -15,6 +15,7 @@ import torch
 import pipeline
 from pipeline import Run, command
 from pipeline.errors import ConfigError, PenstockError
+from pipeline.files.own_files import NotOwnError
 from pipeline.loading.fetch import batch_hash
 from tests.program import ROOT
 from tests.program import run as run_program
@@ -116,10 +117,16 @@ def test_a_run_and_its_report_in_a_notebook(folder):
                         made._repr_html_(), re.DOTALL)  # fmt: skip
     assert html.unescape(page[1]) == Path(made).read_text()
     os.utime(made, (1e9, 1e9))
-    Path(made).write_text("kept")
-    assert Path(run.report()).read_text() == "kept"
+    with Path(made).open("a") as file:
+        file.write("kept")
+    assert Path(run.report()).read_text().endswith("kept")
     os.utime(made, (1e9, 1e9))
-    assert Path(run.report()).read_text() != "kept"
+    assert not Path(run.report()).read_text().endswith("kept")
+    Path(made).write_text("notes of mine")
+    os.utime(made, (1e9, 1e9))
+    with pytest.raises(NotOwnError, match=r"report\.html is there already"):
+        run.report()
+    assert Path(made).read_text() == "notes of mine"
 
 
 def test_what_the_documentation_shows_runs(folder, monkeypatch):

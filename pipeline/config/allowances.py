@@ -3,6 +3,7 @@
     --trust PACKAGE         a configuration may call what is in it
     --allow-env NAME        the value of an environment variable may leave this machine
     --allow-endpoint HOST   credentials may go to this server
+    --allow-write FOLDER    a configuration may have files written there
 
 Each may be given several times, or with commas. They travel in the environment, where processes of
 launchers see them too; a configuration cannot set them (`hydra.job.env_set`).
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from pipeline.config import allow_list, endpoints, environment
+from pipeline.config import allow_list, endpoints, environment, outputs
 from pipeline.errors import Problem
 
 OPTIONS = {
     "--trust": allow_list.VARIABLE,
     "--allow-env": environment.VARIABLE,
     "--allow-endpoint": endpoints.VARIABLE,
+    "--allow-write": outputs.VARIABLE,
 }
 
 
@@ -33,4 +35,5 @@ def check(named: Mapping[str, list[str]]) -> list[Problem]:
         *allow_list.check_trusted(named[allow_list.VARIABLE]),
         *environment.check_allowed(named[environment.VARIABLE]),
         *endpoints.check_allowed(named[endpoints.VARIABLE]),
+        *outputs.check_allowed(named[outputs.VARIABLE]),
     ]

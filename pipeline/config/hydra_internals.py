@@ -12,8 +12,9 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -25,11 +26,14 @@ from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigSource
+from hydra.plugins.launcher import Launcher
 from hydra.plugins.plugin import Plugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.errors import PenstockError
 
 try:
     from hydra._internal import config_loader_impl as _loading
@@ -39,12 +43,14 @@ try:
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaults_list
     from hydra._internal.utils import create_config_search_path, get_args_parser
+    from hydra.core import utils as _utils
 
     _REPLACED = (vars(_loading)["create_defaults_list"],
                  vars(_entry)["ConfigLoaderImpl"], _entry.Hydra.get_mode, _entry.Hydra.get_help,
                  _entry.Hydra.get_sanitized_cfg, ConfigLoaderImpl._load_configuration_impl,
                  ConfigLoaderImpl._compose_config_from_defaults_list,
-                 ConfigLoaderImpl._process_config_searchpath)  # fmt: skip
+                 ConfigLoaderImpl._process_config_searchpath,
+                 vars(_utils)["_save_config"])  # fmt: skip
     _file_name = ConfigSource._normalize_file_name
     _apply = ConfigLoaderImpl._apply_overrides_to_config
     _get_node = DictConfig._get_node, ListConfig._get_node
@@ -68,9 +74,10 @@ if not __debug__:
     vars(overrides_parser)["HydraOverrideVisitor"] = overrides_visitor.HydraOverrideVisitor
 
 __all__ = [
-    "BASIC_LAUNCHER", "BASIC_SWEEPER", "HookedLoader", "apply_override",
+    "BASIC_LAUNCHER", "BASIC_SWEEPER", "HookedLoader", "apply_override", "before_launch",
     "create_config_search_path", "get_args_parser", "hydra_config", "is_mapping", "loaded_by",
-    "raw_node", "raw_value", "replaced", "shown_by", "swept_by", "with_plugin",
+    "raw_node", "raw_value", "replaced", "save_by", "saved_by", "shown_by", "swept_by",
+    "with_plugin",
 ]  # fmt: skip
 
 BASIC_LAUNCHER = f"{BasicLauncher.__module__}.{BasicLauncher.__name__}"
@@ -293,11 +300,51 @@ def swept_by(
     """Let `sweep(launcher, config, hydra_context)` run the jobs of hydra's basic sweeper."""
 
     def replacement(self: Any, arguments: list[str]) -> None:
-        sweep(self.launcher, self.config, self.hydra_context)
+        try:
+            sweep(self.launcher, self.config, self.hydra_context)
+        except PenstockError as error:  # hydra would make a traceback of it
+            raise SystemExit(error.exit_code) from error
 
     # hydra runs the file of each plugin anew when it looks for plugins.
     classes = {one.__name__: one for one in Plugins.instance().discover(Sweeper)}
     return replaced(classes[BasicSweeper.__name__], sweep=replacement)
+
+
+def save_by(save: Callable[[Any, str, Path], None]) -> None:
+    """Let hydra save a job's configurations with `save(config, file name, folder)`, for good."""
+    _utils._save_config = save  # type: ignore[assignment]
+
+
+@contextmanager
+def saved_by(save: Callable[[Any, str, Path], None]) -> Iterator[None]:
+    """The same for a time."""
+    with replaced(_utils, _save_config=save):
+        yield
+
+
+@contextmanager
+def before_launch(plugin: str, prepare: Callable[[Any], None]) -> Iterator[None]:
+    """Call `prepare(launcher)` immediately before launchers of a plugin launch jobs.
+
+    Args:
+        plugin: the name of its package.
+    """
+    kinds = [
+        one for one in Plugins.instance().discover(Launcher) if one.__module__.startswith(plugin)
+    ]
+    owners = {next(base for base in one.__mro__ if "launch" in vars(base)) for one in kinds}
+    with ExitStack() as stack:
+        for owner in owners:
+            stack.enter_context(replaced(owner, launch=_prepared(vars(owner)["launch"], prepare)))
+        yield
+
+
+def _prepared(launch: Callable[..., Any], prepare: Callable[[Any], None]) -> Callable[..., Any]:
+    def launch_prepared(self: Any, *args: Any, **options: Any) -> Any:
+        prepare(self)
+        return launch(self, *args, **options)
+
+    return launch_prepared
 
 
 @contextmanager

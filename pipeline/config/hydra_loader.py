@@ -111,11 +111,12 @@ class CheckedConfigLoader(ConfigLoader):
             self._refuse([not_set(error)])
         found = hydra_section.problems(hydra_internals.raw_node(config, "hydra"), given)
         if run_mode is RunMode.MULTIRUN and not found:
+            found = [*hydra_section.sweep_problems(hydra_internals.raw_node(config, "hydra"))]
             folder = OmegaConf.select(config, "hydra.sweep.dir", throw_on_resolution_failure=False)
             record = Path(str(folder)) / "multirun.yaml"
             if folder and record.is_symlink():
                 reason = f"{record} is a link; hydra would write to its target. Give another folder"
-                found = [Problem("hydra.sweep.dir", reason)]
+                found.append(Problem("hydra.sweep.dir", reason))
         if found:
             self._refuse(found)
         return config

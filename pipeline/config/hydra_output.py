@@ -9,8 +9,9 @@ Functions of hydra's and omegaconf's are replaced while hydra runs, and no longe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline import program, terminal
 from pipeline.config import disclosure, environment, hydra_internals, reference
+from pipeline.errors import PenstockError
+from pipeline.files.disk import replace_own, write_atomically
+from pipeline.files.own_files import NotOwnError
+
+SWEEP = "multirun.yaml"
+
+_MADE = re.compile(rb"hydra:\n")  # how multirun.yaml begins
 
 
 @contextmanager
@@ -57,14 +65,46 @@ def shown(package: str | None) -> Iterator[None]:
         yield
 
 
-def saved() -> AbstractContextManager[None]:
-    """Let hydra save configurations without secrets."""
-    return hydra_internals.replaced(OmegaConf, to_yaml=_TO_YAML)
+@contextmanager
+def saved() -> Iterator[None]:
+    """Let hydra save configurations without secrets, and through no link."""
+    printed = hydra_internals.replaced(OmegaConf, to_yaml=_TO_YAML)
+    with printed, hydra_internals.saved_by(_save_or_leave):
+        yield
 
 
 def save_without_secrets() -> None:
     """The same for all that this process, which a launcher has started, still saves."""
     OmegaConf.to_yaml = _TO_YAML  # type: ignore[method-assign]
+    hydra_internals.save_by(_save)
+
+
+def save_sweep(config: DictConfig, folder: Path) -> None:
+    """Write multirun.yaml, the configuration that the jobs of a sweep start from.
+
+    Raises:
+        DiskError: it cannot be written.
+        NotOwnError: there is a file of that name which no sweep has written.
+    """
+    replace_own(folder / SWEEP, OmegaConf.to_yaml(config).encode(), _MADE)
+
+
+def _save(config: Any, name: str, folder: Path) -> None:
+    """As hydra saves a configuration, but a folder that leads elsewhere is refused."""
+    for one in (folder.parent, folder):
+        if one.is_symlink():
+            raise NotOwnError(f"{one} is a symbolic link; nothing was written through it. Give "
+                              "another hydra.sweep.dir, or hydra.output_subdir=null")  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / name, OmegaConf.to_yaml(config).encode())
+
+
+def _save_or_leave(config: Any, name: str, folder: Path) -> None:
+    """The same; hydra catches exceptions of other kinds."""
+    try:
+        _save(config, name, folder)
+    except PenstockError as error:
+        raise SystemExit(error.exit_code) from error
 
 
 def overrides() -> list[str]:

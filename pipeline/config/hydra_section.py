@@ -6,8 +6,9 @@ hydra imports and calls what this section names, before any code of ours runs. S
    hydra uses it need not be what it gave when it was checked;
 2. what is called is named exactly. Launchers and sweepers are classes of installed plugins;
    callbacks, handlers and formatters stand in a short list or in a package trusted by name;
-3. text for a plugin is what the plugin ships or what was typed on the command line: some plugins
-   run it (submitit's `setup`) or import it (optuna's `custom_search_space`);
+3. text for a plugin is what the plugin ships or what was typed on the command line, at that very
+   key: some plugins run it (submitit's `setup`) or import it (optuna's `custom_search_space`). So
+   are the names of a launcher's arguments, which become options of Slurm or variables of Ray;
 4. no handler writes to a file, and `.hydra` is the only subfolder;
 5. environment variables are those in ENVIRONMENT.
 
@@ -18,20 +19,24 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import allow_list
+from pipeline.config import allow_list, batch_scripts, outputs
 from pipeline.config.messages import allowing, show
 from pipeline.errors import ConfigError, Problem
 
@@ -75,10 +80,14 @@ def problems(node: Any, given: Sequence[str], importing: bool = False) -> list[P
     section = raw(node)
     found = [*_literals(section), *_records(section, given)]
     found += _callbacks(section.get("callbacks"), importing)
-    typed = [line.partition("=")[0].lstrip("+~") for line in given]
+    typed = dict(typed_values(line for line in given if _of_plugin(line)))
     for name, kind in (("launcher", Launcher), ("sweeper", Sweeper)):
         found += _plugin(section.get(name), f"hydra.{name}", kind, typed)
-    found += _tasks(_mapping(section.get("launcher")))
+    launcher = _mapping(section.get("launcher"))
+    found += _tasks(launcher)
+    if str(launcher.get("_target_")).startswith(batch_scripts.PLUGIN):
+        found += batch_scripts.lines_with_interpolations(launcher)
+        found += batch_scripts.problems(_resolved(node, "launcher", launcher))
     for name in ("hydra_logging", "job_logging"):
         found += _logging(section.get(name), f"hydra.{name}", importing)
     folder = _mapping(section.get("run"))
@@ -95,6 +104,49 @@ def problems(node: Any, given: Sequence[str], importing: bool = False) -> list[P
 
 def _mapping(node: Any) -> Mapping[str, Any]:
     return node if isinstance(node, Mapping) else {}
+
+
+def sweep_problems(node: Any) -> Iterator[Problem]:
+    """The problems of where a sweep writes, from a composed section."""
+    folder = OmegaConf.select(node, "sweep.dir", throw_on_resolution_failure=False)
+    subdir = _mapping(raw(node).get("sweep")).get("subdir")
+    if folder is not None:
+        plain = subdir if isinstance(subdir, str) and "${" not in subdir else None
+        yield from outputs.check_sweep(str(folder), plain)
+
+
+def _resolved(node: Any, name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a section's node with their interpolations followed, where that is possible.
+
+    What only a job knows stays text; what an interpolation gives later is checked again by then.
+    """
+    found = {}
+    for key, value in raw.items():
+        found[key] = value
+        with suppress(OmegaConfBaseException):
+            entry = OmegaConf.select(node, f"{name}.{key}")
+            container = OmegaConf.is_config(entry)
+            found[key] = OmegaConf.to_container(entry, resolve=True) if container else entry
+    return found
+
+
+def typed_values(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Full key and value of everything that override lines give; of several values, each."""
+    parser = OverridesParser.create()
+    for line in lines:
+        try:
+            (override,) = parser.parse_overrides([line])
+        except (HydraException, RecursionError, ValueError):
+            continue  # it is reported where it is composed
+        value = override.value()
+        for one in getattr(value, "list", None) or [value]:
+            key = override.key_or_group
+            leaves = ((key, key, one), *_entries(one, key))
+            yield from ((place, leaf) for place, _, leaf in leaves)
+
+
+def _of_plugin(line: str) -> bool:
+    return line.lstrip("+~").startswith(("hydra.launcher", "hydra.sweeper"))
 
 
 def raw(node: Any) -> dict[str, Any]:
@@ -205,7 +257,7 @@ def _trusted(
         yield Problem(key, f"{name} is not a subclass of {kind.__module__}.{kind.__name__}")
 
 
-def _plugin(node: Any, key: str, kind: type, typed: Sequence[str]) -> Iterator[Problem]:
+def _plugin(node: Any, key: str, kind: type, typed: Mapping[str, Any]) -> Iterator[Problem]:
     """A launcher or sweeper: a class of an installed plugin, with arguments of its own."""
     if not isinstance(node, Mapping):
         yield Problem(
@@ -235,7 +287,7 @@ def _tasks(launcher: Mapping[str, Any]) -> Iterator[Problem]:
                           "set it to 1, and distributed=ddp distributed.nproc=N")  # fmt: skip
 
 
-def _arguments(node: Mapping[Any, Any], key: str, typed: Sequence[str]) -> Iterator[Problem]:
+def _arguments(node: Mapping[Any, Any], key: str, typed: Mapping[str, Any]) -> Iterator[Problem]:
     shipped = _shipped().get(node["_target_"], [])
     for name, value in node.items():
         below = f"{key}.{name}"
@@ -251,14 +303,35 @@ def _arguments(node: Mapping[Any, Any], key: str, typed: Sequence[str]) -> Itera
             yield Problem(called[0], f"{called[1]} is not called: no installed plugin of hydra's "
                           "ships it")  # fmt: skip
         else:
-            first = below if below.count(".") == 2 else key
-            yield from (
-                Problem(place, "is text for a plugin, which may run it; it is taken from the "
-                        f"command line only ({first}=...), and this is {show(text)}")
-                for place, text in _texts(value, below)
-                if not any(place == one or place.startswith((f"{one}.", f"{one}["))
-                           for one in typed)
-            )  # fmt: skip
+            known = [one[name] for one in shipped if name in one]
+            names = key.startswith("hydra.launcher")  # which its arguments' names are text for
+            for place, leaf in _foreign(value, below, known, names):
+                if place not in typed or not _same(typed[place], leaf):
+                    yield Problem(place, f"got {show(leaf)}, text for a plugin, which may run it; "
+                                  "it is taken from the command line only")  # fmt: skip
+
+
+def _foreign(value: Any, key: str, known: Sequence[Any], names: bool) -> Iterator[tuple[str, Any]]:
+    """Key and value of every text in an argument, and of entries that the plugin has no name for.
+
+    Args:
+        known: what the plugin ships at `key`; empty if it ships nothing there.
+        names: whether unknown names count.
+    """
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            below = [one[name] for one in known if isinstance(one, Mapping) and name in one]
+            yield from _foreign(inner, f"{key}.{name}", below, names)
+    elif isinstance(value, list) and value:
+        for place, inner in enumerate(value):
+            yield from _foreign(inner, f"{key}[{place}]", known, names)
+    elif isinstance(value, str) or (names and not known):
+        yield key, value
+
+
+def _same(typed: Any, value: Any) -> bool:
+    """Whether a value is what was typed; a schema makes text of a number."""
+    return bool(typed == value) or (isinstance(value, str) and str(typed) == value)
 
 
 def _params(params: Any, key: str) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config import allow_list, signatures
+from pipeline.config import allow_list, outputs, signatures
 from pipeline.config.messages import not_allowed, show
 from pipeline.config.parsing import unknown_key
 from pipeline.config.schema import Config
@@ -262,7 +262,15 @@ def check(part: Part) -> tuple[Any, list[Problem]]:
         root = found if is_root else root
         supplied = part.supplied if is_root or part.nested else ()
         problems += signatures.check(found, node, key, supplied)
+        problems += outputs.of_part(key, _positional(found, node))
     return root, problems
+
+
+def _positional(function: Any, node: Mapping[str, Any]) -> dict[str, Any]:
+    """A node with its positional arguments, and no others, by name."""
+    given = node["_args_"] if isinstance(node.get("_args_"), list) else []
+    names = signatures.arguments(function).positional
+    return {"_target_": node["_target_"], **dict(zip(names, given, strict=False))}
 
 
 def _shape_problems(part: Part) -> list[Problem]:

@@ -1,6 +1,6 @@
 """Penstock's own options, taken off a command line before hydra sees it.
 
-    --trust, --allow-env, --allow-endpoint   what a person allows (`allowances`)
+    --trust, --allow-env, --allow-endpoint, --allow-write   what a person allows (`allowances`)
     --version                                which is printed, and that is all
     --trust and --config-dir                 of the working folder's pyproject.toml (`project`)
 

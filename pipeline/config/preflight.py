@@ -27,6 +27,7 @@ from pipeline.config import (
     grid,
     hydra_section,
     nodes,
+    outputs,
     parsing,
 )
 from pipeline.config.composition import Composed, Composer, plain, with_run_dir
@@ -59,7 +60,7 @@ def examine(
     config, problems = parsing.check(container)
     if isinstance(container, Plain):
         problems += environment.check(container)
-    problems += [*endpoints.check(container), *_names(container)]
+    problems += [*endpoints.check(container), *outputs.check(container), *_parts(container)]
     wrong = wrong or bool(problems)
     if wrong and "torch" not in sys.modules:
         return config, problems
@@ -78,14 +79,17 @@ def examine(
     return config, problems + contradictions.find(config, found, partly=wrong)
 
 
-def _names(container: Mapping[str, Any]) -> Iterator[Problem]:
-    """Names of targets that may not be called, by the name alone."""
+def _parts(container: Mapping[str, Any]) -> Iterator[Problem]:
+    """Names of targets that may not be called, by the name alone, and places to write to."""
+    reads = container.get("task") not in READING
     for section, value in container.items():
         for key, node in nodes.walk(value, section):
             try:
                 allow_list.check_name(node["_target_"], f"{key}._target_")
             except ConfigError as error:
                 yield from error.problems
+            if reads:
+                yield from outputs.of_part(key, node)
 
 
 def compose(*overrides: str, config_dir: str | None = None) -> Config:
@@ -98,7 +102,10 @@ def compose(*overrides: str, config_dir: str | None = None) -> Config:
     Raises:
         ConfigError: with everything that is wrong.
     """
-    config = run(Composer(config_dir=config_dir), with_run_dir(overrides))
+    lines = with_run_dir(overrides)
+    words = filter(outputs.may_name, lines)
+    with outputs.naming(outputs.named(hydra_section.typed_values(words))):
+        config = run(Composer(config_dir=config_dir), lines)
     if config is None:
         raise ConfigError(Problem("hydra.mode", "a sweep is several configurations, not one"))
     return config
@@ -186,6 +193,7 @@ def _sweep(
     # The command line comes last and wins, as in the sweeper itself.
     swept = [*more, *(one for one in overrides if not one.is_hydra_override())]
     folder = OmegaConf.select(base.node, "sweep.dir", throw_on_resolution_failure=False)
+    problems += hydra_section.sweep_problems(base.node)
     lines = grid.bounds if chooses else grid.values
     asked, more_problems = grid.of(swept, base.config, folder and str(folder), lines)
     problems += more_problems

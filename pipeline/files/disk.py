@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, NoReturn
 
 from pipeline.errors import PenstockError
 from pipeline.files import plain_json
-from pipeline.files.own_files import NotOwnError, open_own
-from pipeline.files.regular_file import regular_descriptor
+from pipeline.files.own_files import NotOwnError, check_own, open_own
+from pipeline.files.regular_file import open_regular, regular_descriptor
 
 try:
     import fcntl
@@ -58,6 +58,28 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Replace the content of `path` with `data`, as `replacing` does; raises DiskError."""
     with replacing(path) as descriptor:
         write(descriptor, [data])
+
+
+def replace_own(path: Path, data: bytes, made: re.Pattern[bytes]) -> None:
+    """Replace the content of `path` as `write_atomically` does, unless it is somebody else's file.
+
+    Args:
+        made: matches the beginning of such a file that was made here; see `check_replaceable`.
+    """
+    check_replaceable(path, made)
+    write_atomically(path, data)
+
+
+def check_replaceable(path: Path, made: re.Pattern[bytes]) -> None:
+    """Raise NotOwnError unless nothing is at `path`, or a file whose first 64 KiB match `made`."""
+    if not os.path.lexists(path):
+        return
+    check_own(path)
+    with open_regular(path) as file:
+        if made.match(file.read(_BLOCK)):
+            return
+    raise NotOwnError(f"{path} is there already, and Penstock has not made it; nothing was written "
+                      "to it. Move it away, or write to another place")  # fmt: skip
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Collection
@@ -90,11 +91,12 @@ def check_tree(folder: Path, links: Collection[str] = ()) -> None:
                     raise _refusal(paths[0], "also the name of a file elsewhere (a hard link)")
 
 
-def own_folder(path: Path, link: bool = False) -> Path:
+def own_folder(path: Path, link: bool = False, key: str = "cache_dir") -> Path:
     """`path`, made for this user alone (mode 0700) if it is not there.
 
     Args:
         link: whether it may be a symbolic link, as a folder that a person has named may.
+        key: of the configuration that names another folder.
 
     Raises:
         NotOwnError: it belongs to somebody else, or everybody can write to it.
@@ -112,13 +114,32 @@ def own_folder(path: Path, link: bool = False) -> Path:
         if state.st_uid not in (os.geteuid(), 0) and state.st_uid != _owner_of_new_files(path):
             raise NotOwnError(
                 f"{path} belongs to another user (number {state.st_uid}), who could put anything "
-                "into it. Set cache_dir to a folder of your own"
+                f"into it. Set {key} to a folder of your own"
             )
         if state.st_mode & stat.S_IWOTH and not state.st_mode & stat.S_ISVTX:
             raise NotOwnError(
                 f"everybody can write to {path}, and put anything into it. Check its files, then "
-                f"chmod o-w {path}; or set cache_dir to a folder of your own"
+                f"chmod o-w {path}; or set {key} to a folder of your own"
             )
+    return path
+
+
+def new_folder(parent: Path) -> Path:
+    """A folder in `parent` that was not there before, for this user alone (mode 0700).
+
+    What is read back from it, such as the pickles of jobs, can only have been put there since.
+
+    Raises:
+        NotOwnError: its disk keeps no permissions.
+        OSError: it cannot be made.
+    """
+    path = parent / secrets.token_hex(8)
+    path.mkdir(mode=0o700)
+    if hasattr(os, "geteuid") and path.lstat().st_mode & 0o077:
+        raise NotOwnError(
+            f"other users can open {path}, as its disk keeps no permissions; what they put into it "
+            "would be run. Use a folder on another disk"
+        )
     return path
 
 

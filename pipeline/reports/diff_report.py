@@ -7,7 +7,6 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from pipeline.files.disk import write_atomically
 from pipeline.reports import page
 from pipeline.reports.page import Section
 from pipeline.runs.comparison import Comparison, Difference
@@ -20,6 +19,7 @@ def write(found: Comparison, path: Path) -> Path:
 
     Raises:
         DiskError: it cannot be written.
+        NotOwnError: there is a file that is none of our pages.
     """
     title = f"{found.first.path.name} and {found.second.path.name}"
     answer, *more = found.answer()
@@ -29,8 +29,7 @@ def write(found: Comparison, path: Path) -> Path:
         page.facts({"A": _told(found.first), "B": _told(found.second)}),
     )
     text = page.render(title, "two runs", lead, sections(found), "Made by task=diff.")
-    write_atomically(path, text.encode(errors="backslashreplace"))
-    return path
+    return page.write(path, text)
 
 
 def sections(found: Comparison) -> list[Section]:

@@ -2,6 +2,7 @@
 
     Section("Curves", body)            a heading and what is below it
     render(title, kind, lead, sections, foot) -> str
+    write(path, page)                  unless that would replace a file of another kind
     table, facts, figures, command, code, folded, listed, picture, charts_of,
     beside, together -> Markup
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,9 +26,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import pipeline
+from pipeline.files.disk import replace_own
 from pipeline.terminal import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
+# How our pages begin: a line of page.html says what has made it.
+_MADE = re.compile(rb'<!doctype html>\n(?:.*\n){0,20}?<meta name="generator" content="Penstock ')
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,17 @@ def render(title: str, kind: str, lead: Markup, sections: Sequence[Section], foo
         style=Markup(_source("page.css")), script_hash=f"sha256-{digest}",
         version=pipeline.__version__,
     )  # fmt: skip
+
+
+def write(path: Path, page: str) -> Path:
+    """Write a page, in place of an older one at most, and return its path.
+
+    Raises:
+        DiskError: it cannot be written.
+        NotOwnError: there is a file that is none of our pages.
+    """
+    replace_own(path, page.encode(errors="backslashreplace"), _MADE)
+    return path
 
 
 def table(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.files.disk import write_atomically
 from pipeline.reports import (
     curves,
     data_section,
@@ -54,9 +53,7 @@ def write(folder: Path, key: str = "runs") -> Path:
 
 def save(run: RunRecord) -> Path:
     """Write the report of a run that was read, and return its path; errors as for `write`."""
-    path = run.path / NAME
-    write_atomically(path, make(run).encode(errors="backslashreplace"))
-    return path
+    return page.write(run.path / NAME, make(run))
 
 
 def make(run: RunRecord) -> str:

@@ -19,7 +19,6 @@ from markupsafe import Markup
 
 from pipeline import program
 from pipeline.config.own_command import suggested
-from pipeline.files.disk import write_atomically
 from pipeline.reports import leaderboard, page, sweep_sections
 from pipeline.reports.leaderboard import NAME, metric_of, rounded
 from pipeline.reports.sweep_data import (
@@ -45,9 +44,7 @@ def write(folder: Path, key: str = "runs") -> Path:
     """
     global _took
     began = time.monotonic()
-    path = folder / NAME
-    content = make(SweepRecord.read(folder, key))
-    write_atomically(path, content.encode(errors="backslashreplace"))
+    path = page.write(folder / NAME, make(SweepRecord.read(folder, key)))
     _took = time.monotonic() - began
     return path
 

@@ -49,9 +49,6 @@ _HARMLESS = re.compile(
     r"(loader|tracker|tune|cache_dir)([./].*)?|"
     r"trainer\.(progress|pictures|report|log_every|ledger|digest|baseline|checkpoint\..*)"
 )
-_HARMLESS_FOR_HYDRA = re.compile(
-    r"hydra/(launcher|sweeper)=\w+|hydra\.(launcher|sweeper)\.\w+=([\d.+-]+|true|false|null)"
-)
 
 
 @dataclass(frozen=True)
@@ -134,11 +131,17 @@ def _checked_job(values: dict[str, Any]) -> StoredJob:
     name = values.get("folder")
     if values.keys() != {"folder", "overrides"} or not isinstance(name, str):
         raise JsonError("a job has other keys than folder and overrides")
-    path = PurePath(name)
-    if path.is_absolute() or not path.parts or ".." in path.parts or not name.isprintable():
+    if not is_below(name):
         raise JsonError(f"the folder of a job is {shown(name)}, which is not one below the sweep's")
     check_overrides(values["overrides"])
     return StoredJob(name, values["overrides"])
+
+
+def is_below(name: str) -> bool:
+    """Whether a job's folder of that name lies below the sweep's, also as a value of hydra's."""
+    path = PurePath(name)
+    leads_out = path.is_absolute() or not path.parts or ".." in path.parts
+    return not leads_out and name.isprintable() and "${" not in name and not name.endswith("\\")
 
 
 def key_of(line: str) -> str:
@@ -234,6 +237,9 @@ def extend(
         if len(set(folders)) < len(folders):
             reason = "gives several jobs one folder; it needs ${hydra.job.num}"
             raise ConfigError(Problem("hydra.sweep.subdir", reason))
+        if odd := next((one for one in folders if not is_below(one)), None):
+            reason = f"gives a job the folder {shown(odd)}, which is not one below the sweep's"
+            raise ConfigError(Problem("hydra.sweep.subdir", reason))
         now = {place: StoredJob(place, of_job(job))
                for place, job in zip(folders, wanted, strict=True)}  # fmt: skip
         stored = replace(
@@ -272,15 +278,16 @@ def resumed(overrides: Sequence[str]) -> tuple[list[str], Path | None]:
     if _KEY in now:
         reason = f"resume={value} goes on with the sweep in its own folder; leave this out"
         raise ConfigError(Problem(_KEY, reason))
-    kept = [word for word in stored.words if not {_place(word), _place(word).split(".")[0]} & now]
+    kept = [word for word in stored.words if not {*_above(_place(word))} & now]
+    if of_hydra := [word for word in kept if _is_of_hydra(word)]:
+        shown_words = ", ".join(f"{word[:80]!r}" for word in of_hydra[:10])
+        raise ConfigError(
+            Problem("resume", f"{folder / NAME} holds {shown_words}. What starts jobs is taken "
+                    "from a command line only: if you want it, type it again; hydra/launcher=basic "
+                    "runs the jobs here")
+        )  # fmt: skip
     for word in kept:
-        if not key_of(word).startswith("hydra"):
-            refusal = why_not(word)
-        elif _HARMLESS_FOR_HYDRA.fullmatch(word):
-            refusal = None
-        else:
-            refusal = "is taken from a command line only; give it again"
-        if refusal:
+        if refusal := why_not(word):
             where = f"{folder / NAME} holds {word[:80]!r}"
             raise ConfigError(Problem("resume", f"{where}, which {refusal}"))
         if disclosure.is_redacted(word):
@@ -293,13 +300,24 @@ def _place(word: str) -> str:
     return key_of(word).partition("@")[0]
 
 
+def _above(place: str) -> Iterator[str]:
+    """The keys by which a person replaces what stands at `place`: itself, and its group."""
+    parts = place.split(".")
+    yield from (place, parts[0])
+    if parts[0] == "hydra":
+        yield "/".join(parts[:2])
+
+
+def _is_of_hydra(word: str) -> bool:
+    return key_of(word).startswith("hydra")
+
+
 def must_be_typed(word: str) -> bool:
-    """Whether sweep.json does not give this word: an option, a secret, text for hydra's plugins."""
+    """Whether sweep.json does not give this word: an option, a secret, something of hydra's."""
     if word.startswith("-") or ("=" not in word and not word.startswith("~")):
         return True
-    key = key_of(word)
-    if key.startswith("hydra") and key != _KEY:
-        return _HARMLESS_FOR_HYDRA.fullmatch(word) is None
+    if _is_of_hydra(word) and key_of(word) != _KEY:
+        return True
     return disclosure.is_redacted(disclosure.word(word))
 
 

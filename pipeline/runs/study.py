@@ -324,7 +324,10 @@ def _storage(path: Path) -> optuna.storages.JournalStorage:
 
     # The operating system frees this lock with its holder. optuna's own are files, and would keep a
     # study waiting for 30 s after a kill.
-    lock: Any = FileLock(path.with_name(f".{path.name}.append"), mode=0o600)
+    place = path.with_name(f".{path.name}.append")
+    if os.path.lexists(place):
+        check_own(place)
+    lock: Any = FileLock(place, mode=0o600)
     return JournalStorage(JournalFileBackend(os.fspath(path), lock_obj=lock))
 
 

@@ -27,7 +27,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.config import disclosure, grid, preflight
+from pipeline.config import disclosure, grid, hydra_output, preflight
 from pipeline.config.composition import plain
 from pipeline.config.hydra_internals import hydra_config, raw_value
 from pipeline.config.own_options import environment_with
@@ -110,7 +110,8 @@ class OptunaSweeper(Sweeper):
         )  # fmt: skip
         folder = Path(str(self.config.hydra.sweep.dir))
         prepare(folder)
-        OmegaConf.save(self.config, folder / "multirun.yaml")
+        sweep.check_folder(folder)
+        hydra_output.save_sweep(self.config, folder)
         about = {"metric": metric, "mode": mode, "fixed": self._command.fixed,
                  "space": {key: str(words[key].input_line) for key in self._space}}  # fmt: skip
         at_once = sweep_grid.at_once_of(config.sweep.jobs, options.trials, config.trainer.device)

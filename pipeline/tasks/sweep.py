@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline import program
 from pipeline.config import disclosure
 from pipeline.distributed import preemption
-from pipeline.files.disk import write_atomically
+from pipeline.errors import PenstockError
+from pipeline.files.disk import check_replaceable, replace_own
 from pipeline.loading.sharing.folder import JobsToCome
 from pipeline.runs.job_result import FINISHED, JobResult, best_of, read_results
 from pipeline.runs.stored_sweep import jobs_of, must_be_typed, read_sweep
@@ -32,7 +34,10 @@ from pipeline.tasks import report
 from pipeline.tasks.tables import new_table, put_table
 from pipeline.terminal import one_line, put, say
 
+TABLE = "sweep.csv"
+
 _STYLES = {"done": None, "pruned": "dim"}
+_MADE = re.compile(rb"job,(?:.*,)?status,")  # how the table begins
 
 
 class SweepTable(Callback):
@@ -56,7 +61,10 @@ class SweepTable(Callback):
         jobs = sweep.jobs()
         if not jobs:
             return
-        _write_csv(sweep.folder / "sweep.csv", table(jobs))
+        try:
+            _write_csv(sweep.folder / TABLE, table(jobs))
+        except PenstockError as error:
+            say(error)
         sweep.show(jobs)
         mine = sweep.mine or list(dict(jobs))
         code = next((result.exit_code for name, result in jobs
@@ -122,6 +130,11 @@ class Running:
         say(f"to resume the sweep:\n  {disclosure.command([*program.words(), *again])}")
 
 
+def check_folder(folder: Path) -> None:
+    """Raise NotOwnError, before any job runs, where the table would replace a foreign file."""
+    check_replaceable(folder / TABLE, _MADE)
+
+
 def _reports(config: DictConfig) -> bool:
     return OmegaConf.select(config, "trainer.report") is not False
 
@@ -173,7 +186,7 @@ def _write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)
-    write_atomically(path, text.getvalue().encode(errors="backslashreplace"))
+    replace_own(path, text.getvalue().encode(errors="backslashreplace"), _MADE)
 
 
 def _print(rows: Sequence[dict[str, str]], title: str, best: str | None) -> None:

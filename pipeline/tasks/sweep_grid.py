@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 from pipeline import program
-from pipeline.config import disclosure
+from pipeline.config import disclosure, hydra_output
 from pipeline.config.grid import Grid
 from pipeline.config.hydra_internals import BASIC_LAUNCHER, raw_value
 from pipeline.config.own_options import environment_with
@@ -79,7 +79,8 @@ def run_grid(
     """
     folder = Path(str(config.hydra.sweep.dir))
     folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(config, folder / "multirun.yaml")
+    sweep.check_folder(folder)
+    hydra_output.save_sweep(config, folder)
     options = config.sweep
     ends = {"failed": options.on_failure, "preempted": options.on_preempted}
     at_once = at_once_of(options.jobs, len(asked), str(config.trainer.device))
@@ -110,7 +111,14 @@ def run_grid(
         before: list[str] = []
         while (todo := _todo(folder, names, stored)) and todo != before:
             before = todo
-            wanted = [[*lines[name], program.override("hydra.sweep.subdir", name)] for name in todo]
+            wanted = [
+                [
+                    *lines[name],
+                    program.override("hydra.sweep.dir", folder),
+                    program.override("hydra.sweep.subdir", name),
+                ]
+                for name in todo
+            ]
             try:
                 _launch(launcher, wanted, todo, config)
             except BrokenExecutor as error:

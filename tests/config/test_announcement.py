@@ -12,7 +12,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from pipeline import command, tasks
-from pipeline.config import preflight
+from pipeline.config import hydra_section, outputs, preflight
 from pipeline.config.announcement import of_sweep
 from pipeline.config.composition import Composer
 from pipeline.config.hydra_loader import CheckedConfigLoader
@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 
 def said(*overrides, multirun=False):
     lines = []
-    preflight.run(Composer(), overrides, multirun, lines.append)
+    with outputs.naming(outputs.named(hydra_section.typed_values(overrides))):
+        preflight.run(Composer(), overrides, multirun, lines.append)
     (line,) = lines
     return line
 

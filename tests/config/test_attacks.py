@@ -57,6 +57,30 @@ def by_primary(section):
     return Attack(["--config-name", "evil", "--config-dir", "FOLDER"], {"evil.yaml": text})
 
 
+def by_slurm(section, *words):
+    return by_experiment(section, "-m", "hydra/launcher=submitit_slurm", "seed=1,2", *words)
+
+
+def by_parts(parts, *words):
+    """An experiment that changes keys of a run."""
+    text = "# @package _global_\n" + yaml.safe_dump(parts)
+    return Attack(["--config-dir", "FOLDER", "experiment=evil", *words],
+                  {"experiment/evil.yaml": text})  # fmt: skip
+
+
+def by_manifest(words, *typed):
+    return Attack(["resume=FOLDER/run", *typed],
+                  {"run/manifest.json": json.dumps({"overrides": words})})  # fmt: skip
+
+
+def by_stored_sweep(words, *typed, folder="0"):
+    """A sweep's folder, with one job."""
+    job = {"folder": folder, "overrides": ["seed=1"]}
+    stored = {"words": ["seed=1,2", *words], "fixed": words, "keys": ["seed"], "threads": 1,
+              "began": 0.0, "ends": [], "jobs": [job], "version": 1}  # fmt: skip
+    return Attack(["-m", "resume=FOLDER/sweep", *typed], {"sweep/sweep.json": json.dumps(stored)})
+
+
 def by_command_line(section):
     def flow(value):
         if isinstance(value, dict):
@@ -297,6 +321,98 @@ FILES = {
 SUBFOLDERS = [".", "", "..", "conf", "FOLDER", "../../x", ".hydra/../conf"]
 
 
+# 9. Lines of a batch script. The line before the break is whole for sbatch, too, by its backslash.
+LINE = "x\\'\"\ntouch CANARY\n#"
+SETUP = "hydra.launcher.setup=['cd ${hydra.sweep.dir}']"
+SCRIPTS = {
+    "name of a job": by_slurm({"job": {"name": LINE}}),
+    "name with a backslash": by_slurm({"job": {"name": "x\\' --export=ALL,PYTHONPATH=FOLDER '"}}),
+    "name by an interpolation": by_slurm(
+        {"job": {"name": "${hydra.help.app_name}"}, "help": {"app_name": LINE}}),
+    "name out of the environment": by_slurm({"job": {"name": "${oc.decode:'\"a\\\\nb\"'}"}}),
+    "name, by a group": Attack(
+        ["-m", "--config-dir=FOLDER", "+hydra/more=evil", "hydra/launcher=submitit_local",
+         "seed=1"],
+        {"hydra/more/evil.yaml": "# @package hydra\n" + yaml.safe_dump({"job": {"name": LINE}})}),
+    "folder of a sweep": by_slurm({"sweep": {"dir": f"multirun/{LINE}"}}),
+    "folder with a pattern of Slurm's": by_slurm({"sweep": {"dir": "multirun/%u"}}),
+    "name of an option": by_slurm({"launcher": {"additional_parameters": {
+        "requeue\ntouch CANARY\n#": True}}}),
+    "option of sbatch": by_slurm({"launcher": {"additional_parameters": {"uid": 0}}}),
+    "option beside typed ones": by_slurm(
+        {"launcher": {"additional_parameters": {"export": "ALL,PYTHONPATH=FOLDER"}}},
+        "+hydra.launcher.additional_parameters={begin:noon}"),
+    "lines for bash": by_slurm({"launcher": {"setup": ["touch CANARY"]}}),
+    "lines for bash, further ones": by_slurm({"launcher": {"teardown": ["touch CANARY"]}}),
+    "words for srun": by_slurm({"launcher": {"srun_args": ["--task-prolog=FOLDER/git"]}}),
+    "program of a job": by_slurm({"launcher": {"python": "FOLDER/git; touch CANARY #"}}),
+    "partition": by_slurm({"launcher": {"partition": LINE}}),
+    "comment": by_slurm({"launcher": {"comment": "${hydra.job.name}"}, "job": {"name": LINE}}),
+    "folder in a typed line": by_slurm({"sweep": {"dir": "x; touch CANARY"}}, SETUP),
+    "name, typed": Attack(["-m", "hydra/launcher=submitit_slurm", "seed=1",
+                           f"hydra.launcher.comment='{LINE}'"]),
+}  # fmt: skip
+
+# 10. Files and folders to write that the command line did not name, through all doors.
+TOUCHED = {
+    "folder of a run": ({"run_dir": "CANARY"}, "run_dir"),
+    "folder of a run, upwards": ({"run_dir": "../canary"}, "run_dir"),
+    "folder of a run, at home": ({"run_dir": "~/canary"}, "run_dir"),
+    "folder of a run, by a link": ({"run_dir": "FOLDER/../canary/x"}, "run_dir"),
+    "folder of a run, by the environment": ({"run_dir": "${oc.env:EVIL_DIR}"}, "run_dir"),
+    "cache": ({"cache_dir": "CANARY"}, "cache_dir"),
+    "cache of files": ({"dataset": {"files": {"cache_dir": "CANARY"}}}, "dataset.files.cache_dir"),
+    "cache of files, by place": ({"dataset": {"files": {"_args_": ["CANARY"]}}},
+                                 "dataset.files.cache_dir"),
+    "cache of texts": ({"dataset": {"cache_dir": "CANARY"}}, "dataset.cache_dir"),
+    "packs": ({"pack": {"out": "CANARY"}}, "pack.out"),
+    "numbers": ({"tracker": {"x": {"_target_": "pipeline.runs.trackers.csv_file.Csv",
+                                   "folder": "FOLDER/victim"}}}, "tracker.x.folder"),
+    "numbers, by place": ({"tracker": {"x": {"_target_": "pipeline.runs.trackers.csv_file.Csv",
+                                             "_args_": ["FOLDER/victim"]}}}, "tracker.x.folder"),
+    "database": ({"tracker": {"x": {"_target_": "pipeline.runs.trackers.mlflow.MLflow",
+                                    "uri": "sqlite:///CANARY"}}}, "tracker.x.uri"),
+    "database, as a file": ({"tracker": {"x": {"_target_": "pipeline.runs.trackers.mlflow.MLflow",
+                                               "uri": "file://CANARY"}}}, "tracker.x.uri"),
+    "another run": ({"resume": "FOLDER/run"}, "resume"),
+}  # fmt: skip
+TEXTS = ["dataset=plain_text", "dataset.root=FOLDER"]
+
+
+def outputs():
+    for name, (parts, key) in TOUCHED.items():
+        yield name, by_parts(parts, *(TEXTS if key.startswith("dataset") else [])), key
+    for name in ("cache_dir", "pack.out"):
+        yield f"{name} of a manifest", by_manifest([f"{name}=CANARY"]), name
+        yield f"{name} of a sweep", by_stored_sweep([f"{name}=CANARY"]), name
+    yield "cache of a manifest", by_manifest([*TEXTS, "dataset.cache_dir=CANARY"]), "dataset.cache"
+    yield "page", by_parts({"diff": {"page": "VICTIM"}}, "task=diff", "runs=[a,b]"), "diff.page"
+    yield "page beside", by_parts({"diff": {"page": "x"}}, "task=diff", "runs=[a,b]"), "diff.page"
+    evil = yaml.safe_dump({"defaults": ["config", "_self_"], "cache_dir": "CANARY"})
+    primary = ["--config-name", "evil", "--config-dir", "FOLDER"]
+    yield "cache of a primary configuration", Attack(primary, {"evil.yaml": evil}), "cache_dir"
+    yield "reports", by_parts({"runs": ["FOLDER/victim"], "task": "report"}), "runs"
+    yield "list of samples", by_parts({"run": "FOLDER/run", "task": "without", "sample": 1}), "run"
+    drawn = by_parts({"dataset": {"root": "CANARY"}}, "dataset=synthetic_faces")
+    yield "drawn data", drawn, "dataset.root"
+    mnist = {"_target_": "torchvision.datasets.MNIST", "root": "CANARY", "download": True}
+    yield "downloads", by_parts({"dataset": mnist}, "dataset=torchvision"), "dataset.root"
+    for name, section in {
+        "sweep": {"dir": "CANARY"}, "sweep upwards": {"dir": "multirun/../../canary"},
+        "job": {"subdir": "../../canary"}, "job at a path": {"subdir": "CANARY"},
+    }.items():  # fmt: skip
+        yield f"folder of a {name}", by_sweep({"sweep": section}), "hydra.sweep."
+    yield "launcher of a sweep", by_stored_sweep(["hydra/launcher=submitit_slurm"]), "resume"
+    yield "launcher of a sweep, added", by_stored_sweep(["++hydra/launcher=joblib"]), "resume"
+    yield "number of a launcher", by_stored_sweep(["hydra.launcher.n_jobs=2"]), "resume"
+    yield "sweeper of a sweep", by_stored_sweep(["hydra/sweeper=basic"]), "resume"
+    for folder in ("${oc.env:HOME}", "a/${now:%Y}", "/tmp/x", "../x", "a\\"):
+        yield f"job in {folder}", by_stored_sweep([], folder=folder), "hydra.sweep.dir"
+
+
+OUTPUTS = {name: (attack, key) for name, attack, key in outputs()}
+
+
 def attacks():
     """Every attack by its name."""
     for place, (name, section) in enumerate([*CHAINS.items(), *LATE_ONES.items()]):
@@ -338,6 +454,8 @@ def attacks():
         name = {"job_logging": "default", "hydra_logging": "hydra_debug"}[group]
         yield f"hydra's own {group}", Attack([f"hydra/{group}={name}"])
     yield "recorded overrides", by_experiment({"overrides": {"task": ["--trust=stranger"]}})
+    for name, attack in SCRIPTS.items():
+        yield f"script: {name}", attack
 
 
 ATTACKS = dict(attacks())
@@ -386,7 +504,25 @@ def stranger(tmp_path, monkeypatch):
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nothing_of_a_strangers_runs(name, stranger, capsys):
-    code = stranger(ATTACKS[name])
+    fails_without_a_trace(ATTACKS[name], stranger, capsys)
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_nothing_is_written_that_the_command_line_does_not_name(
+    name, stranger, capsys, monkeypatch
+):
+    monkeypatch.setenv("EVIL_DIR", str(stranger.canary))
+    monkeypatch.setenv("HOME", str(stranger.canary.parent))
+    attack, key = OUTPUTS[name]
+    attack.files.setdefault("run/manifest.json", "{}")
+    err = fails_without_a_trace(attack, stranger, capsys)
+    assert f"error in the configuration: {key}" in err
+
+
+def fails_without_a_trace(attack, stranger, capsys):
+    """Run an attack; what it said on stderr."""
+    code = stranger(attack)
     out, err = capsys.readouterr()
     assert not stranger.canary.exists(), "the stranger's code ran"
     assert not stranger.canary.is_symlink(), "the stranger's code ran"
@@ -397,6 +533,7 @@ def test_nothing_of_a_strangers_runs(name, stranger, capsys):
     assert "Traceback" not in err
     assert sum(bool(MESSAGE.match(line)) for line in err.splitlines()) == 1, err
     assert len(err) < 10_000
+    return err
 
 
 def test_one_experiment_with_everything(stranger, capsys):
@@ -476,13 +613,22 @@ GOOD = {
     "record of hydra's": ["-m", "seed=1", "hydra.output_subdir=.hydra"],
     "folders by name": ["-m", "seed=1", "hydra.sweep.subdir=${hydra.job.override_dirname}"],
     "help with interpolations": ["--help", "hydra.help.app_name=${seed}"],
+    "folders, typed": ["run_dir=FOLDER/a", "cache_dir=${oc.env:EVIL_DIR}/b", "pack.out='~/c'"],
+    "folder of a run by its keys": ["run_dir=FOLDER/runs/${seed}-${batch.size}"],
+    "folders that are allowed": ["--allow-write=FOLDER", "--config-dir=FOLDER", "experiment=own"],
+    "folder of a sweep, typed": ["-m", "seed=1,2", "hydra.sweep.dir=FOLDER/sweep"],
+    "database, typed": ["tracker=mlflow", "tracker.mlflow.uri=sqlite:///FOLDER/x.db"],
+    "download, typed": ["dataset=torchvision", "dataset.root=FOLDER", "+dataset.download=true",
+                        "dataset._target_=torchvision.datasets.MNIST"],
 }  # fmt: skip
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", GOOD)
-def test_what_people_do_goes_on_working(name, stranger, capsys):
-    assert stranger(Attack(GOOD[name])) == 0, capsys.readouterr().err
+def test_what_people_do_goes_on_working(name, stranger, capsys, monkeypatch):
+    monkeypatch.setenv("EVIL_DIR", str(stranger.folder))
+    own = {"experiment/own.yaml": "# @package _global_\nrun_dir: FOLDER/x\ncache_dir: FOLDER/y\n"}
+    assert stranger(Attack(GOOD[name], own)) == 0, capsys.readouterr().err
 
 
 def test_values_that_an_experiment_sweeps_over(stranger, capsys):

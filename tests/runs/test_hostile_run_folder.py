@@ -11,8 +11,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 
+from pipeline import Run
 from pipeline.config import tuned
 from pipeline.datasets.reading.generated_folder import CacheFolder
 from pipeline.datasets.remote.file_cache import FileCache
@@ -532,6 +534,33 @@ def test_a_strangers_run_folder(done, tmp_path, capsys, precious):
     found = run(capsys, f"resume={folder}")
     one_message(found, 2, "manifest.json is damaged: it is cut off")
     assert len(found.err.splitlines()) == 1
+
+
+def test_a_strangers_configuration_has_nothing_written_elsewhere(done, tmp_path, capsys):
+    """Through run=, in a notebook, and by report and diff of what is no run's."""
+    elsewhere = tmp_path / "elsewhere"
+    config = yaml.safe_load((done / "config.yaml").read_text())
+    doors = {
+        "cache_dir": config | {"cache_dir": f"{elsewhere}/cache"},
+        "dataset.root": config | {"dataset": config["dataset"] | {"root": f"{elsewhere}/data"}},
+        "transform.train.x.cache_dir": config | {"transform": config["transform"] | {"train": {
+            "x": {"_target_": "pipeline.datasets.files.Files", "cache_dir": str(elsewhere)}}}},
+    }  # fmt: skip
+    for key, changed in doors.items():
+        folder = tmp_path / key
+        shutil.copytree(done, folder)
+        (folder / "config.yaml").write_text(yaml.safe_dump(changed))
+        for task in ("where", "without"):
+            found = run(capsys, f"task={task}", f"run={folder}", "sample=1")
+            one_message(found, 2, f"{key}: got '{elsewhere}", "outside of the working folder")
+        with pytest.raises(ConfigError, match=key):
+            Run(folder).batch(0, 0)
+    assert not elsewhere.exists()
+    assert run(capsys, "task=where", f"run={done}", "sample=1").code == 0
+    (tmp_path / "cache_dir" / "report.html").write_text("precious")
+    found = run(capsys, "task=report", f"runs=[{tmp_path / 'cache_dir'}]")
+    one_message(found, 2, "report.html is there already, and Penstock has not made it")
+    assert (tmp_path / "cache_dir" / "report.html").read_text() == "precious"
 
 
 def test_a_strangers_checkpoint(done, trained, tmp_path, capsys, precious):

@@ -273,6 +273,21 @@ def test_a_page_has_the_same_and_runs_nothing(pair, tmp_path, capsys):
     assert "folder.html" in done.err
 
 
+def test_a_page_replaces_nothing_but_a_page(pair, tmp_path, capsys):
+    first, second = pair
+    words = ["task=diff", f"runs=[{first},{second}]", "diff.weights=false"]
+    (tmp_path / "notes.html").write_text("<!doctype html>\n<p>precious")
+    (tmp_path / "linked.html").symlink_to(tmp_path / "notes.html")
+    for name, message in (("notes", "is there already, and Penstock has not made it"),
+                          ("linked", "is a symbolic link")):  # fmt: skip
+        done = run(capsys, *words, f"diff.page={tmp_path}/{name}.html")
+        assert done.code == 2
+        assert f"{name}.html {message}" in done.err
+    assert (tmp_path / "notes.html").read_text().endswith("precious")
+    for _ in range(2):
+        assert run(capsys, *words, f"diff.page={tmp_path}/page.html").code == 0
+
+
 def test_steps_in_another_order_change_batches(pair):
     first, second = pair
     config = yaml.safe_load((second / "config.yaml").read_text())

@@ -9,6 +9,7 @@ import pytest
 from pipeline import command, tasks
 from pipeline.distributed import world
 from pipeline.errors import ConfigError, DataError
+from pipeline.runs import stored_sweep
 from pipeline.runs.job_result import read_results
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.stored_sweep import job_lock, read_sweep, resumed
@@ -145,7 +146,11 @@ DAMAGES = {
     "twice": (lambda text: text.replace('"folder": "0"', '"folder": "1"'),
               "two jobs have the folder '1'"),
     "of hydra": (lambda text: text.replace('"seed=1,2"', '"hydra.launcher.setup=[evil]"'),
-                 "which is taken from a command line only; give it again"),
+                 "What starts jobs is taken from a command line only"),
+    "a launcher": (lambda text: text.replace('"seed=1,2"', '"hydra/launcher=submitit_slurm"'),
+                   "holds 'hydra/launcher=submitit_slurm'. What starts jobs is taken from"),
+    "a sweeper": (lambda text: text.replace('"seed=1,2"', '"++hydra/sweeper=basic"'),
+                  "What starts jobs is taken from a command line only"),
     "a key": (lambda text: text.replace('"seed=1,2"', '"evil.key=1"'), "is not a key of a run"),
 }  # fmt: skip
 
@@ -165,17 +170,86 @@ def test_a_stored_sweep_of_a_stranger_is_checked(damage, sweep, capsys):
     assert "Traceback" not in err
 
 
+# What lies in a sweep's folder, where it leads, and the key or file of the message.
+LEFT = {
+    "a job elsewhere": ({"sweep/0": "elsewhere"}, r"hydra\.sweep\.subdir: got"),
+    "a job in a job": ({"sweep/0": "sweep"}, r"hydra\.sweep\.subdir: got"),
+    "hydra's folder elsewhere": ({"sweep/0/.hydra": "elsewhere"}, r"\.hydra is a symbolic link"),
+    "hydra's files elsewhere": ({"sweep/0/.hydra/config.yaml": "elsewhere/config.yaml"}, None),
+    "configuration elsewhere": ({"sweep/multirun.yaml": "elsewhere/config.yaml"},
+                                r"multirun\.yaml is a link"),
+    "configuration of its own": ({"sweep/multirun.yaml": None}, r"multirun\.yaml is there already"),
+    "table elsewhere": ({"sweep/sweep.csv": "elsewhere/config.yaml"}, r"csv is a symbolic link"),
+    "table of its own": ({"sweep/sweep.csv": None}, r"sweep\.csv is there already"),
+    "lock elsewhere": ({"sweep/0/job.lock": "elsewhere/config.yaml"}, r"lock is a symbolic link"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_nothing_is_written_over_or_through_what_lies_in_a_sweeps_folder(
+    name, sweep, tmp_path, capsys
+):
+    links, message = LEFT[name]
+    kept = tmp_path / "elsewhere" / "config.yaml"
+    kept.parent.mkdir()
+    kept.write_text("precious")
+    (tmp_path / "sweep").mkdir()
+    jobs = [stored_sweep.StoredJob(str(n), [f"seed={n + 1}"]) for n in range(2)]
+    stored_sweep.store(tmp_path / "sweep", stored_sweep.StoredSweep(keys=["seed"], jobs=jobs))
+    for place, target in links.items():
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        if target is None:
+            (tmp_path / place).write_text("precious")
+        else:
+            (tmp_path / place).symlink_to(tmp_path / target)
+    more = ["hydra.output_subdir=.hydra"] if "hydra" in name else []
+    code, folder = sweep(lambda config: 0.5, "seed=1,2", *more)
+    assert [path.read_text() for path in kept.parent.iterdir()] == ["precious"]
+    for place, target in links.items():
+        assert target is not None or (tmp_path / place).read_text() == "precious"
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert code == (2 if message else 0), err
+    if message:
+        assert re.search(message, err)
+    else:
+        assert [one.status for _, one in read_results(folder)] == ["done", "done"]
+
+
+def test_a_sweep_replaces_what_it_has_made(sweep):
+    for words in ("seed=1,2", "seed=1,2,3"):
+        assert sweep(lambda config: 0.5, words)[0] == 0
+    assert len(Path("sweep/sweep.csv").read_text().splitlines()) == 4
+
+
+def test_the_folder_of_a_job_is_that_of_the_sweep_that_was_checked(sweep, tmp_path, monkeypatch):
+    """Before the jobs have numbers, it is one; afterwards it would be another."""
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    late = "${oc.select:hydra.job.num,../elsewhere}"  # 0 where it is looked at
+    (tmp_path / "conf" / "experiment" / "evil.yaml").write_text(
+        f"# @package _global_\nhydra: {{sweep: {{dir: '{tmp_path}/conf/multirun/../{late}'}}}}\n"
+    )
+    monkeypatch.setattr(tasks, "load", lambda name: lambda config: 0.5)
+    monkeypatch.chdir(tmp_path / "conf")
+    command.main(["-m", "--config-dir=.", "experiment=evil", "seed=1,2"])
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_what_is_not_written_down_is_asked_for_again(sweep):
-    launcher = "hydra.launcher.n_jobs=2"
+    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     secret = "+transform.train.note={_target_: tests.own_parts.noted, api_token: sesame123}"
     folder = Path("sweep")
     folder.mkdir()
-    stored = sweep_grid.StoredSweep(words=["seed=1,2", launcher])
+    stored = sweep_grid.StoredSweep(words=["seed=1,2", *launcher])
     asked = sweep_grid.stored_sweep.extend(folder, stored)[0]
     assert read_sweep(folder) == asked
-    assert resumed(["resume=sweep", "seed=3"]) == (
-        [launcher, "seed=3", "hydra.sweep.dir=sweep"], folder,
-    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"holds 'hydra/launcher=joblib', 'hydra\.launcher\.n_j"):
+        resumed(["resume=sweep", "seed=3"])
+    for again in (launcher, ["hydra/launcher=basic"]):
+        words, _ = resumed(["resume=sweep", "seed=3", *again])
+        assert words == ["seed=3", *again, "hydra.sweep.dir=sweep"]
+    (folder / "sweep.json").unlink()
+    sweep_grid.stored_sweep.extend(folder, sweep_grid.StoredSweep(words=["seed=1,2"]))
     kept = json.loads((folder / "sweep.json").read_text())
     kept["words"].append(sweep_grid.disclosure.word(secret))
     (folder / "sweep.json").write_text(json.dumps(kept))
