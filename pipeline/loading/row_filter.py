@@ -91,8 +91,11 @@ class Expression:
         return mask
 
     def _refused(self, reason: str) -> ConfigError:
-        text = self.text if len(self.text) <= 200 else f"{self.text[:200]}..."
-        return ConfigError(Problem(self.key, f"{text!r}: {reason}"))
+        return ConfigError(Problem(self.key, f"{_cut(self.text, 200)!r}: {_cut(reason, 600)}"))
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]}..."
 
 
 def _slices(length: int) -> list[slice]:
@@ -113,10 +116,14 @@ def _duplicated(
     """Whether the value that `node` is of stands in another row as well: bool[n]."""
     import pandas as pd
 
-    parts = [pd.Series(evaluate(node.of, _rows_of(columns, known, rows)), copy=False)
-             for rows in _slices(length)]  # fmt: skip
-    values = pd.concat(parts, ignore_index=True) if parts else pd.Series([], dtype=object)
-    return np.asarray(values.duplicated(**node.arguments))
+    parts = []
+    for rows in _slices(length):
+        values = evaluate(node.of, _rows_of(columns, known, rows))
+        if not np.shape(values):
+            raise ValueError(f"duplicated is of a column, and {values!r} is none")
+        parts.append(pd.Series(values, copy=False))
+    every = pd.concat(parts, ignore_index=True) if parts else pd.Series([], dtype=object)
+    return np.asarray(every.duplicated(**node.arguments))
 
 
 def matching(table: Any, expression: str, key: str = "dataset.filter") -> Mask:

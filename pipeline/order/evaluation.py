@@ -63,7 +63,8 @@ def evaluate(tree: Node, columns: Columns) -> Any:
     """What a tree gives for some rows.
 
     Args:
-        columns: by name, as `as_values` makes them; and by node what is known already.
+        columns: by name, as `as_values` makes them; and by node what each `duplicated` gives,
+            which depends on all rows.
 
     Returns:
         A value for each row: an array of booleans or numbers, or a pandas Series of what numpy has
@@ -152,9 +153,11 @@ def _operation(node: Operation, columns: Columns) -> Any:
 
 def _numbers(values: Any) -> Any:
     """Values that arithmetic may have, whole ones as int64; texts times a number know no bounds."""
+    if isinstance(values, int) or getattr(values, "dtype", None) == np.uint64:
+        largest = np.max(values, initial=0)
+        if largest >= _WORD:
+            raise ValueError(f"{largest} does not fit 64 bits with a sign")
     if isinstance(values, np.ndarray):
-        if values.dtype == np.uint64 and values.size and values.max() >= _WORD:
-            raise ValueError(f"{values.max()} does not fit 64 bits with a sign")
         return values.astype(np.int64, copy=False) if values.dtype.kind in "biu" else values
     if not _is_series(values):
         return values
@@ -326,6 +329,8 @@ def _called(node: Call, columns: Columns) -> Any:
     if node in columns:
         return columns[node]
     values = evaluate(node.of, columns)
+    if not _is_rows(values):
+        raise ValueError(f"{node.name} is of a column, and {values!r} is none")
     if node.name == "abs":
         values = _numbers(values)
         if _whole(values):
@@ -376,7 +381,6 @@ def _searched(texts: Any, pattern: str, case: bool, na: bool | None = None) -> A
 
 _METHODS: dict[str, Callable[..., Any]] = {
     "isna": lambda values: values.isna(),
-    "duplicated": lambda values, keep="first": values.duplicated(keep),
     "str.contains": _contains,
     "str.startswith": lambda texts, pat, **na: texts.str.startswith(pat, **_missing(texts, na)),
     "str.endswith": lambda texts, pat, **na: texts.str.endswith(pat, **_missing(texts, na)),
