@@ -275,10 +275,11 @@ def _moment(days: Any, value: Any) -> Any:
         raise ValueError(f"{text!r} is no number")
     if not _MOMENT.fullmatch(text):
         raise ValueError(f"a day is written as '2026-01-31' or '2026-01-31 12:30:00', not {text!r}")
-    if isinstance(days.dtype, pd.PeriodDtype):
-        return pd.Period(text, freq=days.dtype.freq.freqstr)
-    moment, zone = pd.Timestamp(text), getattr(days.dtype, "tz", None)
-    if days.dtype.type is date:
+    kind = days.dtype
+    if isinstance(kind, pd.PeriodDtype):
+        return pd.Period(text, freq=kind.freq)  # type: ignore[arg-type]  # offsets are as good
+    moment, zone = pd.Timestamp(text), getattr(kind, "tz", None)
+    if kind.type is date:
         return moment.date()
     return moment.tz_localize(zone) if zone is not None and moment.tz is None else moment
 
