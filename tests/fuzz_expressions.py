@@ -107,8 +107,10 @@ HOSTILE = pieces(r"""
     ` ¦ `` ¦ ``` ¦ ' ¦ " ¦ \ ¦ TRIPLE ¦ ''' ¦ # ¦ ; ¦ @ ¦ $ ¦ ? ¦ f' ¦ f'{i}' ¦ rb" ¦ b'x' ¦ 1j
     ... ¦ lambda: 1 ¦ := ¦ (x := 1) ¦ [v for v in s] ¦ {1: 2} ¦ {1} ¦ if b else t ¦ *i ¦ **i ¦ =
     [0] ¦ [:] ¦ **{'na': True} ¦ is None ¦ yield i ¦ await i ¦ () ¦ . ¦ , ¦ .__class__
-    .__class__.__mro__ ¦ .str ¦ .str.cat ¦ .values ¦ .query('i') ¦ .pipe(print) ¦ .eval('i') ¦ .apply('x')
-    ｉ ¦ і ¦ ﬁ ¦ ｓ.str ¦ i．abs() ¦ 'a' * 6000000000 ¦ 9 ** 9 ** 9 ¦ "\\" ¦ "``A`" ¦ '`C``" ¦ #' ¦ a` ¦ `a
+    .__class__.__mro__ ¦ .str ¦ .str.cat ¦ .values
+    .query('i') ¦ .pipe(print) ¦ .eval('i') ¦ .apply('x') ¦ ｉ
+    і ¦ ﬁ ¦ ｓ.str ¦ i．abs()
+    'a' * 6000000000 ¦ 9 ** 9 ** 9 ¦ "\\" ¦ "``A`" ¦ '`C``" ¦ #' ¦ a` ¦ `a
 """)
 HOSTILE += ["\n", "\\\n", "\x00", "\t", "\x0c", "\x85", "\u2028", "\ufeff", "\u202e", "\ud800"]
 HOSTILE += ["-" * 150, "(" * 150, "not " * 150, "i, " * 400, *EVIL]
@@ -409,9 +411,12 @@ def compared_to(symbol: str, left: Any, right: Any, node: Any) -> Any:
         return holds if symbol in ("in", "==") else not holds
     if isinstance(left, str) or isinstance(right, str) or symbol in ("==", "!="):
         texts = [isinstance(one, str) for one in (left, right)]
+        constant = any(isinstance(one, tree.Constant) for one in node.operands)
+        if (left is NA or right is NA) and any(texts) and not constant:
+            raise Unknown("whether a missing number is no text, or missing")
         if (left is NA or right is NA) and not any(texts):
-            if isinstance(left, datetime) or isinstance(right, datetime):
-                raise Unknown("a missing number is no day, or missing")
+            if any(one is None or isinstance(one, datetime) for one in (left, right)):
+                raise Unknown("whether a missing number is no day, or missing")
             return NA
         if symbol in ("==", "!="):
             return equal(left, right) == (symbol == "==")
