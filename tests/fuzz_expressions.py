@@ -275,8 +275,9 @@ class Rows:
             case tree.Operation():
                 right = self.value(node.right, row)
                 left = None if node.left is None else self.value(node.left, row)
-                if right is not NA and right == 0 and any(map(_is_length, tree.nodes(node))):
-                    raise Unknown("-0.0 of a column in which a number is missing, and not 0")
+                if right is not NA and right == 0 and node.symbol in ("/", "//", "%"):
+                    if any(map(_is_length, tree.nodes(node))) or _has_gaps_of_its_own(node):
+                        raise Unknown("0 beside numbers that may be missing, or -0.0 of a length")
                 result = calculated(node.symbol, left, right)
                 if isinstance(result, int) and abs(result) > 1 << 53:
                     if any(map(_is_length, tree.nodes(node))):
@@ -448,10 +449,11 @@ def moment(value: Any) -> Any:
     if isinstance(value, datetime) or value is None:
         return value
     text = str(value)
-    if not re.match(r"\d{4}", text):
-        return value  # of a column, and equal to no day
     text = f"{text}-01-01" if len(text) == 4 else f"{text}-01" if len(text) == 7 else text
-    return datetime.fromisoformat(text)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return value  # of a column, and equal to no day
 
 
 def repeated(values: list[Any], keep: Any) -> list[bool]:

@@ -133,6 +133,8 @@ def _operation(node: Operation, columns: Columns) -> Any:
     right = evaluate(node.right, columns)
     if node.left is None:
         right = _numbers(right)
+        if node.symbol == "+":
+            return right
         if _whole(right):
             _check_fits("-", 0, right)
         return as_values(-right) if _is_series(right) else -right
@@ -153,11 +155,11 @@ def _operation(node: Operation, columns: Columns) -> Any:
 
 def _numbers(values: Any) -> Any:
     """Values that arithmetic may have, whole ones as int64; texts times a number know no bounds."""
-    if isinstance(values, int) or getattr(values, "dtype", None) == np.uint64:
-        largest = np.max(values, initial=0)
-        if largest >= _WORD:
-            raise ValueError(f"{largest} does not fit 64 bits with a sign")
+    if isinstance(values, int):
+        _check_word(values)
     if isinstance(values, np.ndarray):
+        if values.dtype == np.uint64:
+            _check_word(int(values.max(initial=0)))
         return values.astype(np.int64, copy=False) if values.dtype.kind in "biu" else values
     if not _is_series(values):
         return values
@@ -178,11 +180,15 @@ def _numbers(values: Any) -> Any:
     raise ValueError(f"arithmetic is of numbers, and a column of it holds {values.dtype}")
 
 
+def _check_word(value: int) -> None:
+    if not -_WORD <= value < _WORD:
+        raise ValueError(f"{value} does not fit 64 bits with a sign")
+
+
 def _whole_operation(symbol: str, left: Any, right: Any) -> Any:
-    """Arithmetic of whole numbers; by 0 they are divided as others are."""
-    if symbol in ("//", "%") and isinstance(right, (int, np.ndarray)):
-        arrays = isinstance(left, np.ndarray) or isinstance(right, np.ndarray)
-        if arrays and not np.all(right):
+    """Arithmetic of whole numbers; by 0, arrays of them are divided as of other numbers."""
+    if symbol in ("//", "%") and not _is_series(left) and not _is_series(right):
+        if (_is_rows(left) or _is_rows(right)) and not np.all(right):
             return _OPERATORS[symbol](_floats(left), _floats(right))
     _check_fits(symbol, left, right)
     values = _OPERATORS[symbol](left, right)

@@ -329,11 +329,10 @@ class _Reader:
 
     def _signed(self, node: ast.UnaryOp) -> Node:
         operand = self._operand(node.operand)
-        if isinstance(node.op, ast.UAdd):
-            return operand
+        symbol = "-" if isinstance(node.op, ast.USub) else "+"
         if isinstance(operand, Constant):
-            return Constant(-operand.value)
-        return Operation("-", None, operand)
+            return Constant(-operand.value) if symbol == "-" else operand
+        return Operation(symbol, None, operand)
 
     def _operation(self, node: ast.BinOp) -> Node:
         symbol = _ARITHMETIC[type(node.op)]
