@@ -3,6 +3,7 @@
     python benchmarks/orders.py [--largest 100000000]
     python benchmarks/orders.py --backwards
     python benchmarks/orders.py --filtered 1000000000
+    python benchmarks/orders.py --texts 10000000 [--against FOLDER]
 
     python benchmarks/orders.py --packed 1000000000 --lengths FILE
 
@@ -13,6 +14,10 @@ the middle but through the beginning, so their second figure is left out.
 `--backwards` asks where a row stands: milliseconds of CPU for the addresses of a row in an epoch
 that was not asked about before, the median of nine, after the sampler has been made.
 
+`--filtered` and `--texts` filter so many rows, by a column of numbers and by one of texts: seconds
+of CPU to make the filter, and the memory that it adds at its peak. With `--against`, the code of
+another working tree is measured in turns with this one, `--turns` times each.
+
 `--packed` packs so many documents into blocks of 2,048, batches of 8, by a memory map of their
 lengths (uint16, written to FILE if it is not there): seconds of CPU to the first batch at the start
 and a million steps in, each in a new process; what a later batch costs; and the memory that is not
@@ -22,6 +27,7 @@ the map's.
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import resource
 import subprocess
@@ -265,9 +271,9 @@ def filtered(length: int) -> None:
 
     made(10**5)  # pandas and its expressions are loaded
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     kept = made(length)
-    making = time.perf_counter() - start
+    making, busy = time.perf_counter() - start, time.process_time() - busy
     spans: dict[str, list[float]] = {"first": [], "middle": [], "select": []}
     for _ in range(101):
         for name in ("first", "middle"):
@@ -280,9 +286,67 @@ def filtered(length: int) -> None:
             spans["select"].append(time.perf_counter() - between)
     first, middle, select = (sorted(span)[len(span) // 2] * 1e3 for span in spans.values())
     memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    print(f"{len(kept):,d} of {length:,d} rows kept; made in {making:.1f} s; first batch "
+    print(f"{len(kept):,d} of {length:,d} rows kept; made in {making:.1f} s "
+          f"({busy:.1f} s of CPU); first batch "
           f"{first:.2f} ms, middle {middle:.2f} ms ({middle / first:.2f} x), of which rows "
           f"{select:.2f} ms; {memory:.1f} MiB", flush=True)  # fmt: skip
+
+
+TEXTS = (
+    'name != "train/000017.jpg"',
+    'name.str.startswith("train/0")',
+    'name.str.contains("17") and name.str.len() > 10',
+    'name.str.lower().str.endswith("9.jpg") or name in ["train/000003.jpg", "val/000004.jpg"]',
+)
+
+
+def filtered_texts(length: int) -> None:
+    """Filters by a column of texts, as pandas holds them by default and as objects."""
+    import pandas as pd
+
+    from pipeline.build.kept import RowChoice
+
+    class Files:
+        def __init__(self, names: pd.Series) -> None:
+            self.metadata = pd.DataFrame({"name": names})
+
+        def __len__(self) -> int:
+            return len(self.metadata)
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    def made(dataset: Files, text: str) -> object:
+        return RowChoice({"dataset": {"filter": text}}, "train").of(dataset)[0]
+
+    names = [f"{'val' if row % 10 == 3 else 'train'}/{row:06d}.jpg" for row in range(length)]
+    for kind in (None, object):
+        dataset = Files(pd.Series(names, dtype=kind))
+        some = Files(dataset.metadata["name"].iloc[:1000].reset_index(drop=True))
+        for text in TEXTS:
+            made(some, text)
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            before, busy = peak(), time.process_time()
+            kept: Any = made(dataset, text)
+            busy = time.process_time() - busy
+            print(f"{len(kept):>12,d} of {length:,d} {dataset.metadata['name'].dtype!s:6s} "
+                  f"{text:88s} {busy:7.2f} s {peak() - before:7.1f} MiB", flush=True)  # fmt: skip
+
+
+def peak() -> float:
+    """MiB that this process has held at most."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) / 1024
+
+
+def against(folder: Path, turns: int, words: Sequence[str]) -> None:
+    """The same by the code of `folder` and by this one, in turns, each in a new process."""
+    here = Path(__file__).resolve().parent.parent
+    for _ in range(turns):
+        for root in (folder, here):
+            print(root.name, flush=True)
+            environment = {**os.environ, "PYTHONPATH": str(root)}
+            subprocess.run([sys.executable, __file__, *words], check=True, env=environment)
 
 
 def main() -> None:
@@ -291,11 +355,19 @@ def main() -> None:
     parser.add_argument("--backwards", action="store_true")
     parser.add_argument("--mixture", action="store_true", help="only a mixture's figures")
     parser.add_argument("--filtered", type=int, help="measure a filter of so many rows instead")
+    parser.add_argument("--texts", type=int, help="measure filters of so many texts instead")
+    parser.add_argument("--against", type=Path, help="another working tree to measure in turns")
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--child", nargs=2)
     parser.add_argument("--packed", type=int, default=0)
     parser.add_argument("--lengths", type=Path, default=Path("lengths.npy"))
     parser.add_argument("--packed-child", nargs=3)
     arguments = parser.parse_args()
+    if arguments.against:
+        words = (("--filtered", arguments.filtered), ("--texts", arguments.texts))
+        asked = [word for name, rows in words if rows for word in (name, str(rows))]
+        against(arguments.against.resolve(), arguments.turns, asked)
+        return
     if arguments.backwards:
         backwards()
         return
@@ -308,6 +380,9 @@ def main() -> None:
         return
     if arguments.filtered:
         filtered(arguments.filtered)
+        return
+    if arguments.texts:
+        filtered_texts(arguments.texts)
         return
     if arguments.child:
         child(arguments.child[0], int(arguments.child[1]))

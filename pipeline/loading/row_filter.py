@@ -3,36 +3,27 @@
     length < 500 and label != "spam"
     `image width` >= 224 & (year in [2019, 2020] | source.str.startswith("news"))
 
-An expression comes from a configuration, which may be a stranger's, and pandas would call any
-method of any value in it. So it is parsed here, and only what `_ALLOWED` lists is let through.
-Cost: pandas' own.
+What they may hold is in order/expressions.py, what they mean in order/evaluation.py. A table is
+evaluated in slices of rows, so what is computed on the way needs memory for a slice only.
 """
 
 from __future__ import annotations
 
-import ast
 import difflib
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import ConfigError, Problem
+from pipeline.order.evaluation import as_mask, as_values, evaluate
+from pipeline.order.expressions import Call, Column, Node, compares, nodes, read
 
 Mask = npt.NDArray[np.bool_]
 
-_ALLOWED = (
-    ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.Invert, ast.USub,
-    ast.BinOp, ast.BitAnd, ast.BitOr, ast.BitXor, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv,
-    ast.Mod, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn,
-    ast.Name, ast.Load, ast.Constant, ast.List, ast.Tuple,
-)  # fmt: skip
-_METHODS = frozenset({"isna", "notna", "between", "isin", "abs", "duplicated"})
-_OF_TEXT = frozenset({"contains", "startswith", "endswith", "len", "lower", "upper", "strip"})
-_QUOTED = re.compile(r"`([^`]+)`")
 _LONGEST = 10_000  # characters of an expression
+_AT_ONCE = 1 << 16  # rows of a slice
 
 
 class Expression:
@@ -55,23 +46,17 @@ class Expression:
 
     def __init__(self, text: str, key: str = "dataset.filter") -> None:
         self.text, self.key = text, key
-        names: dict[str, str] = {}
-
-        def renamed(found: re.Match[str]) -> str:
-            return names.setdefault(found[1], f"column_{len(names)}_")
-
-        if len(text) > _LONGEST:
-            raise self._refused(f"it is longer than {_LONGEST} characters")
-        self._text = _QUOTED.sub(renamed, text)
         try:
-            tree = ast.parse(self._text.strip(), mode="eval")
-            used = _names(tree)
-        except (SyntaxError, ValueError, RecursionError) as error:
-            raise self._refused(str(getattr(error, "msg", None) or error)) from None
-        back = {new: old for old, new in names.items()}
-        self._wanted = {name: back.get(name, name) for name in sorted(used)}
-        self.columns = tuple(self._wanted.values())
-        self.by_row = "duplicated" not in self._text
+            self._tree = read(text, _LONGEST)
+        except ValueError as error:
+            raise self._refused(str(error)) from None
+        every = list(nodes(self._tree))
+        self.columns = tuple(sorted({node.name for node in every if isinstance(node, Column)}))
+        # Those of others before them: nodes come after what is below them.
+        self._of_all_rows = [
+            node for node in every if isinstance(node, Call) and node.name == "duplicated"
+        ]
+        self.by_row = not self._of_all_rows
 
     def check(self, columns: Sequence[str]) -> None:
         """Raise ConfigError for a column that is not among `columns`."""
@@ -89,26 +74,56 @@ class Expression:
             raise self._refused("the dataset has no table of metadata to filter by "
                                 "(docs/own_dataset.md)")  # fmt: skip
         self.check(list(table.columns))
-        import pandas as pd
-
-        columns = pd.DataFrame({name: table[column] for name, column in self._wanted.items()})
+        columns = {name: table[name] for name in self.columns}
+        length = len(table)
+        mask = np.empty(length, np.bool_)
         try:
-            found: Any = columns.eval(self._text, engine="python", local_dict={}, global_dict={})
-        except Exception as error:  # whatever pandas meets in comparing columns with values
-            raise self._refused(f"{type(error).__name__}: {error}") from None
-        if isinstance(found, (bool, np.bool_)):
-            found = np.full(len(table), bool(found))
-        values = np.asarray(found)
-        if values.dtype != np.bool_ and pd.api.types.is_bool_dtype(found):
-            values = found.fillna(False).to_numpy(np.bool_)
-        if values.dtype != np.bool_ or values.shape != (len(table),):
-            raise self._refused("it gives no true or false for each row; compare a column with a "
-                                "value")  # fmt: skip
-        return values
+            with np.errstate(all="ignore"):
+                known: dict[Node, Mask] = {}
+                for node in self._of_all_rows:
+                    known[node] = _duplicated(node, columns, known, length)
+                for rows in _slices(length):
+                    here = _rows_of(columns, known, rows)
+                    mask[rows] = as_mask(evaluate(self._tree, here), rows.stop - rows.start)
+        except Exception as error:  # whatever numpy and pandas meet in comparing columns and values
+            reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+            raise self._refused(reason) from None
+        return mask
 
     def _refused(self, reason: str) -> ConfigError:
-        text = self.text if len(self.text) <= 200 else f"{self.text[:200]}..."
-        return ConfigError(Problem(self.key, f"{text!r}: {reason}"))
+        return ConfigError(Problem(self.key, f"{_cut(self.text, 200)!r}: {_cut(reason, 600)}"))
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
+def _slices(length: int) -> list[slice]:
+    return [slice(start, min(start + _AT_ONCE, length)) for start in range(0, length, _AT_ONCE)]
+
+
+def _rows_of(columns: Mapping[str, Any], known: Mapping[Node, Mask], rows: slice) -> dict[Any, Any]:
+    here: dict[Any, Any] = {
+        name: as_values(column.iloc[rows] if hasattr(column, "iloc") else column[rows])
+        for name, column in columns.items()
+    }
+    return here | {node: mask[rows] for node, mask in known.items()}
+
+
+def _duplicated(
+    node: Call, columns: Mapping[str, Any], known: Mapping[Node, Mask], length: int
+) -> Mask:
+    """Whether the value that `node` is of stands in another row as well: bool[n]."""
+    import pandas as pd
+
+    parts = []
+    for rows in _slices(length):
+        values = evaluate(node.of, _rows_of(columns, known, rows))
+        if not np.shape(values):
+            raise ValueError(f"duplicated is of a column, and {values!r} is none")
+        parts.append(pd.Series(values, copy=False))
+    every = pd.concat(parts, ignore_index=True) if parts else pd.Series([], dtype=object)
+    return np.asarray(every.duplicated(**node.arguments))
 
 
 def matching(table: Any, expression: str, key: str = "dataset.filter") -> Mask:
@@ -116,50 +131,13 @@ def matching(table: Any, expression: str, key: str = "dataset.filter") -> Mask:
     return Expression(expression, key).mask(table)
 
 
+def is_expression(text: str) -> bool:
+    """Whether a text, which may be a path, can only be an expression."""
+    return compares(text, _LONGEST)
+
+
 def no_column(name: str, columns: Sequence[str]) -> str:
     """The message for a column that is not there."""
-    near = difflib.get_close_matches(name, columns, n=1)
+    near = difflib.get_close_matches(name, list(map(str, columns)), n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"there is no column {name!r}{hint}; there are {', '.join(columns)}"
-
-
-def _names(tree: ast.AST) -> set[str]:
-    """The columns that an expression names; raises ValueError for what it may not hold."""
-    names: set[str] = set()
-    left: list[ast.AST] = [tree]
-    while left:
-        node = left.pop()
-        if isinstance(node, ast.Call):
-            left += [_caller(node), *_plain(node)]
-        elif isinstance(node, ast.Name):
-            names.add(node.id)
-        elif isinstance(node, _ALLOWED):
-            left += ast.iter_child_nodes(node)
-        else:
-            text = ast.unparse(node)
-            raise ValueError(f"{text!r} is not allowed in a filter")
-    return names
-
-
-def _caller(node: ast.Call) -> ast.AST:
-    """What the method of a call is of."""
-    function = node.func
-    if isinstance(function, ast.Attribute):
-        of = function.value
-        if isinstance(of, ast.Attribute) and of.attr == "str" and function.attr in _OF_TEXT:
-            return of.value
-        if function.attr in _METHODS:
-            return of
-    known = ", ".join(sorted(_METHODS) + [f"str.{name}" for name in sorted(_OF_TEXT)])
-    raise ValueError(f"{ast.unparse(function)!r} may not be called; allowed: {known}")
-
-
-def _plain(node: ast.Call) -> Sequence[ast.AST]:
-    """The arguments of a call: plain values."""
-    given = [*node.args, *(keyword.value for keyword in node.keywords)]
-    for value in given:
-        for inner in ast.walk(value):
-            if not isinstance(inner, (ast.Constant, ast.List, ast.Tuple, ast.Load, ast.UnaryOp,
-                                      ast.USub)):  # fmt: skip
-                raise ValueError(f"{ast.unparse(value)!r} is no plain value")
-    return given
+    return f"there is no column {name!r}{hint}; there are {', '.join(map(str, columns))}"

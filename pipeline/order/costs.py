@@ -2,16 +2,13 @@
 
     length            length + 0.002 * length ** 2            `image width` * `image height`
 
-An expression comes from a configuration, which may be a stranger's, so it is parsed here: columns,
-numbers, + - * / ** and brackets, and nothing is called. All of it is float64, as `9 ** 9 ** 9` in
-whole numbers would never end. It is evaluated for the rows of a batch only, so a column that is
-mapped from a file stays there.
+An expression (order/expressions.py) has columns, numbers, + - * / ** and brackets here, and nothing
+is called. All of it is float64, as `9 ** 9 ** 9` in whole numbers would never end. It is evaluated
+for the rows of a batch only, so a column that is mapped from a file stays there.
 """
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.order.evaluation import evaluate
+from pipeline.order.expressions import Column, nodes, read
 from pipeline.order.randomness import IntArray
 
 Floats = npt.NDArray[np.float64]
@@ -27,11 +26,6 @@ Costs = Callable[[IntArray, IntArray | None], Floats]  # of rows, which may be p
 TOKENS = "tokens"  # of a row, or of its part, that stand in a block
 _LONGEST = 300  # characters of an expression
 _CHECKED = 1 << 20  # rows at once
-_QUOTED = re.compile(r"`([^`]+)`")
-_OPERATORS: dict[type[ast.AST], Any] = {
-    ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.Div: np.divide,
-    ast.Pow: np.power, ast.USub: np.negative, ast.UAdd: np.positive,
-}  # fmt: skip
 
 
 class Arithmetic:
@@ -51,53 +45,20 @@ class Arithmetic:
 
     def __init__(self, text: str, key: str) -> None:
         self.text, self.key = text, key
-        quoted: dict[str, str] = {}
-
-        def renamed(found: re.Match[str]) -> str:
-            return quoted.setdefault(found[1], f"column_{len(quoted)}_")
-
-        if len(text) > _LONGEST:
-            raise self._refused(f"it is longer than {_LONGEST} characters")
         try:
-            self._tree = ast.parse(_QUOTED.sub(renamed, text).strip(), mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise self._refused(getattr(error, "msg", None) or "it cannot be read") from None
-        own = {new: old for old, new in quoted.items()}
-        self._columns: dict[str, str] = {}  # by the name in the tree
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.Name):
-                self._columns[node.id] = own.get(node.id, node.id)
-            elif isinstance(node, ast.Constant):
-                if type(node.value) not in (int, float):
-                    raise self._refused(f"{node.value!r} is no number")
-            elif type(node) not in _OPERATORS and not isinstance(
-                node, (ast.BinOp, ast.UnaryOp, ast.Load)
-            ):
-                raise self._refused("allowed are columns, numbers, + - * / ** and brackets")
-        self.names = tuple(dict.fromkeys(self._columns.values()))
+            self._tree = read(text, _LONGEST, costs=True)
+        except ValueError as error:
+            raise self._refused(str(error)) from None
+        columns = (node.name for node in nodes(self._tree) if isinstance(node, Column))
+        self.names = tuple(dict.fromkeys(columns))
         if not self.names:
             raise self._refused("it names no column, so all rows would cost the same")
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> Floats:
         """The numbers for rows whose columns are given, float64[n]; 1 us and 5 ns a row."""
-        given = {name: np.asarray(columns[column], np.float64)
-                 for name, column in self._columns.items()}  # fmt: skip
-
-        def value(node: ast.AST) -> Any:
-            if isinstance(node, ast.Name):
-                return given[node.id]
-            if isinstance(node, ast.BinOp):
-                return _OPERATORS[type(node.op)](value(node.left), value(node.right))
-            if isinstance(node, ast.UnaryOp):
-                return _OPERATORS[type(node.op)](value(node.operand))
-            assert isinstance(node, ast.Constant)
-            try:
-                return float(node.value)  # type: ignore[arg-type]  # a number: see __init__
-            except OverflowError:
-                return np.inf
-
+        values = {name: np.asarray(columns[name], np.float64) for name in self.names}
         with np.errstate(all="ignore"):  # what is no number then is found by `RowCosts`
-            return np.asarray(value(self._tree))
+            return np.asarray(evaluate(self._tree, values))
 
     def _refused(self, reason: str) -> ConfigError:
         return ConfigError(Problem(self.key, f"{self.text!r}: {reason}"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from pipeline.errors import ConfigError, Problem
 from pipeline.loading import kept_rows
 from pipeline.loading.dataset_facts import table_of
 from pipeline.loading.kept_rows import KeptRows, unfiltered
-from pipeline.loading.row_filter import matching
+from pipeline.loading.row_filter import is_expression, matching
 from pipeline.order.plan import Plan
 from pipeline.runs.left_out import normal
 from pipeline.runs.quarantine import known_rows
@@ -26,7 +25,6 @@ Sample = int | str | Sequence[int | str]
 
 _KEY = "sample"
 _SHOWN = 5  # paths of an ambiguous name
-_COMPARES = (ast.Compare, ast.BoolOp, ast.Call, ast.UnaryOp, ast.BitAnd, ast.BitOr)
 
 
 def asked_of(config: Config) -> tuple[Config, RunRecord | None]:
@@ -119,7 +117,7 @@ def _rows_of_one(one: int | str, split: Split) -> Sequence[int]:
     source, _, row = text.rpartition(":")
     if source in lengths and row.isdecimal():
         return [_kept(_within(lengths, source, int(row)), split)]
-    if _compares(text):
+    if is_expression(text):
         return _matching(text, split)
     dataset = split.dataset
     found = _named(text, _paths(dataset))
@@ -162,15 +160,6 @@ def _within(lengths: Mapping[str, int], source: str, row: int) -> int:
         )  # fmt: skip
     before = list(lengths)[: list(lengths).index(source)]
     return row + sum(lengths[name] for name in before)
-
-
-def _compares(text: str) -> bool:
-    """Whether a text can only be an expression, and no path."""
-    try:
-        top: ast.AST = ast.parse(text.replace("`", ""), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError):
-        return "`" in text
-    return isinstance(top.op if isinstance(top, ast.BinOp) else top, _COMPARES)
 
 
 def _matching(text: str, split: Split) -> list[int]:
