@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import allow_list, signatures
+from pipeline.config import allow_list, command_line_keys, signatures
 from pipeline.config.composition import CONF
 from pipeline.config.disclosure import is_redacted
 from pipeline.config.schema import Config
@@ -94,7 +94,7 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
 
     Raises:
         ConfigError: the run's manifest cannot be read, is damaged, or holds other words than
-            overrides, or secrets that were not written down.
+            overrides, secrets that were not written down, or what only a command line says.
     """
     given = [word for word in overrides if word.startswith("resume=")]
     value = given[-1].partition("=")[2].strip("'\"") if given else "null"
@@ -105,6 +105,7 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
     saved = [word for word in read_manifest(folder).get("overrides", [])
              if _group(word) not in _NOT_KEPT]  # fmt: skip
     kept = [word for word in saved if not {_key(word), _group(word)} & now]
+    kept = command_line_keys.of_folder(kept, overrides, folder)
     groups = {path.name for path in CONF.iterdir() if path.is_dir()} - {"hydra"}
     for word in kept:
         reason = why_not(word, groups | set(Config.model_fields), groups)

@@ -25,7 +25,7 @@ from itertools import count
 from pathlib import Path, PurePath
 from typing import Any
 
-from pipeline.config import disclosure
+from pipeline.config import command_line_keys, disclosure
 from pipeline.config.composition import CONF
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, Problem
@@ -270,6 +270,7 @@ def resumed(overrides: Sequence[str]) -> tuple[list[str], Path | None]:
         reason = f"resume={value} goes on with the sweep in its own folder; leave this out"
         raise ConfigError(Problem(_KEY, reason))
     kept = [word for word in stored.words if not {_place(word), _place(word).split(".")[0]} & now]
+    kept = command_line_keys.of_folder(kept, rest, folder)
     groups = {path.name for path in CONF.iterdir() if path.is_dir()} - {"hydra"}
     for word in kept:
         if not key_of(word).startswith("hydra"):
@@ -300,10 +301,12 @@ def quoted(value: str) -> str:
 
 
 def must_be_typed(word: str) -> bool:
-    """Whether sweep.json does not give this word: an option, a secret, text for hydra's plugins."""
+    """Whether sweep.json does not give this word: an option, a secret, what is only typed."""
     if word.startswith("-") or ("=" not in word and not word.startswith("~")):
         return True
     key = key_of(word)
+    if command_line_keys.named(word):
+        return True
     if key.startswith("hydra") and key != _KEY:
         return _HARMLESS_FOR_HYDRA.fullmatch(word) is None
     return disclosure.is_redacted(disclosure.word(word))
