@@ -30,6 +30,7 @@ from typing import Any
 from pipeline.distributed.preemption import held
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading.workers import ray_access
+from pipeline.terminal import one_line
 
 GIB = 2**30
 # Logical CPUs of a Ray that is started here. How many actors there are is the loader's business.
@@ -155,13 +156,15 @@ def _init(ray: Any, options: RayOptions, stack: ExitStack) -> None:
             ray.init(address=address, runtime_env=runtime_env, **quiet)
         except Exception as error:  # Ray has a dozen kinds of them, and plain RuntimeErrors
             raise ConfigError(
-                Problem("loader.ray.address", f"there is no Ray to be had at {address!r}: "
-                        f"{_first_line(error)}. Start one (RAY_AUTH_MODE=token ray start --head) "
-                        "and give its token here (RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token); "
-                        "RAY_AUTH_MODE=disabled joins one without tokens, in which everybody who "
-                        "reaches it can run code. loader.ray.address=null starts one on this "
-                        "machine")
-            ) from error  # fmt: skip
+                Problem(
+                    "loader.ray.address",
+                    f"there is no Ray to be had at {address!r}: {_first_line(error)}. Start one "
+                    "(RAY_AUTH_MODE=token ray start --head) and give its token here too "
+                    "(RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token); or set loader.ray.address=null, "
+                    "which starts one on this machine. RAY_AUTH_MODE=disabled joins one without "
+                    "tokens, in which everybody who reaches its ports can run code",
+                )
+            ) from error
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     folder = stack.enter_context(ray_access.private(ray))
@@ -246,5 +249,7 @@ def actor_options(options: RayOptions) -> dict[str, Any]:
 
 
 def _first_line(error: Exception) -> str:
+    """The first sentence of an error's message, or its first line if that is shorter."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": .")
+    text = one_line(lines[0].split(". ")[0]) if lines else ""
+    return f"{type(error).__name__}: {text}".rstrip(": .")
