@@ -204,7 +204,7 @@ def execute(composed: DictConfig) -> float | None:
 
 
 def _accepted(composed: DictConfig, folder: Path | None = None) -> Config:
-    config = preflight.accept(plain(composed))
+    config = preflight.accept(plain(composed), hydra_output.overrides())
     return config.model_copy(update={"run_dir": str(folder)}) if folder else config
 
 

@@ -4,7 +4,8 @@ from contextlib import suppress
 from pathlib import Path
 
 LISTENING = "0A"
-LOOPBACK = ("0100007F", "00000000000000000000000001000000")  # 127.0.0.1 and ::1, as /proc has them
+# 127.0.0.1, ::1 and ::ffff:127.0.0.1, as /proc has them.
+LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 
 
 def tree(pid):

@@ -2,7 +2,7 @@
 
     --trust PACKAGE         a configuration may call what is in it
     --allow-env NAME        the value of an environment variable may leave this machine
-    --allow-endpoint HOST   credentials may go to this server
+    --allow-endpoint HOST   credentials may go to this server; this Ray may be joined
     --allow-write FOLDER    a configuration may have files written there
 
 Each may be given several times, or with commas. They travel in the environment, where processes of

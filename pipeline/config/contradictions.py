@@ -22,7 +22,8 @@ from pipeline.config.schema import Config, RaySection
 from pipeline.config.signatures import arguments
 from pipeline.distributed import world
 from pipeline.errors import ConfigError, Problem
-from pipeline.loading.workers.ray_cluster import refuse_client, require_installed
+from pipeline.loading.workers.ray_access import refuse_client
+from pipeline.loading.workers.ray_cluster import require_installed
 from pipeline.order.samplers import Sequential
 from pipeline.order.skipped import Skipped
 from pipeline.order.streams import StreamOrder, is_stream

@@ -6,7 +6,8 @@ refused before anything is built, unless the options hold `anon: true` (nothing 
 this machine, or the command line names it: --allow-endpoint HOST.
 
 The same holds for a server that a tracker of ours names; users and passwords in its address are
-refused. What a tracker sends is announced.
+refused. What a tracker sends is announced. It also holds for a Ray that is joined: the program
+sends it code, and unpickles its answers.
 
 Requests that go elsewhere, and certificates that are not checked, are announced on stderr. An
 endpoint that a person's own environment names (AWS_ENDPOINT_URL) is not looked at.
@@ -104,6 +105,17 @@ def check(config: Mapping[str, Any]) -> list[Problem]:
                                 f"{disclosure.urls(one.given)!r}, with credentials of whoever "
                                 f"runs this. If that is right{way}, or name it in {variable} of "
                                 "the environment"))  # fmt: skip
+    for one in _of_ray(config):
+        scheme, host, port = one.server
+        if scheme or not port or not one.given.endswith(f":{port}"):
+            reason = f"got {one.given!r}, expected auto or host:port"
+            problems.append(Problem(one.key, reason))
+        elif not one.is_allowed:
+            reason = (
+                f"joins the Ray at {one.given!r}, which can run code here, and gets the data and "
+                f"the token of whoever runs this. If that is right, --allow-endpoint {host}:{port}"
+            )
+            problems.append(Problem(one.key, reason))
     for one in found(config):
         if one.is_allowed:
             continue
@@ -132,6 +144,16 @@ def _of_trackers(config: Mapping[str, Any]) -> Iterator[Endpoint]:
                 yield Endpoint(f"{key}.{name}", value, anonymous=False)
 
 
+def _of_ray(config: Mapping[str, Any]) -> Iterator[Endpoint]:
+    """The Ray that actors run in, where a configuration says which."""
+    node: Any = config
+    for name in ("loader", "ray", "address"):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    # What is for Ray's client is refused with the other contradictions.
+    if isinstance(node, str) and node != "auto" and not node.startswith("ray://"):
+        yield Endpoint("loader.ray.address", node, anonymous=False)
+
+
 def notices(config: Mapping[str, Any]) -> Iterator[str]:
     """Announcements about a configuration's stores, once for a process and all that it starts."""
     for text in _texts(config):
@@ -152,6 +174,8 @@ def _texts(config: Mapping[str, Any]) -> Iterator[str]:
             if place and not _LOCAL.fullmatch(place):
                 yield (f"notice: configuration, numbers and pictures of this run go to "
                        f"{disclosure.urls(place)} ({key})")  # fmt: skip
+    for one in _of_ray(config):
+        yield f"notice: batches come from the Ray at {one.given} ({one.key})"
     for one in found(config):
         if not one.is_providers:
             how = "without credentials" if one.anonymous else f"signed with {_credentials()}"

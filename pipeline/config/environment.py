@@ -25,6 +25,14 @@ from pipeline.errors import Problem
 
 VARIABLE = "PENSTOCK_ALLOW_ENV"
 
+# Numbers of threads, choices of devices and whether something is said. A name belongs here if no
+# value of it makes a library load a file, run a program or talk to another machine.
+HARMLESS = (
+    "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES",
+    "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+    "TOKENIZERS_PARALLELISM", "VECLIB_MAXIMUM_THREADS",
+)  # fmt: skip
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LEAVING = re.compile(
     "(options|headers?|kwargs|prox(y|ies)|params|cookies|endpoint|url|uri|address)$", re.IGNORECASE

@@ -10,7 +10,7 @@ hydra imports and calls what this section names, before any code of ours runs. S
    key: some plugins run it (submitit's `setup`) or import it (optuna's `custom_search_space`). So
    are the names of a launcher's arguments, which become options of Slurm or variables of Ray;
 4. no handler writes to a file, and `.hydra` is the only subfolder;
-5. environment variables are those in ENVIRONMENT.
+5. environment variables are those in `environment.HARMLESS`.
 
 Works on raw values, before interpolation. Cost: below 1 ms a configuration.
 """
@@ -36,7 +36,8 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import allow_list, batch_scripts, outputs
+from pipeline.config import allow_list, batch_scripts, command_line_keys, outputs
+from pipeline.config.environment import HARMLESS
 from pipeline.config.messages import allowing, show
 from pipeline.errors import ConfigError, Problem
 
@@ -48,14 +49,6 @@ SWEEPERS = ("pipeline.tasks.optuna_sweeper.OptunaSweeper",)  # beside those of p
 HANDLERS = ("logging.StreamHandler", "logging.NullHandler", "rich.logging.RichHandler")
 FORMATTERS = ("logging.Formatter", "colorlog.ColoredFormatter")
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
-
-# Numbers of threads, choices of devices and whether something is said. A name belongs here if no
-# value of it makes a library load a file, run a program or talk to another machine.
-ENVIRONMENT = (
-    "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES",
-    "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
-    "TOKENIZERS_PARALLELISM", "VECLIB_MAXIMUM_THREADS",
-)  # fmt: skip
 
 _HYDRAS_OWN = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"  # where a configuration says nothing
 
@@ -206,10 +199,10 @@ def _records(section: Mapping[str, Any], given: Sequence[str]) -> Iterator[Probl
         yield Problem("hydra.overrides", "is hydra's record of the command line; a configuration "
                       "may not write into it")  # fmt: skip
     for name in _mapping(_mapping(section.get("job")).get("env_set")):
-        if name not in ENVIRONMENT:
+        if name not in HARMLESS:
             yield Problem(f"hydra.job.env_set.{name}", "is not set from a configuration, since "
                           "variables decide what runs and is trusted; set it outside, before the "
-                          f"program starts. Allowed: {', '.join(ENVIRONMENT)}")  # fmt: skip
+                          f"program starts. Allowed: {', '.join(HARMLESS)}")  # fmt: skip
 
 
 def _callbacks(callbacks: Any, importing: bool) -> Iterator[Problem]:
@@ -344,6 +337,8 @@ def _params(params: Any, key: str) -> Iterator[Problem]:
         if not re.match(r"[A-Za-z_]", plain) or re.split(r"[./@=:]", plain)[0] == "hydra":
             yield Problem(f"{key}.{name}", "a sweep goes over the keys of a run, and not over "
                           "hydra's own")  # fmt: skip
+        if typed := command_line_keys.swept(plain, value):
+            yield Problem(f"{key}.{name}", f"{typed} is taken from the command line only")
         if "@hydra" in plain:
             yield Problem(f"{key}.{name}", "a sweep puts nothing into hydra's own section")
         if isinstance(value, Mapping):

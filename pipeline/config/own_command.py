@@ -14,7 +14,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 
 from pipeline import program
-from pipeline.config import disclosure, hydra_output, project
+from pipeline.config import command_line_keys, disclosure, hydra_output, project
 from pipeline.config.allowances import OPTIONS
 from pipeline.config.schema import TASK_KEYS
 from pipeline.order.skipped import Skipped
@@ -27,12 +27,12 @@ def suggested(*words: str) -> str:
 
 def how_to_resume(folder: Path) -> str:
     """The hint for a run that was stopped."""
-    return f"To resume:\n  {suggested(program.override('resume', folder))}"
+    return f"To resume:\n  {suggested(program.override('resume', folder), *_typed_again())}"
 
 
 def how_to_skip(folder: Path, skipped: Skipped) -> str:
     """The hint for a run that failed on a batch: `skipped` has its address and those before."""
-    words = [program.override("resume", folder), f"trainer.skip={skipped}"]
+    words = [program.override("resume", folder), *_typed_again(), f"trainer.skip={skipped}"]
     return f"To go on without it:\n  {suggested(*words)}"
 
 
@@ -41,6 +41,11 @@ def command_line(*given: str) -> str:
     mine = ("task", "run_dir", "resume", "resume_despite", *TASK_KEYS)
     own = [word for word in overrides() if word.split("=")[0] not in mine]
     return suggested(*own, *given)
+
+
+def _typed_again() -> list[str]:
+    """This job's overrides that its folder does not give when it is resumed."""
+    return [word for word in overrides() if command_line_keys.named(word)]
 
 
 def _typed_options() -> list[str]:

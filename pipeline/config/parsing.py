@@ -7,7 +7,7 @@ Cost: about 3 ms for a whole configuration.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -78,7 +78,10 @@ def _problem(container: Mapping[str, Any], place: tuple[str, ...], kind: str) ->
             way = familiar_names.key(".".join(place), show(value))
             return unknown_key(".".join(place), name, fields, way=way)
         if name not in fields:  # an entry of an open mapping
-            return Problem(".".join(place), not_allowed(value, "a mapping with _target_"))
+            entry, allowed = (*get_args(annotation), Any)[1], "a mapping with _target_"
+            if get_origin(entry) is Annotated:
+                allowed = f"a name of letters, digits and . : _ - with {describe(entry)}"
+            return Problem(".".join(place), not_allowed(value, allowed))
         annotation, metadata = fields[name].annotation, fields[name].metadata
         model = _section(annotation)
     allowed, key = describe(annotation, metadata), ".".join(place)

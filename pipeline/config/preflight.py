@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from pipeline.config import (
     allow_list,
     announcement,
+    command_line_keys,
     endpoints,
     environment,
     grid,
@@ -50,17 +51,20 @@ def examine(
     container: Mapping[str, Any],
     begin: Callable[[Config], None] | None = None,
     wrong: bool = False,
+    lines: Sequence[str] = (),
 ) -> tuple[Config, list[Problem]]:
     """The typed configuration of a plain, resolved dict, and what is wrong with it.
 
     Args:
         begin: told of a configuration with which nothing is wrong so far, before torch is imported.
         wrong: whether problems of the container are known already.
+        lines: the overrides of the command line, for the keys that only those may set.
     """
     config, problems = parsing.check(container)
     if isinstance(container, Plain):
         problems += environment.check(container)
     problems += [*endpoints.check(container), *outputs.check(container), *_parts(container)]
+    problems += command_line_keys.check(container, lines)
     wrong = wrong or bool(problems)
     if wrong and "torch" not in sys.modules:
         return config, problems
@@ -111,9 +115,9 @@ def compose(*overrides: str, config_dir: str | None = None) -> Config:
     return config
 
 
-def accept(container: Mapping[str, Any]) -> Config:
-    """The typed configuration; raises ConfigError with all problems."""
-    config, problems = examine(container)
+def accept(container: Mapping[str, Any], lines: Sequence[str] = ()) -> Config:
+    """The typed configuration of overrides `lines`; raises ConfigError with all problems."""
+    config, problems = examine(container, lines=lines)
     raise_if(problems)
     return config
 
@@ -121,11 +125,13 @@ def accept(container: Mapping[str, Any]) -> Config:
 def stored(config: Mapping[str, Any]) -> Config:
     """The configuration that a run wrote into its folder, checked like any other.
 
+    Keys that only a command line sets are left out of it.
+
     Raises:
         ConfigError: with everything that is wrong.
     """
     with from_folder():
-        return accept(plain(OmegaConf.create(dict(config))))
+        return accept(plain(OmegaConf.create(command_line_keys.without(config))))
 
 
 def look(composer: Composer, lines: Sequence[str]) -> None:
@@ -288,7 +294,7 @@ def _job(
         reason = "does not begin with a line # @package tracker.NAME, so it replaces the others"
         problems.append(Problem("tracker", f"the file of one of {trackers[0][8:]} {reason}"))
     said = {problem.key for problem in problems}
-    config, more = examine(composed.config, begin, bool(problems))
+    config, more = examine(composed.config, begin, bool(problems), composed.lines)
     # A key is not reported twice, nor a section for a key below it.
     return config, problems + [
         problem for problem in more

@@ -55,10 +55,12 @@ class RaySection(Section):
 
     address: str | None = None
     num_actors: Count | Literal["auto"] = "auto"
-    cpus_per_actor: Annotated[float, Field(ge=0)] = 1.0
-    resources: dict[str, Annotated[float, Field(gt=0)]] = {}
+    cpus_per_actor: Annotated[float, Field(ge=0, le=10_000)] = 1.0
+    # Ray writes the names into a list with commas, on a command line of its own.
+    resources: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.:-]{0,99}$")],
+                    Annotated[float, Field(gt=0, le=10_000)]] = {}  # fmt: skip
     runtime_env: dict[str, Any] = {}
-    window: Annotated[float, Field(gt=0)] = 1.0
+    window: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
 
 
 class LoaderSection(Section):

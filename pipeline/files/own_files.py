@@ -164,6 +164,33 @@ def why_others_write(path: Path, state: os.stat_result) -> str | None:
     return None
 
 
+def why_not_private(folder: Path) -> str | None:
+    """The reason why others may enter `folder`, or put another in its place; None if none can.
+
+    Args:
+        folder: resolved: a link on the way to it is a reason too.
+
+    Raises:
+        OSError: it is not there.
+    """
+    if not hasattr(os, "geteuid"):
+        return None
+    user, root = os.geteuid(), Path(folder.anchor).stat().st_uid  # not 0 in some containers
+    for path in (folder, *folder.parents):
+        state, inner = path.lstat(), path == folder
+        if not stat.S_ISDIR(state.st_mode):
+            return f"{path} is {KINDS.get(stat.S_IFMT(state.st_mode), 'a file')}, not a folder"
+        if state.st_uid not in ((user,) if inner else (user, root, 0)):
+            return f"{path} belongs to another user (number {state.st_uid})"
+        mode = stat.S_IMODE(state.st_mode)
+        if inner and mode & 0o077:
+            return f"others can enter {path} (its mode is {mode:o})"
+        by_group = mode & stat.S_IWGRP and state.st_gid != os.getegid()
+        if not mode & stat.S_ISVTX and (by_group or mode & stat.S_IWOTH):
+            return f"others can rename what lies in {path} (its mode is {mode:o})"
+    return None
+
+
 def _owner_of_new_files(folder: Path) -> int:
     """The owner of files that this process makes in `folder`: on network drives maybe another."""
     try:

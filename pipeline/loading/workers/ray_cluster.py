@@ -3,39 +3,39 @@
 Where a program has called `ray.init` itself (or runs inside an actor or a Ray Train worker), that
 Ray is used and left as it was. Otherwise `loader.ray.address` says which: None starts one on this
 machine, which all loaders of this process share and which ends when the last of them is closed.
+`ray_access.py` keeps others out of it.
 
 Only `connect` imports ray. Cost: 2 s to start one, 0.3 s to attach to one that is there.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import logging
 import os
-import shutil
+import re
 import signal
 import sys
 import sysconfig
-import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pipeline.distributed.preemption import held
 from pipeline.errors import ConfigError, Problem
+from pipeline.loading.workers import ray_access
 from pipeline.terminal import one_line
 
 GIB = 2**30
-# Sockets lie in the folder of Ray's session, and a socket's path has at most 107 characters.
-_LONGEST_FOLDER = 19
 # Logical CPUs of a Ray that is started here. How many actors there are is the loader's business.
 _MANY = 10_000
-_LAST = 3.0  # seconds
+_OLDEST = (2, 52)  # that knows tokens
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,11 @@ class _State:
 
     Attributes:
         users: loaders that are open, and `kept` contexts.
-        ours: whether it is to be left when nobody uses it.
-        folder: of the Ray that was started here.
+        left: leaves, or stops, the Ray that was begun here, when it is closed.
     """
 
     users = 0
-    ours = False
-    folder: str | None = None
+    left: ExitStack | None = None
 
 
 _state = _State()
@@ -76,23 +74,23 @@ _lock = threading.RLock()
 
 
 def require_installed() -> None:
-    """Raise ConfigError if ray is not installed; does not import it."""
+    """Raise ConfigError if ray is not installed, or too old; does not import it."""
     spec = importlib.util.find_spec("ray")
     if spec is None or spec.origin is None:
         raise ConfigError(
             Problem("loader.backend", "ray needs the package ray, which is not installed: "
                     "pip install penstock-loader[ray], or loader.backend=process")
         )  # fmt: skip
-
-
-def refuse_client(address: str | None) -> None:
-    """Raise ConfigError for the address of a Ray client: batches need an object store at hand."""
-    if address is not None and address.startswith("ray://"):
+    version = metadata.version("ray")
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
         raise ConfigError(
-            Problem("loader.ray.address", f"{one_line(address)} is for Ray's client, through which "
-                    "no batches can come: run the program on a node of that cluster, with "
-                    "loader.ray.address=auto or host:port (of its head)")
-        )  # fmt: skip
+            Problem(
+                "loader.backend",
+                f"Ray {version} lets everybody in who reaches its ports; from {oldest} on it can "
+                f"demand a token: pip install 'ray>={oldest}', or loader.backend=process",
+            )
+        )
 
 
 def connect(options: RayOptions) -> None:
@@ -105,12 +103,13 @@ def connect(options: RayOptions) -> None:
     import ray
     from ray.util.client import ray as client
 
-    refuse_client("ray://" if client.is_connected() else options.address)
+    ray_access.refuse_client("ray://" if client.is_connected() else options.address)
     with _lock:
         if not ray.is_initialized():
-            with held(), _own_handlers(ray):
-                _init(ray, options)
-            _state.ours = True
+            with held(), _own_handlers(ray), ExitStack() as stack:
+                _init(ray, options, stack)
+                _state.left = stack.pop_all()
+                atexit.register(_leave, os.getpid())
         _state.users += 1
 
 
@@ -118,8 +117,16 @@ def disconnect() -> None:
     """Stop Ray, or leave it, if it was begun here and nobody else in this process uses it."""
     with _lock:
         _state.users -= 1
-        if not _state.users and _state.ours:
-            _stop()
+        if not _state.users:
+            _leave(os.getpid())
+
+
+def _leave(owner: int) -> None:
+    """Stop or leave what was begun by this process, and not by the one that it was forked from."""
+    if _state.left is not None and os.getpid() == owner:
+        left, _state.left = _state.left, None
+        atexit.unregister(_leave)
+        left.close()
 
 
 @contextmanager
@@ -133,7 +140,8 @@ def kept() -> Iterator[None]:
         disconnect()
 
 
-def _init(ray: Any, options: RayOptions) -> None:
+def _init(ray: Any, options: RayOptions, stack: ExitStack) -> None:
+    """Start Ray, or join it; what undoes that goes onto `stack`."""
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     # Also before Ray sets it: it says who may connect to what it starts.
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -141,49 +149,46 @@ def _init(ray: Any, options: RayOptions) -> None:
     ray._private.worker.print_to_stdstream = lambda *args, **named: None
     runtime_env = environment(options)
     if options.address is not None:
+        address = ray_access.address_of(ray, options.address)
+        stack.enter_context(ray_access.by_token(ray, address))
+        stack.callback(_shut_down, ray)
         try:
-            ray.init(address=options.address, runtime_env=runtime_env, **quiet)
+            ray.init(address=address, runtime_env=runtime_env, **quiet)
         except Exception as error:  # Ray has a dozen kinds of them, and plain RuntimeErrors
-            ray.shutdown()
             raise ConfigError(
-                Problem("loader.ray.address", f"there is no Ray to be had at {options.address!r}: "
-                        f"{_first_line(error)}. Start one (ray start --head; with an address in "
-                        "place of auto, RAY_AUTH_MODE=token may be wanted), or set "
-                        "loader.ray.address=null, which starts one on this machine")
-            ) from error  # fmt: skip
+                Problem(
+                    "loader.ray.address",
+                    f"there is no Ray to be had at {address!r}: {_first_line(error)}. Start one "
+                    "(RAY_AUTH_MODE=token ray start --head) and give its token here too "
+                    "(RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token); or set loader.ray.address=null, "
+                    "which starts one on this machine. RAY_AUTH_MODE=disabled joins one without "
+                    "tokens, in which everybody who reaches its ports can run code",
+                )
+            ) from error
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    parent = tempfile.gettempdir()
-    parent = parent if len(parent) <= _LONGEST_FOLDER else "/tmp"
-    _state.folder = tempfile.mkdtemp(prefix="penstock-ray-", dir=parent)
+    folder = stack.enter_context(ray_access.private(ray))
+    stack.callback(_shut_down, ray)
     try:
         with _own_sessions(ray):
             ray.init(
                 address="local", num_cpus=_MANY, include_dashboard=False, runtime_env=runtime_env,
-                resources=dict.fromkeys(options.resources, _MANY), _temp_dir=_state.folder,
+                resources=dict.fromkeys(options.resources, _MANY), _temp_dir=str(folder),
                 object_store_memory=int((2 * options.window + 0.25) * GIB),
                 # The first would start as many processes as there are CPUs.
                 _system_config={"prestart_worker_first_driver": False, "enable_timeline": False,
                                 "enable_metrics_collection": False}, **quiet,
             )  # fmt: skip
-    except BaseException as error:
-        _stop()
-        if not isinstance(error, Exception):
-            raise
+    except Exception as error:
         raise ConfigError(
             Problem("loader.ray", f"Ray cannot be started on this machine: {_first_line(error)}")
         ) from error
+    ray_access.check_private(ray, folder)
 
 
-def _stop() -> None:
-    import ray
-
-    folder, _state.folder, _state.ours = _state.folder, None, False
+def _shut_down(ray: Any) -> None:
     with held():
         ray.shutdown()
-    ends = time.monotonic() + _LAST
-    while folder is not None and Path(folder).exists() and time.monotonic() < ends:
-        shutil.rmtree(folder, ignore_errors=True)  # its last process may still write a log
 
 
 @contextmanager
@@ -220,7 +225,7 @@ def _own_handlers(ray: Any) -> Iterator[None]:
 def environment(options: RayOptions) -> dict[str, Any]:
     """Ray's runtime environment: as configured, with this program's own folders on its path."""
     given = dict(options.runtime_env)
-    variables = dict(given.get("env_vars") or {})
+    variables = {name: str(value) for name, value in (given.get("env_vars") or {}).items()}
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
     own = [str(Path(entry or ".").resolve()) for entry in sys.path]
     own = [
@@ -240,9 +245,11 @@ def actor_options(options: RayOptions) -> dict[str, Any]:
         # Each is a thread beside the one that makes batches.
         "concurrency_groups": {"life": 1, "watch": 1},
     }  # fmt: skip
-    return told if _state.ours else {**told, "runtime_env": environment(options)}
+    return told if _state.left is not None else {**told, "runtime_env": environment(options)}
 
 
 def _first_line(error: Exception) -> str:
+    """The first sentence of an error's message, or its first line if that is shorter."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": .")
+    text = one_line(lines[0].split(". ")[0]) if lines else ""
+    return f"{type(error).__name__}: {text}".rstrip(": .")

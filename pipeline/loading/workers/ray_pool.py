@@ -110,8 +110,8 @@ class RayPool:
         self._is_over = False
         self.workers: list[RayWorker] = []
         payload = cloudpickle.dumps(fetch)
-        self._folder = TemporaryDirectory(prefix="penstock-")
         ray_cluster.connect(self._given)
+        self._folder = TemporaryDirectory(prefix="penstock-")
         try:
             node = ray.get_runtime_context().get_node_id()
             self._fetch: Any = ray.put(np.frombuffer(payload, np.uint8))

@@ -1,0 +1,231 @@
+"""Keys that only a command line sets, as what they hold is run by somebody.
+
+    loader.ray.runtime_env    what Ray puts into the processes of actors, on whatever nodes
+
+A value is used if the overrides that were typed give it by themselves. So it comes from no YAML
+file, however the file was chosen (an experiment, `--config-dir`, `+group@key`), from no
+interpolation, and from no run's or sweep's folder, whose overrides are refused: who resumes a run
+types it again. What may be typed is in an allow-list as well: a line of a command is copied from
+somewhere too. Cost: nothing where the keys are not used, else 1 ms a configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from pipeline.config import allow_list
+from pipeline.config.environment import HARMLESS
+from pipeline.config.messages import nearest, show
+from pipeline.errors import ConfigError, Problem
+
+Values = Mapping[str, Any]
+
+
+def check(config: Values, lines: Sequence[str]) -> list[Problem]:
+    """The problems of these keys in a resolved configuration.
+
+    Args:
+        lines: the overrides of the command line.
+    """
+    problems: list[Problem] = []
+    for key, rules in KEYS.items():
+        content = _at(config, key)
+        if not isinstance(content, Mapping) or not content:  # or the schema refuses it
+            continue
+        typed = _typed(lines, key)
+        for name, value in content.items():
+            below = f"{key}.{name}"
+            if name not in rules:
+                reason = (
+                    f"is not handed on, {_WHY}. What it installs, starts or sets belongs on the "
+                    f"nodes. Allowed: {', '.join(rules)}{nearest(str(name), rules)}"
+                )
+                problems.append(Problem(below, reason))
+            elif name in typed and typed[name] == value:
+                problems += rules[name](value, below)
+            elif "${" in str(typed.get(name)):
+                reason = "holds an interpolation, which a file may change; type the value itself"
+                problems.append(Problem(below, reason))
+            else:
+                reason = (
+                    "comes from a file, and decides what runs; it is taken from the command line "
+                    f"only. If you want it, leave it out of the file and type '+{below}=...'"
+                )
+                problems.append(Problem(below, reason))
+    return problems
+
+
+def without(config: Values) -> dict[str, Any]:
+    """A configuration that a run has stored, without these keys."""
+    kept = deepcopy(dict(config))
+    for key in KEYS:
+        *path, name = key.split(".")
+        section = _at(kept, ".".join(path))
+        if isinstance(section, dict):
+            section.pop(name, None)
+    return kept
+
+
+def of_folder(words: Sequence[str], typed: Sequence[str], folder: Path) -> list[str]:
+    """The overrides that a run's or a sweep's folder gives, without those of keys typed anew.
+
+    Raises:
+        ConfigError: they give one of these keys a value.
+    """
+    anew = {key for word in typed if (key := named(word))}
+    kept = [word for word in words if named(word) not in anew]
+    if keys := {key for word in kept if (key := _set_by(word))}:
+        raise ConfigError(
+            [
+                Problem(
+                    key,
+                    f"{folder} holds it, and it is taken from the command line only. Type it "
+                    f"again if it is yours, '+{key}={{...}}'; or resume without it, '{key}={{}}'",
+                )
+                for key in sorted(keys)
+            ]
+        )
+    return kept
+
+
+def named(word: str) -> str | None:
+    """The key that an override is about, or about something below of; None if about others."""
+    name = _name(word)
+    return next((key for key in KEYS if name == key or name.startswith(f"{key}.")), None)
+
+
+def swept(name: str, value: Any) -> str | None:
+    """The key that a sweep's parameter gives values, also inside of a mapping; None if none."""
+    return _set_by(f"{name}={value}")
+
+
+def _set_by(word: str) -> str | None:
+    for key in KEYS:
+        # Only a mapping holds what is below of its key.
+        if named(word) == key or (key.startswith(f"{_name(word)}.") and "{" in word):
+            try:
+                if _typed([word], key, strict=True):
+                    return key
+            except Exception:  # it cannot be read, or is several values
+                return key
+    return None
+
+
+def _name(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~").partition("@")[0]
+
+
+def _at(config: Any, key: str) -> Any:
+    for name in key.split("."):
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config
+
+
+def _typed(lines: Sequence[str], key: str, strict: bool = False) -> dict[str, Any]:
+    """What overrides alone make of a mapping that is empty before them; interpolations are text.
+
+    Args:
+        strict: raise what is wrong with them, which else is left to the composition.
+    """
+    made: Any = OmegaConf.create({})
+    parser = OverridesParser.create()
+    for line in lines:
+        if named(line) != key and not key.startswith(f"{_name(line)}."):
+            continue
+        try:
+            _apply(parser.parse_override(line), key, made)
+        except Exception:  # hydra and OmegaConf have many kinds
+            if strict:
+                raise
+    plain: Any = OmegaConf.to_container(made, resolve=False)
+    return dict(plain)
+
+
+def _apply(override: Override, key: str, made: Any) -> None:
+    name, value = override.key_or_group, override.value()
+    if override.package is not None:
+        return  # a group's file
+    if override.is_sweep_override():
+        raise ValueError(override.input_line)
+    below = name[len(key) + 1 :]
+    if key.startswith(f"{name}."):
+        value, below = _at(value, key[len(name) + 1 :]), ""
+        if value is None:
+            return
+    if override.is_delete():
+        parent, _, last = below.rpartition(".")
+        node = OmegaConf.select(made, parent) if parent else made
+        node.pop(last) if last else node.clear()
+    elif below:
+        OmegaConf.update(made, below, value, merge=True, force_add=True)
+    elif isinstance(value, Mapping):
+        made.merge_with(OmegaConf.create(dict(value)))
+    else:
+        made.clear()
+
+
+_WHY = "so that only the program and packages that you trust run in actors"
+
+
+def _working_dir(content: Any, key: str) -> Iterator[Problem]:
+    if not _is_folder(content):
+        yield Problem(key, f"got {show(content)}, expected a folder of this machine, {_WHY}")
+
+
+def _py_modules(content: Any, key: str) -> Iterator[Problem]:
+    if not isinstance(content, list):
+        yield Problem(key, f"got {show(content)}, expected a list of folders")
+        return
+    for place, path in enumerate(content):
+        below = f"{key}[{place}]"
+        if not _is_folder(path):
+            yield Problem(below, f"got {show(path)}, expected the folder of a package, {_WHY}")
+            continue
+        package = Path(path).absolute().name  # as Ray names it
+        if package in allow_list.NEVER:
+            yield Problem(below, f"{package} is not replaced in actors")
+        elif not allow_list.is_trusted(package):
+            yield Problem(below, f"{package} is not trusted; if it is yours: --trust {package}")
+
+
+def _is_folder(path: Any) -> bool:
+    return isinstance(path, str) and "://" not in path and Path(path).is_dir()
+
+
+def _excludes(content: Any, key: str) -> Iterator[Problem]:
+    if not isinstance(content, list) or not all(isinstance(one, str) for one in content):
+        yield Problem(key, f"got {show(content)}, expected a list of patterns as in .gitignore")
+
+
+def _env_vars(content: Any, key: str) -> Iterator[Problem]:
+    if not isinstance(content, Mapping):
+        yield Problem(key, f"got {show(content)}, expected values by name")
+        return
+    for name, value in content.items():
+        if name not in HARMLESS:
+            yield Problem(
+                f"{key}.{name}",
+                "is not set for actors, since variables decide what runs; start Ray with it. "
+                f"Allowed: {', '.join(HARMLESS)}",
+            )
+        elif not isinstance(value, (str, int)):
+            yield Problem(f"{key}.{name}", f"got {show(value)}, expected text")
+
+
+# By key, what may be below of it, with what yields the problems of a value: nothing that is
+# downloaded, installed or started.
+KEYS: dict[str, dict[Any, Callable[[Any, str], Iterator[Problem]]]] = {
+    "loader.ray.runtime_env": {
+        "working_dir": _working_dir,
+        "py_modules": _py_modules,
+        "excludes": _excludes,
+        "env_vars": _env_vars,
+    },
+}
