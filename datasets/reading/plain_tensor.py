@@ -8,6 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pipeline.files.batch_bytes import reserve, temporary
+
+LITTLE = 1 << 14  # bytes that need not be reserved
+
 
 def plain_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A copy of numbers that torch has a type for: floats as float32, wide unsigned ones signed.
@@ -16,6 +20,8 @@ def plain_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         ValueError: the values are not numbers.
     """
     kind, width = values.dtype.kind, values.dtype.itemsize
+    if values.nbytes > LITTLE:
+        reserve(values.size * plain_width(values.dtype), f"{values.size} numbers")
     if kind == "f":
         return values.astype(np.float32)
     if kind == "u" and width > 1:
@@ -27,10 +33,24 @@ def plain_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def not_finite(values: npt.NDArray[Any]) -> list[int] | None:
     """The place of the first float that is NaN or infinite; None if there is none."""
-    if values.dtype.kind != "f" or np.isfinite(values).all():
+    if values.dtype.kind != "f" or _all_finite(values):
         return None
     place: list[int] = np.argwhere(~np.isfinite(values))[0].tolist()
     return place
+
+
+def plain_width(dtype: np.dtype[Any]) -> int:
+    """Bytes of each number after `plain_numbers`."""
+    if dtype.kind == "f":
+        return 4
+    return 2 * dtype.itemsize if dtype.kind == "u" and dtype.itemsize in (2, 4) else dtype.itemsize
+
+
+def _all_finite(values: npt.NDArray[Any]) -> bool:
+    if values.nbytes <= LITTLE:
+        return bool(np.isfinite(values).all())
+    with temporary(values.size):  # a byte for each
+        return bool(np.isfinite(values).all())
 
 
 def plain_tensor(values: npt.NDArray[Any]) -> torch.Tensor:
