@@ -145,7 +145,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
             DataError: a part is missing, there twice, or damaged.
         """
         size = self._checked_size(record)
-        with temporary(2 * size, f"a sample of {size} bytes"):  # read, and divided into parts
+        with temporary(2 * size, "a sample"):  # read, and divided into parts
             where, parts = self._parts(record)
             sample = make_fields(
                 parts, self.fields, self._all_parts, where, self.reader, self._limits
@@ -175,7 +175,7 @@ class TarShards(FileDataset, IterableDataset[Record]):
                 source.forget(sample.start)
                 if holds(sample.key):
                     size = sample.stop - sample.start
-                    reserve(size, f"a sample of {size} bytes")
+                    reserve(size, "a sample")
                     yield shard, sample.number, 0, source.read(sample.start, sample.stop)
 
     def _checked_size(self, record: Record) -> int:

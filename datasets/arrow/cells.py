@@ -112,7 +112,7 @@ def _within(array: pa.Array, cells: Cells, limits: Limits, become: Callable[[Any
         if content is not None and content.size > limits.record_bytes:
             raise CellError(limits.refusal("record_bytes", f"the cell has {content.size} bytes"))
         if content is not None and content.size > LITTLE:
-            reserve(become(memoryview(content)), f"a cell of {content.size} bytes")
+            reserve(become(memoryview(content)), "a cell")
         return cells(row)
 
     return cell

@@ -21,7 +21,7 @@ def plain_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """
     kind, width = values.dtype.kind, values.dtype.itemsize
     if values.nbytes > LITTLE:
-        reserve(values.size * plain_width(values.dtype), f"{values.size} numbers")
+        reserve(values.size * plain_width(values.dtype), "numbers")
     if kind == "f":
         return values.astype(np.float32)
     if kind == "u" and width > 1:
@@ -33,10 +33,14 @@ def plain_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def not_finite(values: npt.NDArray[Any]) -> list[int] | None:
     """The place of the first float that is NaN or infinite; None if there is none."""
-    if values.dtype.kind != "f" or _all_finite(values):
+    if values.dtype.kind != "f":
         return None
-    place: list[int] = np.argwhere(~np.isfinite(values))[0].tolist()
-    return place
+    with temporary(values.size if values.nbytes > LITTLE else 0, "to check numbers"):
+        finite = np.isfinite(values)
+        if finite.all():
+            return None
+        place = np.unravel_index(finite.argmin(), finite.shape)
+    return [int(number) for number in place]
 
 
 def plain_width(dtype: np.dtype[Any]) -> int:
@@ -44,13 +48,6 @@ def plain_width(dtype: np.dtype[Any]) -> int:
     if dtype.kind == "f":
         return 4
     return 2 * dtype.itemsize if dtype.kind == "u" and dtype.itemsize in (2, 4) else dtype.itemsize
-
-
-def _all_finite(values: npt.NDArray[Any]) -> bool:
-    if values.nbytes <= LITTLE:
-        return bool(np.isfinite(values).all())
-    with temporary(values.size):  # a byte for each
-        return bool(np.isfinite(values).all())
 
 
 def plain_tensor(values: npt.NDArray[Any]) -> torch.Tensor:

@@ -181,7 +181,7 @@ _JSON = json.JSONDecoder(parse_int=_fitting, parse_float=_finite, parse_constant
 
 def _text(content: bytes) -> str:
     if len(content) > _LITTLE:
-        reserve(text_bytes(content), f"a text of {len(content)} bytes")
+        reserve(text_bytes(content), "a text")
     return content.decode("utf-8")
 
 

@@ -102,7 +102,7 @@ class GzipTar(TarBytes):
             where = f"{self.name!r}, byte {self._start} of its decompressed content"
             raise DataError(f"{where}: {self._limits.refusal('record_bytes', claim)}.")
         missing = place - self._start - len(self._kept)
-        with temporary(max(0, missing), f"{missing} bytes of a sample"):
+        with temporary(max(0, missing), "a part of a sample"):
             while missing > 0:
                 found = self._decompressed(min(missing, _CHUNK))
                 if not found:

@@ -195,8 +195,8 @@ class DelimitedFormat:
     ) -> dict[str, Any]:
         """The same of a record for whose text the batch may have no room."""
         size = text_bytes(record)
-        reserve(size, f"a text of {len(record)} bytes")
-        with temporary(2 * size, f"to divide a text of {len(record)} bytes into fields"):
+        reserve(size, "a text")
+        with temporary(2 * size, "to divide a text into fields"):
             return self._made(self.fields(record), record, columns, codes)
 
     def _made(

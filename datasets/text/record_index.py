@@ -126,7 +126,7 @@ class RecordIndex:
             longest = len(record) + end - near
             if longest > self.limits.record_bytes + 2:
                 raise self._too_long(number, f"{longest - 2} bytes or more")
-            with temporary(2 * (end - start), f"a record of up to {longest} bytes"):
+            with temporary(2 * (end - start), "a long record of text"):
                 record, _ = self._part(start, end, count)
         record = record.removesuffix(b"\r")
         if len(record) > self.limits.record_bytes:

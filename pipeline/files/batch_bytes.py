@@ -24,6 +24,7 @@ from pipeline.errors import DataError
 
 KEY = "limits.batch_bytes"
 _ADVICE = "reduce batch.size"
+_LONGEST = 32  # errors that were raised over each other
 
 
 class BatchTooLargeError(DataError):
@@ -37,6 +38,15 @@ class BatchTooLargeError(DataError):
     """
 
     place: int | None = None
+
+
+def is_too_large(error: BaseException | None) -> bool:
+    """Whether an error is a BatchTooLargeError, or says the same in other words."""
+    for _ in range(_LONGEST):
+        if error is None or isinstance(error, BatchTooLargeError):
+            break
+        error = error.__cause__ or error.__context__
+    return isinstance(error, BatchTooLargeError)
 
 
 class BatchBytes:

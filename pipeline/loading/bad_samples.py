@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from pipeline.errors import ConfigError, DataError, PenstockError, UnreachableError
-from pipeline.files.batch_bytes import BatchTooLargeError
+from pipeline.files.batch_bytes import BatchTooLargeError, is_too_large
 from pipeline.loading.kept_rows import sample_name
 from pipeline.order.permutation import Permutation
 from pipeline.order.plan import Request
@@ -190,13 +190,12 @@ class FromDataset:
 
 def is_bad(error: Exception, stage: Stage) -> bool:
     """Whether `error` is about the sample, and not about the code or the machine."""
-    if isinstance(error, _CODE + _MACHINE) or _wants_memory(error):
+    if isinstance(error, _CODE + _MACHINE) or _wants_memory(error) or is_too_large(error):
         return False
     if isinstance(error, OSError) and error.errno in _MACHINE_CODES:
         return False
     if isinstance(error, PenstockError):
-        ours = isinstance(error, DataError)
-        return ours and not isinstance(error, (UnreachableError, BatchTooLargeError))
+        return isinstance(error, DataError) and not isinstance(error, UnreachableError)
     if stage == "read" and isinstance(error, _WHILE_READING):
         return True
     return _is_content(error)
@@ -235,7 +234,7 @@ def explained(
     way_out = _WAY_OUT if leaves_out else ""
     if isinstance(error, ConfigError) and stage == "transform":
         return error
-    if isinstance(error, BatchTooLargeError):
+    if is_too_large(error):
         kept = "" if on_error == "raise" else _KEPT
         return BatchTooLargeError(f"{where}{path}: {error}{kept}")
     if isinstance(error, DataError):

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.files import batch_bytes
-from pipeline.files.batch_bytes import BatchBytes, BatchTooLargeError
+from pipeline.files.batch_bytes import BatchBytes, BatchTooLargeError, is_too_large
 from pipeline.loading import worker_status
 from pipeline.loading.bad_samples import (
     ATTEMPTS,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pipeline.loading.fetch import Fetch
 
 
-FASTEST = 64e9  # bytes a second; no memory is filled faster
+FASTEST = 20e9  # bytes a second, as fast as a core fills fresh memory
 
 
 class SampleReader:
@@ -197,9 +197,9 @@ class SampleReader:
             samples = [one if type(one) is dict else self._named(one) for one in found]
             if account and not account.taken and self._fetch.is_slow(time.perf_counter() - began):
                 account.reserve(nbytes(samples), "samples that were read at once")
-        except BatchTooLargeError as error:  # to read them one by one would take as much
-            raise in_batch(error, self.request, self._fetch.dataset) from error
         except Exception as error:
+            if is_too_large(error):  # to read them one by one would take as much
+                raise in_batch(error, self.request, self._fetch.dataset) from error
             if account:
                 account.taken = 0
             samples = self._one_by_one()
@@ -263,16 +263,16 @@ class SampleReader:
 
 
 def in_batch(
-    error: BatchTooLargeError, request: Request, dataset: Any, order: IntArray | None = None
+    error: Exception, request: Request, dataset: Any, order: IntArray | None = None
 ) -> BatchTooLargeError:
     """The error with the batch's address, and the sample that takes most, if that is known.
 
     Args:
         order: of the samples in the batch, where it is another one than the request's.
     """
-    longest = ""
-    if error.place is not None:
-        place = error.place if order is None else int(order[error.place])
+    longest, place = "", getattr(error, "place", None)
+    if place is not None:
+        place = place if order is None else int(order[place])
         row = int(request.indices[place])
         path = path_of(dataset, row)
         longest = f". Its longest sample is {sample_name(row, own_row(dataset, row))}"

@@ -229,8 +229,13 @@ class Pack:
             found, shape = array[index], array.shape[1:]
         else:
             offsets = self.array(f"{self._files[name]}.offsets")
-            shape = self.array(f"{self._files[name]}.shapes")[index]
-            found = array[offsets[index] : offsets[index + 1]]
+            start, stop = offsets[index : index + 2].tolist()
+            shape = tuple(self.array(f"{self._files[name]}.shapes")[index].tolist())
+            inside = 0 <= start <= stop <= len(array) and min(shape, default=0) >= 0
+            if not inside or math.prod(shape) != stop - start:
+                where = f"field {name!r} of sample {index}, of shape {list(shape)},"
+                raise _damaged(self.folder, f"{where} lies at {start} to {stop} of {len(array)}")
+            found = array[start:stop]
         if found.nbytes > _LITTLE:
             reserve(found.nbytes, f"field {name!r} of a packed sample")
         return np.array(found).reshape(shape)
