@@ -27,6 +27,7 @@ from pipeline.datasets.reading.mapped_array import MappedArray
 from pipeline.datasets.reading.plain_tensor import not_finite, plain_numbers
 from pipeline.datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
+from pipeline.files.batch_bytes import temporary
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.order.randomness import IntArray
 from pipeline.ranges import Fraction, Seed
@@ -132,6 +133,12 @@ class Arrays(FileDataset, Dataset[dict[str, Any]]):
 
 def _tensors(source: MappedArray, rows: IntArray) -> list[torch.Tensor]:
     """Rows as tensors of their own, checked for NaN and infinity."""
+    size = len(rows) * source.row_bytes
+    with temporary(size, f"{len(rows)} rows of {str(source.path)!r}"):
+        return _checked_tensors(source, rows)
+
+
+def _checked_tensors(source: MappedArray, rows: IntArray) -> list[torch.Tensor]:
     block = source.array[rows]  # a copy of these rows only
     place = not_finite(block)
     if place is not None:

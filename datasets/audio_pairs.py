@@ -28,6 +28,7 @@ from pipeline.datasets.reading.mapped_array import MappedArray
 from pipeline.datasets.reading.plain_tensor import not_finite
 from pipeline.datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
+from pipeline.files.batch_bytes import reserve
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.order.randomness import IntArray
 from pipeline.ranges import Fraction, Seed
@@ -181,6 +182,7 @@ def _read_target(path: FolderFile, limits: Limits) -> torch.Tensor:
             f"target {str(path)!r} is {stored.dtype} {list(stored.shape)}; it must be floats, "
             "[C, T] or [T]."
         )
+    reserve(4 * math.prod(stored.shape), f"target {str(path)!r}")
     values = np.array(stored.array, dtype=np.float32, ndmin=2)
     place = not_finite(values)
     if place is not None:

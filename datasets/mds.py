@@ -37,6 +37,7 @@ from pipeline.datasets.reading.split import AllRows, RowSplit, Split, TableRows,
 from pipeline.datasets.remote.store import is_remote
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files import plain_json
+from pipeline.files.batch_bytes import reserve
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.files.regular_file import read_regular, regular_descriptor
 from pipeline.order.randomness import IntArray
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _INDEX = "index.json"
+_BECOMES = 5  # bytes of a sample's values for each byte of it: text may have four for each
 _IMAGES = ("jpeg", "png")
 _SCALARS = (
     "int", "str", "str_int", "str_float", "uint8", "uint16", "uint32", "uint64", "int8", "int16",
@@ -179,12 +181,14 @@ class MDS(FileDataset, Dataset[dict[str, Any]]):
         if end - start > self.limits.record_bytes:
             refusal = self.limits.refusal("record_bytes", f"{end - start} bytes")
             raise DataError(f"{path!r}, sample {row} has {refusal}.")
+        reserve(_BECOMES * (end - start), f"a sample of {end - start} bytes")
         return cast(dict[str, Any], reader.get_item(row))
 
     def _value(self, value: Any, encoding: str, where: str) -> Any:
         if encoding in _IMAGES:
             return decode_image(value, where, self.reader, self.limits)
         if hasattr(value, "convert") and hasattr(value, "mode"):  # a Pillow image ("pil")
+            reserve(7 * value.width * value.height, where)
             pixels = np.array(value.convert("RGB"))
             return tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
         if isinstance(value, (np.ndarray, np.generic, float)):

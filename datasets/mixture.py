@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from pipeline.datasets.reading.named_sources import NamedSources, is_stream
 from pipeline.errors import ConfigError, Problem
+from pipeline.files.batch_bytes import BatchTooLargeError
 from pipeline.order.columns import EndToEnd
 from pipeline.order.randomness import hash64
 from pipeline.ranges import Count
@@ -181,7 +182,12 @@ class Mixture(NamedSources, Dataset[Any]):
         found: list[Any] = [None] * len(whole)
         for one in np.unique(number).tolist():
             places = np.flatnonzero(number == one)
-            values = read(self._parts[one], whole[places] - self._firsts[one])
+            try:
+                values = read(self._parts[one], whole[places] - self._firsts[one])
+            except BatchTooLargeError as error:
+                if error.place is not None:
+                    error.place = int(places[error.place])
+                raise
             for place, value in zip(places.tolist(), values, strict=True):
                 found[place] = value
         return found

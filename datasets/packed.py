@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from pipeline.datasets.reading.data_file import DataFile
 from pipeline.datasets.reading.image import check_reader, decode_image
 from pipeline.errors import DataError
+from pipeline.files.batch_bytes import reserve
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.loading.encoded import EncodedImage
 from pipeline.loading.stored import StoredPictures
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _NUMBERS = ("tensor", "array", "int", "float", "bool")
+_OBJECT = 40  # bytes of a number of Python's, and of its place in a list
+_LITTLE = 1 << 14  # bytes of text that need not be reserved
 _TOGETHER = 1024  # rows, whose pages a machine keeps in memory
 _KINDS = {"Image": "image", "Mask": "mask", "KeyPoints": "keypoints"}
 
@@ -88,7 +91,10 @@ class Packed(Dataset[dict[str, Any]]):
         canvas = None
         if field.has_canvas:
             canvas = self.pack.canvases(field.name, np.array([index]))[0]
-        value = field.value(self.pack.row(field.name, index), canvas)
+        stored = self.pack.row(field.name, index)
+        if field.dtype == "|u1" and stored.nbytes > _LITTLE:  # copied, and text is decoded
+            reserve((5 if field.kind == "str" else 1) * stored.nbytes, f"field {field.name!r}")
+        value = field.value(stored, canvas)
         if field.kind != "file":
             return value
         decoder = partial(decode_image, reader=self.reader, limits=self.limits)
@@ -110,6 +116,7 @@ class Packed(Dataset[dict[str, Any]]):
             canvases = self.pack.canvases(field.name, rows)
         block = self.pack.rows(field.name, rows)
         if field.kind in ("int", "float", "bool"):
+            reserve(_OBJECT * block.size, f"{block.size} numbers of field {field.name!r}")
             return list(block.tolist())
         return [
             field.value(np.asarray(row), canvas)

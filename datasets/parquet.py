@@ -195,7 +195,7 @@ def _lengths(array: pa.Array) -> pa.Array:
     import pyarrow.compute as pc
 
     if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        return _lengths(array.dictionary).take(array.indices)
     if is_text(array.type):
         return pc.utf8_length(array.cast(pa.large_string()))
     return pc.list_value_length(array)

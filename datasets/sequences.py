@@ -25,6 +25,7 @@ from pipeline.datasets.reading.mapped_array import MappedArray
 from pipeline.datasets.reading.plain_tensor import not_finite
 from pipeline.datasets.reading.split import Split, check_split, split_rows
 from pipeline.errors import DataError
+from pipeline.files.batch_bytes import reserve
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.order.randomness import IntArray
 from pipeline.ranges import Fraction, Seed
@@ -100,6 +101,7 @@ class Sequences(FileDataset, Dataset[dict[str, Any]]):
                 f"{str(self._values.path)!r}, sequence {self.rows[index]} has {end - start} steps: "
                 f"{self.limits.refusal('record_bytes', f'{size} bytes')}."
             )
+        reserve(size, f"a sequence of {end - start} steps")
         values = np.array(self._values.array[start:end], dtype=np.float32)
         place = not_finite(values)
         if place is not None:

@@ -37,6 +37,7 @@ from pipeline.datasets.tar.fields import choose_fields, make_fields
 from pipeline.datasets.tar.samples import read_parts, read_samples
 from pipeline.datasets.tar.source import COMPRESSED, PLAIN, GzipTar, PlainTar
 from pipeline.errors import DataError
+from pipeline.files.batch_bytes import reserve, temporary
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray
 from pipeline.ranges import Fraction, Seed
@@ -144,8 +145,12 @@ class TarShards(FileDataset, IterableDataset[Record]):
         Raises:
             DataError: a part is missing, there twice, or damaged.
         """
-        where, parts = self._parts(record)
-        sample = make_fields(parts, self.fields, self._all_parts, where, self.reader, self._limits)
+        size = self._checked_size(record)
+        with temporary(2 * size, "a sample"):  # read, and divided into parts
+            where, parts = self._parts(record)
+            sample = make_fields(
+                parts, self.fields, self._all_parts, where, self.reader, self._limits
+            )
         check_label(sample.get("label"), self.classes, where)
         return sample
 
@@ -170,16 +175,24 @@ class TarShards(FileDataset, IterableDataset[Record]):
             for sample in read_samples(source):
                 source.forget(sample.start)
                 if holds(sample.key):
+                    size = sample.stop - sample.start
+                    reserve(size, "a sample")
                     yield shard, sample.number, 0, source.read(sample.start, sample.stop)
+
+    def _checked_size(self, record: Record) -> int:
+        """Bytes of a sample, headers and all; raises DataError for too many."""
+        shard, number, start, stop = record
+        size = len(stop) if isinstance(stop, bytes) else stop - start
+        if size > self._limits.record_bytes:
+            refusal = self._limits.refusal("record_bytes", f"it has {size} bytes, headers and all")
+            raise DataError(f"{self._address(shard)!r}, sample {number}: {refusal}.")
+        return size
 
     def _parts(self, record: Record) -> tuple[str, dict[str, bytes]]:
         """A sample's name for messages, and its parts."""
         shard, number, start, stop = record
+        self._checked_size(record)
         where = f"{self._address(shard)!r}, sample {number}"
-        size = len(stop) if isinstance(stop, bytes) else stop - start
-        if size > self._limits.record_bytes:
-            refusal = self._limits.refusal("record_bytes", f"it has {size} bytes, headers and all")
-            raise DataError(f"{where}: {refusal}.")
         content = stop if isinstance(stop, bytes) else self._open[shard].read(start, stop)
         key, parts = read_parts(where, content)
         return f"{where} ({key!r})", parts

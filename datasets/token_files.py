@@ -29,6 +29,7 @@ from pipeline.datasets.tokens.flat import LENGTHS, OFFSETS, FlatFile
 from pipeline.datasets.tokens.megatron import MegatronFile, Rows
 from pipeline.datasets.tokens.spans import TokenFile, checked_spans
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.files.batch_bytes import reserve
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.order.columns import ColumnView
 from pipeline.order.randomness import IntArray
@@ -135,7 +136,10 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
         lengths = self._lengths(chosen)
         ends = np.cumsum(lengths)
         self._check_size(lengths, chosen)
-        tokens = np.empty(int(ends[-1]) if len(ends) else 0, np.int64)
+        total = int(ends[-1]) if len(ends) else 0
+        longest = int(lengths.argmax()) if len(lengths) else None
+        reserve(8 * total, f"{len(chosen)} rows of {total} tokens", longest)
+        tokens = np.empty(total, np.int64)
         self.read_tokens(tokens, ends - lengths, chosen, np.zeros_like(lengths), lengths)
         return [{"tokens": one} for one in torch.from_numpy(tokens).split(lengths.tolist())]
 

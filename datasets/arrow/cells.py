@@ -15,8 +15,10 @@ import torch
 
 from pipeline.datasets.arrow.columns import TableField, is_list
 from pipeline.datasets.arrow.labels import label_codes
+from pipeline.datasets.reading.expansion import text_bytes
 from pipeline.datasets.reading.image import decode_image
-from pipeline.datasets.reading.plain_tensor import plain_tensor
+from pipeline.datasets.reading.plain_tensor import LITTLE, plain_tensor
+from pipeline.files.batch_bytes import reserve
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray
 
@@ -50,9 +52,9 @@ def read_cells(
     elif field.kind == "label":
         cells = _labels(array, classes)
     elif field.kind == "text":
-        cells = _within(array, lambda row: str(array[row].as_py()), limits)
+        cells = _within(array, lambda row: str(array[row].as_py()), limits, text_bytes)
     else:
-        content = cells = _within(array, _contents(array), limits)
+        content = cells = _within(array, _contents(array), limits, len)
         if field.kind == "image":
             cells = lambda row: decode_image(content(row), field.column, reader, limits)  # noqa: E731
     if array.null_count == 0:
@@ -67,8 +69,33 @@ def read_cells(
     return cell
 
 
-def _within(array: pa.Array, cells: Cells, limits: Limits) -> Cells:
-    """Cells of texts or bytes, none of which is larger than `limits` allow."""
+def prepared_bytes(field: TableField, array: pa.Array) -> int:
+    """Bytes that `read_cells` takes for a column beside the column, at most."""
+    import pyarrow as pa
+
+    size = 2 * len(array) if array.null_count else 0
+    if field.kind == "label":
+        return size + 40 * len(array)  # numbers of classes, and what they are computed by
+    if field.kind not in ("number", "tensor"):
+        return size
+    if isinstance(array.type, pa.FixedShapeTensorType):
+        array = array.storage
+    while is_list(array.type):
+        if not pa.types.is_fixed_size_list(array.type):
+            size += 12 * (len(array) + 1)
+        array = array.values
+        size += 2 * len(array) if array.null_count else 0
+    if array.null_count or pa.types.is_boolean(array.type):
+        size += 2 * len(array) * max(1, array.type.bit_width // 8)
+    return size
+
+
+def _within(array: pa.Array, cells: Cells, limits: Limits, become: Callable[[Any], int]) -> Cells:
+    """Cells of texts or bytes, none of which is larger than `limits` allow.
+
+    Args:
+        become: the bytes that a cell's content becomes.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -77,13 +104,15 @@ def _within(array: pa.Array, cells: Cells, limits: Limits) -> Cells:
     coded = pa.types.is_dictionary(array.type)
     if not str(array.type).endswith("_view"):
         lengths = pc.binary_length(array.dictionary if coded else array)
-        if (pc.max(lengths).as_py() or 0) <= limits.record_bytes:
+        if (pc.max(lengths).as_py() or 0) <= min(LITTLE, limits.record_bytes):
             return cells
 
     def cell(row: int) -> Any:
         content = (array[row].value if coded else array[row]).as_buffer()
         if content is not None and content.size > limits.record_bytes:
             raise CellError(limits.refusal("record_bytes", f"the cell has {content.size} bytes"))
+        if content is not None and content.size > LITTLE:
+            reserve(become(memoryview(content)), "a cell")
         return cells(row)
 
     return cell

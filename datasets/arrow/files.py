@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from pipeline.datasets.files import Files
 
+Announce = Callable[[int], None]
 SUFFIXES = (".parquet", ".arrow", ".feather")
 
 
@@ -48,8 +49,12 @@ class ArrowFile(Protocol):
         None if they always can. It does not keep the file open.
         """
 
-    def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
+    def read(self, group: int, columns: Sequence[str], announce: Announce) -> tuple[pa.Table, int]:
         """Columns of a row group, and how many bytes of memory they take.
+
+        Args:
+            announce: is called with the bytes that they are going to take, as far as is known, and
+                again where it shows that there are more.
 
         Raises:
             ValueError: it is damaged, or claims more than the limits.
@@ -123,8 +128,13 @@ class ArrowFiles:
                     "write the file again, or take it out."
                 )
 
-    def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
+    def read(
+        self, group: int, columns: Sequence[str], announce: Announce = lambda size: None
+    ) -> tuple[pa.Table, int]:
         """Columns of a row group, and how many bytes of memory they take.
+
+        Args:
+            announce: see `ArrowFile.read`.
 
         Raises:
             DataError: the file is damaged.
@@ -132,7 +142,7 @@ class ArrowFiles:
         file, within = self._place(group)
         with self.reading(group):
             opened = self._opened[file]
-            table, size = opened.read(within, columns)
+            table, size = opened.read(within, columns, announce)
             if columns and table.num_rows != opened.lengths[within]:
                 raise ValueError(
                     f"it has {table.num_rows} rows, and the file says {opened.lengths[within]}"

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.datasets.arrow.files import check_table
+from pipeline.datasets.arrow.files import Announce, check_table
 from pipeline.datasets.reading.expansion import check_expansion
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
@@ -90,15 +90,18 @@ class IpcFile:
             self._readers[key] = pa.ipc.open_file(self._source, options=options)
         return self._readers[key]
 
-    def _batch(self, reader: Any, number: int) -> pa.RecordBatch:
+    def _batch(
+        self, reader: Any, number: int, announce: Announce = lambda size: None
+    ) -> pa.RecordBatch:
         places = _places(self._source, _BATCHES)
         if number >= len(places):
             raise ValueError("its footer has no such batch")
-        self._check_message(places[number], f"row group {number}")
+        # Of all columns, which are more than those that are decompressed.
+        announce(self._check_message(places[number], f"row group {number}"))
         return reader.get_batch(number)
 
-    def _check_message(self, place: int, what: str) -> None:
-        """Refuse a message that becomes too large when it is decompressed.
+    def _check_message(self, place: int, what: str) -> int:
+        """The bytes that a message becomes when it is decompressed.
 
         Raises:
             DataError: it exceeds `limits.expansion`.
@@ -113,15 +116,16 @@ class IpcFile:
         packed = message.body.size if message.body is not None else 0
         found = _uncompressed_bytes(message) or 0
         check_expansion(found, packed, self._limits, f"{self._name!r}, {what}")
+        return found
 
-    def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
+    def read(self, group: int, columns: Sequence[str], announce: Announce) -> tuple[pa.Table, int]:
         import pyarrow as pa
 
         self.check_length()
         if self._stream is not None:
             batch = self._stream[group]
         else:
-            batch = self._batch(self._reader(columns), group)
+            batch = self._batch(self._reader(columns), group, announce)
         table = pa.Table.from_batches([batch.select(list(columns))])
         check_table(table)
         buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer]

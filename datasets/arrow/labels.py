@@ -53,7 +53,7 @@ def _in_files(files: ArrowFiles, column: str, limits: Limits) -> list[str]:
     for group in watched(range(len(files)), len(files), f"looking for classes in {column}"):
         table, _ = files.read(group, [column])
         with files.reading(group):
-            unique = plain_labels(in_one_piece(table, column)).unique().to_pylist()
+            unique = _different(in_one_piece(table, column)).to_pylist()
         values = [value for value in unique if value is not None]
         if values and isinstance(values[0], str):
             names.update(values)
@@ -70,12 +70,20 @@ def _in_files(files: ArrowFiles, column: str, limits: Limits) -> list[str]:
     return sorted(names) if names else [str(number) for number in range(largest + 1)]
 
 
-def plain_labels(array: pa.Array) -> pa.Array:
+def _different(array: pa.Array) -> pa.Array:
+    """The labels that there are in a column."""
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(array.type):
+        return _plain_labels(array).unique()
+    # Not of the decoded column, in which every row has the whole text.
+    return _plain_labels(array.dictionary.take(array.indices.unique())).unique()
+
+
+def _plain_labels(array: pa.Array) -> pa.Array:
     """Labels as strings or integers."""
     import pyarrow as pa
 
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     return array.cast(pa.string() if is_text(array.type) else pa.int64())
 
 
@@ -84,7 +92,10 @@ def label_codes(array: pa.Array, classes: Sequence[str]) -> IntArray:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    labels = plain_labels(array)
+    if pa.types.is_dictionary(array.type):
+        codes = np.append(label_codes(array.dictionary, classes), -1)  # -1: of nulls
+        return codes[array.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)]
+    labels = _plain_labels(array)
     if is_text(labels.type):
         labels = pc.index_in(labels, value_set=pa.array(list(classes), pa.string()))
     filled = labels.cast(pa.int64()).fill_null(-1)

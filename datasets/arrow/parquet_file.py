@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.datasets.arrow.files import check_table
+from pipeline.datasets.arrow.files import Announce, check_table
 from pipeline.datasets.reading.expansion import allowed, check_expansion
 from pipeline.files.limits import Limits
 
@@ -92,13 +92,15 @@ class ParquetFile:
         self.schema = self._file.schema_arrow
         self.lengths = [footer.row_group(n).num_rows for n in range(footer.num_row_groups)]
 
-    def read(self, group: int, columns: Sequence[str]) -> tuple[pa.Table, int]:
+    def read(self, group: int, columns: Sequence[str], announce: Announce) -> tuple[pa.Table, int]:
         import pyarrow as pa
 
         sizes, packed = self._decoded_sizes(group, columns)
         budget = allowed(packed, self._limits)
+        announce(sum(size.least for size in sizes))
         # Arrow's threads would compete with the loader's workers, which divide the work already.
         if sum(size.most for size in sizes) <= budget:
+            announce(sum(size.most for size in sizes))
             table = self._file.read_row_group(group, columns=list(columns), use_threads=False)
         else:
             rows = max(1, budget // max(1, sum(size.cell for size in sizes)))
@@ -106,6 +108,7 @@ class ParquetFile:
             for batch in self._file.iter_batches(rows, [group], list(columns), use_threads=False):
                 parts.append(batch)
                 size += batch.nbytes
+                announce(2 * size)  # and put together, a column at a time
                 check_expansion(size, packed, self._limits, f"{self._name!r}, row group {group}")
             table = pa.Table.from_batches(parts) if parts else self.schema.empty_table()
         check_table(table)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from pipeline.datasets.arrow.cells import Cells, read_cells
+from pipeline.datasets.arrow.cells import Cells, prepared_bytes, read_cells
 from pipeline.datasets.arrow.columns import (
     Fields,
     TableField,
@@ -52,6 +52,7 @@ from pipeline.datasets.reading.split import (
 )
 from pipeline.datasets.remote.store import is_remote
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.files.batch_bytes import discarded, reserve
 from pipeline.files.limits import Limits
 from pipeline.order.randomness import IntArray
 from pipeline.ranges import Count, Fraction, Seed
@@ -220,18 +221,23 @@ class ArrowTable(FileDataset):
     def _prepare(
         self, group: int
     ) -> tuple[tuple[dict[str, Cells], Callable[[], None] | None], int]:
-        table, size = self.files.read(group, self._columns)
-        with self.files.reading(group):
-            prepared = {
-                field.name: read_cells(
-                    field,
-                    in_one_piece(table, field.column),
-                    self.label_classes.get(field.name, []),
-                    self._reader,
-                    self._limits,
-                )
-                for field in self.fields
-            }
+        # Only what exceeds the cache counts for the batch; its samples are copies.
+        with discarded():
+            room = _Room(self._groups, self.files.group_name(group))
+            table, size = self.files.read(group, self._columns, room.announce)
+            with self.files.reading(group):
+                arrays = [(field, in_one_piece(table, field.column)) for field in self.fields]
+                room.announce(size + sum(prepared_bytes(*pair) for pair in arrays))
+                prepared = {
+                    field.name: read_cells(
+                        field,
+                        array,
+                        self.label_classes.get(field.name, []),
+                        self._reader,
+                        self._limits,
+                    )
+                    for field, array in arrays
+                }
         size += (_PREPARED + _PER_ROW * table.num_rows) * len(prepared)
         return (prepared, self.files.length_check(group)), size
 
@@ -265,6 +271,26 @@ class ArrowTable(FileDataset):
         return [data_file(name, self.files.name(file), self._files) for file, name in named]
 
 
+class _Room:
+    """Memory for a row group that is about to be read: in the cache, and else in the batch."""
+
+    def __init__(self, groups: RowGroups[Any], name: str) -> None:
+        self._groups, self._name = groups, name
+        self._reserved = 0
+
+    def announce(self, size: int) -> None:
+        """It is going to take `size` bytes in all.
+
+        Raises:
+            BatchTooLargeError: that is more than the cache and the batch have room for.
+        """
+        self._groups.make_room(size)
+        beyond = size - self._groups.limit - self._reserved
+        if beyond > 0:
+            reserve(beyond, f"{self._name}, beyond dataset.cache_mb,")
+            self._reserved += beyond
+
+
 class RowGroups(Generic[T]):
     """Cache of decoded row groups in one process: the last used ones, up to a number of bytes.
 
@@ -279,7 +305,7 @@ class RowGroups(Generic[T]):
 
     def __init__(self, load: Callable[[int], tuple[T, int]], limit: int, advice: str = "") -> None:
         self._load = load
-        self._limit = limit
+        self.limit = limit
         self._advice = advice
         self._begin()
 
@@ -304,11 +330,19 @@ class RowGroups(Generic[T]):
         with self._lock:
             self._size += size - self._held.get(group, (value, 0))[1]
             self._held[group] = (value, size)
-            while self._size > self._limit and len(self._held) > 1:
-                _, (_, freed) = self._held.popitem(last=False)
-                self._size -= freed
+            self._shrink(self.limit, 1)
             self._count(group)
         return value
+
+    def make_room(self, size: int) -> None:
+        """Give up row groups for one of `size` bytes, as far as that is enough."""
+        with self._lock:
+            self._shrink(max(0, self.limit - size), 0)
+
+    def _shrink(self, most: int, kept: int) -> None:
+        while self._size > most and len(self._held) > kept:
+            _, (_, freed) = self._held.popitem(last=False)
+            self._size -= freed
 
     def _count(self, group: int) -> None:
         self._loads += 1
@@ -324,4 +358,4 @@ class RowGroups(Generic[T]):
         self._used = self._loads = self._again = 0
 
     def __reduce__(self) -> tuple[type[RowGroups[T]], tuple[Any, ...]]:
-        return type(self), (self._load, self._limit, self._advice)
+        return type(self), (self._load, self.limit, self._advice)

@@ -19,6 +19,7 @@ from pipeline.datasets.reading.file_kind import stranger
 from pipeline.datasets.reading.folder import Folder
 from pipeline.datasets.reading.plain_tensor import not_finite
 from pipeline.errors import ConfigError, DataError
+from pipeline.files.batch_bytes import reserve, temporary
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.files.regular_file import regular_descriptor
 from pipeline.order.randomness import IntArray
@@ -74,6 +75,8 @@ def read_audio(path: str, limits: Limits = DEFAULT) -> tuple[torch.Tensor, int]:
             claimed = Header(decoder.frames, decoder.samplerate, decoder.channels)
             _check_header(claimed, path, limits)
             frames, rate, _ = header or claimed
+            size = 4 * claimed.frames * claimed.channels
+            reserve(size, f"audio {path!r}")
             values: npt.NDArray[np.float32] = decoder.read(dtype="float32", always_2d=True)
     if frames == 0:
         raise _refusal(path, "has no samples")
@@ -87,7 +90,8 @@ def read_audio(path: str, limits: Limits = DEFAULT) -> tuple[torch.Tensor, int]:
             f"audio {path!r}, frame {place[0]} ({place[0] / rate:.3f} s), channel {place[1]}: "
             f"{values[tuple(place)]} is not finite. {_REPLACE}"
         )
-    return torch.from_numpy(np.ascontiguousarray(values.T)), rate
+    with temporary(0 if claimed.channels == 1 else size, f"audio {path!r}"):
+        return torch.from_numpy(np.ascontiguousarray(values.T)), rate
 
 
 def read_integers(path: str) -> npt.NDArray[np.int32]:

@@ -32,6 +32,7 @@ from pipeline.datasets.reading.file_kind import stranger
 from pipeline.datasets.reading.image_claims import PNG, Claim, claim_of
 from pipeline.datasets.reading.tiff_directory import TiffDirectory, check_exif
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.files.batch_bytes import reserve, temporary
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.files.regular_file import read_regular
 from pipeline.loading.encoded import EncodedImage
@@ -116,7 +117,14 @@ def decode_image(
                 cuts = [0, *chain.from_iterable(claim.texts), len(content)]
                 pairs = zip(cuts[::2], cuts[1::2], strict=True)
                 content = b"".join(content[start:end] for start, end in pairs)
-        return tv_tensors.Image(_READERS[reader](content, name, limits))
+        elif reader == "torchvision":  # it knows no other formats
+            weight = 0
+        else:
+            with _opened(content, name, limits) as header:
+                weight = header.width * header.height
+        reserve(3 * weight, f"image {name!r}")
+        with temporary(_while_decoding(content, reader) * weight, f"to decode image {name!r}"):
+            return tv_tensors.Image(_READERS[reader](content, name, limits))
     except (ImportError, MemoryError, DataError):
         raise
     except Exception as error:  # decoders raise any error for a damaged file
@@ -138,6 +146,14 @@ def decode_image(
                 "and GIF). Convert it, or set dataset.reader=pillow."
             )
         raise DataError(f"image {name!r} {wrong}") from error
+
+
+def _while_decoding(content: bytes, reader: str) -> int:
+    """Bytes for each pixel that decoding takes beside its result, as measured, rounded up."""
+    if reader == "torchvision" and not content.startswith(PNG):
+        return 4
+    # Pillow keeps 4 bytes a pixel before and after it converts, and hands over a copy.
+    return 20 if content[8:12] == b"WEBP" else 12
 
 
 def check_reader(reader: str) -> None:

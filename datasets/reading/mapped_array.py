@@ -31,6 +31,7 @@ class MappedArray:
     Attributes:
         path: the file; `str(path)` is its path or address.
         shape, dtype: of the whole array.
+        row_bytes: of each row.
 
     Raises:
         DataError: the file is missing, not regular, cut short, not a `.npy` file, has rows that are
@@ -43,9 +44,9 @@ class MappedArray:
         self.path = file
         self._map: npt.NDArray[Any] | None = _opened(file, key)
         self.shape, self.dtype = self._map.shape, self._map.dtype
-        row = self.dtype.itemsize * math.prod(self.shape[1:])
-        if row > limits.record_bytes:
-            refusal = limits.refusal("record_bytes", f"rows of {row} bytes")
+        self.row_bytes = self.dtype.itemsize * math.prod(self.shape[1:])
+        if self.row_bytes > limits.record_bytes:
+            refusal = limits.refusal("record_bytes", f"rows of {self.row_bytes} bytes")
             raise DataError(f"{key}: {str(file)!r} has {refusal}.")
 
     def __len__(self) -> int:

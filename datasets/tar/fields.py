@@ -23,9 +23,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.datasets.reading.expansion import text_bytes
 from pipeline.datasets.reading.image import decode_image
 from pipeline.datasets.reading.plain_tensor import plain_tensor
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.files.batch_bytes import reserve, temporary
 from pipeline.files.limits import Limits
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "gif")
@@ -155,6 +157,8 @@ _DAMAGE = (
     tokenize.TokenError,
 )  # fmt: skip
 _INT64 = 1 << 63
+_LITTLE = 1 << 14  # bytes of a part that need not be reserved
+_OF_MARKS = ((b"{", 64), (b":", 224), (b"[", 96), (b",", 72))  # bytes in memory
 
 
 def _fitting(text: str) -> int:
@@ -175,6 +179,21 @@ def _finite(text: str) -> float:
 _JSON = json.JSONDecoder(parse_int=_fitting, parse_float=_finite, parse_constant=_finite)
 
 
+def _text(content: bytes) -> str:
+    if len(content) > _LITTLE:
+        reserve(text_bytes(content), "a text")
+    return content.decode("utf-8")
+
+
+def _json(content: bytes) -> Any:
+    if len(content) > _LITTLE:
+        # What each mark may begin: an empty dict, its first entry, a list, a number or a text.
+        marks = sum(size * content.count(mark) for mark, size in _OF_MARKS)
+        size = text_bytes(content) + marks
+        reserve(size, f"what {len(content)} bytes of JSON become")
+    return _JSON.decode(content.decode(json.detect_encoding(content), "surrogatepass"))
+
+
 def _array(content: bytes) -> Any:
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
@@ -187,18 +206,14 @@ def _array(content: bytes) -> Any:
     if not dtype.hasobject and size > there:
         raise ValueError(f"{shape} of {dtype} take {size} bytes, but there are {there}")
     file.seek(0)
-    return plain_tensor(np.lib.format.read_array(file, allow_pickle=False))
+    with temporary(size if size > _LITTLE else 0, f"{shape} of {dtype}"):
+        return plain_tensor(np.lib.format.read_array(file, allow_pickle=False))
 
 
 # Ending -> how its content is decoded, and what it should be, for messages.
 _DECODERS: dict[str, tuple[Callable[[bytes], Any], str]] = {
     **dict.fromkeys(NUMBERS, (lambda content: _fitting(content.decode("ascii")), "a whole number")),
-    **dict.fromkeys(TEXTS, (lambda content: content.decode("utf-8"), "UTF-8 text")),
-    "json": (
-        lambda content: _JSON.decode(
-            content.decode(json.detect_encoding(content), "surrogatepass")
-        ),
-        "JSON",
-    ),
+    **dict.fromkeys(TEXTS, (_text, "UTF-8 text")),
+    "json": (_json, "JSON"),
     "npy": (_array, "a usable array of numbers"),
 }

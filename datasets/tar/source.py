@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.datasets.reading.expansion import check_expansion
 from pipeline.datasets.reading.positioned_file import PositionedFile, open_regular
 from pipeline.errors import DataError
+from pipeline.files.batch_bytes import temporary
 from pipeline.files.limits import Limits
 
 PLAIN = (".tar",)
@@ -100,12 +101,14 @@ class GzipTar(TarBytes):
             claim = f"a sample has {place - self._start} bytes"
             where = f"{self.name!r}, byte {self._start} of its decompressed content"
             raise DataError(f"{where}: {self._limits.refusal('record_bytes', claim)}.")
-        while self._start + len(self._kept) < place:
-            missing = place - self._start - len(self._kept)
-            found = self._decompressed(min(missing, _CHUNK))
-            if not found:
-                return False
-            self._kept += found
+        missing = place - self._start - len(self._kept)
+        with temporary(max(0, missing), "a part of a sample"):
+            while missing > 0:
+                found = self._decompressed(min(missing, _CHUNK))
+                if not found:
+                    return False
+                self._kept += found
+                missing -= len(found)
         return True
 
     def forget(self, place: int) -> None:

@@ -18,9 +18,13 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
+from pipeline.datasets.reading.expansion import text_bytes
 from pipeline.datasets.text.record_index import QUOTES, Quoting
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.files.batch_bytes import reserve, temporary
 from pipeline.files.limits import Limits
+
+_LITTLE = 1 << 14  # bytes of a record that need not be reserved
 
 
 class BadRecord(Exception):
@@ -182,7 +186,22 @@ class DelimitedFormat:
 
     def sample(self, record: bytes, columns: Columns, codes: Mapping[str, int]) -> dict[str, Any]:
         """`text` (str) and, with a label column, `label` (int); raises BadRecord."""
-        fields = self.fields(record)
+        if len(record) > _LITTLE:
+            return self._long_sample(record, columns, codes)
+        return self._made(self.fields(record), record, columns, codes)
+
+    def _long_sample(
+        self, record: bytes, columns: Columns, codes: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """The same of a record for whose text the batch may have no room."""
+        size = text_bytes(record)
+        reserve(size, "a text")
+        with temporary(2 * size, "to divide a text into fields"):
+            return self._made(self.fields(record), record, columns, codes)
+
+    def _made(
+        self, fields: Sequence[str], record: bytes, columns: Columns, codes: Mapping[str, int]
+    ) -> dict[str, Any]:
         if len(fields) != len(columns.names):
             raise BadRecord(miscounted(len(fields), columns, blank=not record))
         if columns.label is None:

@@ -22,6 +22,7 @@ from pipeline.datasets.reading.fingerprint import fingerprint
 from pipeline.datasets.reading.generated_folder import CacheFolder, NamedArrays
 from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.errors import DataError
+from pipeline.files.batch_bytes import temporary
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.order.randomness import IntArray
 from pipeline.terminal import ProgressDisplay
@@ -118,22 +119,37 @@ class RecordIndex:
         """A record without its line end; DataError if it exceeds `limits.record_bytes`."""
         block = bisect_right(self._numbers, number) - 1
         start, end = int(self._offsets[block]), self._end_of(block)
-        # Of the records that begin in a cell, only the last one can be longer than the cell.
-        stop = min(end, start + CELL + self.limits.record_bytes + 2)
-        text, count = self.file.read(start, stop), number - int(self._numbers[block])
-        if self.quoting == "none" or b'"' not in text:
-            record = text.split(b"\n", count + 1)[count]
-        else:
-            records, unclosed = join_quoted(text.split(b"\n"))
-            record = records[count] if count < len(records) else b"\n".join(unclosed)
+        count, near = number - int(self._numbers[block]), min(end, start + 4 * CELL)
+        record, whole = self._part(start, near, count)
+        if not whole and near < end:
+            # It is the last one that begins in the cell, and all that follows belongs to it.
+            longest = len(record) + end - near
+            if longest > self.limits.record_bytes + 2:
+                raise self._too_long(number, f"{longest - 2} bytes or more")
+            with temporary(2 * (end - start), "a long record of text"):
+                record, _ = self._part(start, end, count)
         record = record.removesuffix(b"\r")
         if len(record) > self.limits.record_bytes:
-            found = f"the record has {len(record)} bytes{' or more' if stop < end else ''}"
-            raise DataError(
-                f"{str(self.file.path)!r}, line {self.line(number)} (record {number}): "
-                f"{self.limits.refusal('record_bytes', found)}."
-            )
+            raise self._too_long(number, f"{len(record)} bytes")
         return record
+
+    def _part(self, start: int, stop: int, count: int) -> tuple[bytes, bool]:
+        """Of the records that begin at `start` the one after `count` others, as far as it lies
+        before `stop`, and whether it ends there.
+        """
+        text = self.file.read(start, stop)
+        if self.quoting == "none" or b'"' not in text:
+            lines = text.split(b"\n", count + 1)
+            return lines[count], len(lines) > count + 1
+        records, unclosed = join_quoted(text.split(b"\n"))
+        if count < len(records):
+            return records[count], count + 1 < len(records) or bool(unclosed)
+        return b"\n".join(unclosed), False
+
+    def _too_long(self, number: int, size: str) -> DataError:
+        refusal = self.limits.refusal("record_bytes", f"the record has {size}")
+        where = f"line {self.line(number)} (record {number})"
+        return DataError(f"{str(self.file.path)!r}, {where}: {refusal}.")
 
     def blocks(self, size: int) -> list[tuple[int, int, int]]:
         """Pieces of about `size` bytes, whole records each: (first record, start, stop) of each."""

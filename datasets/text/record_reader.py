@@ -19,6 +19,7 @@ from pipeline.datasets.reading.expansion import check_expansion
 from pipeline.datasets.reading.positioned_file import PositionedFile, open_regular
 from pipeline.datasets.text.record_index import QUOTES, Quoting, line_of, text_bounds
 from pipeline.errors import DataError
+from pipeline.files.batch_bytes import reserve
 from pipeline.files.limits import Limits
 
 _PIECE = 1 << 20
@@ -127,6 +128,7 @@ class _Splitter:
 
     def _keep(self, part: bytes, place: int) -> None:
         """Add to the record that begins at `place`."""
+        reserve(len(part), "a record of text")
         self._parts.append(part)
         self._size += len(part)
         self._inside ^= self._quoted and part.count(b'"') % 2 == 1
@@ -134,6 +136,7 @@ class _Splitter:
             raise self._too_long(place, self._size)
 
     def _ended(self, last: bytes) -> bytes:
+        reserve(self._size + len(last), "a record of text")
         record = b"".join([*self._parts, last])
         self._parts, self._size = [], 0
         return record

@@ -209,6 +209,7 @@ class Split:
         return pack(
             dataset, self.name, recipe, self.config.cache_dir, given.out,
             self.loader_options(backend), other_than_own(dataset, self.config), self.data.fields,
+            self._batch_bytes,
         )  # fmt: skip
 
     def _unpacked(self, lazy: bool) -> Any:
@@ -305,11 +306,20 @@ class Split:
             transform, of_batch = fused(transform, of_batch)
         fields = self.data.fields
         common = (self.dataset, transform, collate_of(self.config, fields), self.config.seed,
-                  hashed, of_batch or None, self._bad_samples(), fields)  # fmt: skip
+                  hashed, of_batch or None, self._bad_samples(), fields,
+                  self._batch_bytes)  # fmt: skip
         if not isinstance(plan, StreamPlan):
             return Fetch(*common)
         return StreamFetch(*common, order=plan.sampler, batch_size=plan.batch_size, tail=plan.tail,
                            together=batch_steps.together)  # fmt: skip
+
+    @property
+    def _batch_bytes(self) -> int:
+        """Bytes that one batch may take: of half the memory a part, if they are not configured."""
+        given = self.config.limits.batch_bytes
+        return given or loader_options.batch_bytes(
+            self.data.loader_section, self.data.world.local_size
+        )
 
     def _bad_samples(self) -> BadSamples:
         given, path = self.config.bad_samples, self.config.bad_samples.quarantine

@@ -13,7 +13,7 @@ from pipeline.config import allow_list
 from pipeline.config.schema import LoaderSection
 from pipeline.distributed import world
 from pipeline.loading.autotune import Auto
-from pipeline.loading.memory import available
+from pipeline.loading.memory import available, of_a_batch
 from pipeline.loading.workers.backends import BackendName, LoaderOptions
 from pipeline.loading.workers.ray_cluster import RayOptions
 from pipeline.transforms.image import Compose
@@ -57,6 +57,20 @@ def resolve(
     }
     same = given.model_dump(include={field.name for field in fields(LoaderOptions)})
     return LoaderOptions(**{**same, **resolved})
+
+
+def batch_bytes(given: LoaderSection, ranks: int) -> int:
+    """`limits.batch_bytes` where it is null.
+
+    Args:
+        ranks: of this machine.
+    """
+    # `auto` may have more workers than cores later; then `loader.max_memory` bounds them.
+    count = given.num_workers if isinstance(given.num_workers, int) else world.usable_cpus()
+    if given.backend == "ray" and isinstance(given.ray.num_actors, int):
+        count = given.ray.num_actors
+    workers = 0 if given.backend == "main" else count
+    return of_a_batch(workers, given.prefetch_factor or 2, ranks * world.jobs_at_once())
 
 
 def budget(wanted: float | None, ranks: int = 1) -> int | None:

@@ -80,6 +80,9 @@ def describe(annotation: Any, metadata: Iterable[Any] = ()) -> str:
 def _describe_one(member: Any, metadata: Iterable[Any]) -> str:
     origin = get_origin(member)
     if origin is Annotated:
+        words = (getattr(entry, "description", None) for entry in member.__metadata__)
+        if said := next(filter(None, words), None):
+            return str(said)
         return _describe_one(member.__origin__, member.__metadata__)
     if origin is Literal:
         return " | ".join(map(str, get_args(member)))

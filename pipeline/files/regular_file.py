@@ -12,6 +12,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from pipeline.errors import DataError
+from pipeline.files.batch_bytes import reserve
 from pipeline.files.limits import DEFAULT, Limits
 
 KINDS = {
@@ -74,12 +75,14 @@ def read_regular(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> byte
 
     Raises:
         DataError: it is larger; the message begins with "it has".
+        BatchTooLargeError: the batch at hand has no room for it.
         OSError: as for `regular_descriptor`.
     """
     descriptor, size = regular_descriptor(path)
     try:
         if size > limits.record_bytes:
             raise DataError(f"it has {limits.refusal('record_bytes', f'{size} bytes')}")
+        reserve(size, "the file")
         content = os.read(descriptor, size)
         while len(content) < size:  # after a signal, or where the file was cut off meanwhile
             more = os.read(descriptor, size - len(content))

@@ -2,7 +2,8 @@
 
 A collate function takes the samples of one share (dicts with the same fields) and gives a dict of
 batched fields, or raises `Mismatch`. torch's `default_collate` stacks, in a worker process straight
-into shared memory.
+into shared memory. What a batch will take is computed from shapes and reserved before
+(files/batch_bytes.py): padding makes every row as long as the longest.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate, default_convert
 
+from pipeline.files import batch_bytes
 from pipeline.loading import output_buffers
 from pipeline.loading.encoded import EncodedImage
+from pipeline.loading.sizes import nbytes
 
 Sample = Mapping[str, Any]
 
@@ -109,6 +112,7 @@ class Pad(_Padding):
             if tensor.ndim == 0 or tensor.shape[1:] != tensors[0].shape[1:]:
                 raise Mismatch(name, (0, row), _shapes(tensors[0], tensor) + " beyond the length")
         lengths = torch.tensor([len(tensor) for tensor in tensors])
+        _reserve_padded(name, tensors, lengths)
         pad = torch.nn.utils.rnn.pad_sequence
         return pad(tensors, batch_first=True, padding_value=self.value), lengths
 
@@ -133,10 +137,19 @@ class PadTime(_Padding):
             if tensor.ndim == 0 or tensor.shape[:-1] != first.shape[:-1]:
                 raise Mismatch(name, (0, row), _shapes(first, tensor) + " before the last, time")
         lengths = torch.tensor([tensor.shape[-1] for tensor in tensors])
+        _reserve_padded(name, tensors, lengths)
         padded = first.new_full((len(tensors), *first.shape[:-1], int(lengths.max())), self.value)
         for row, tensor in enumerate(tensors):
             padded[row, ..., : tensor.shape[-1]] = tensor
         return padded, lengths
+
+
+def _reserve_padded(name: str, tensors: list[Tensor], lengths: Tensor) -> None:
+    """Ask for the memory of as many rows as there are, all as long as the longest."""
+    row = int(lengths.argmax())
+    longest = tensors[row].nbytes
+    what = f"field {name!r} of {len(tensors)} rows, padded to length {lengths[row]},"
+    batch_bytes.reserve(len(tensors) * longest, what, row)
 
 
 class List:
@@ -185,7 +198,12 @@ def stack(field: str, values: list[Any]) -> Any:
     if isinstance(first, Tensor):
         rows = values if type(first) is Tensor else [value.as_subclass(Tensor) for value in values]
         view = output_buffers.contiguous_view(rows)
-        return default_collate(rows) if view is None else view
+        if view is not None:
+            return view
+        batch_bytes.reserve(len(rows) * first.nbytes, f"field {field!r}")
+        return default_collate(rows)
+    if not isinstance(first, (int, float, str, bytes)):
+        batch_bytes.reserve(nbytes(values), f"field {field!r}")
     try:
         return default_collate(values)
     except TypeError as error:

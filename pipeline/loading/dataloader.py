@@ -35,6 +35,7 @@ from pipeline.loading.compat.part_fetch import ShardFetch, is_pipe
 from pipeline.loading.compat.passes import EpochIterator, check_length
 from pipeline.loading.compat.progress import Progress, ShardsProgress
 from pipeline.loading.loader import open_backend
+from pipeline.loading.memory import of_a_batch
 from pipeline.loading.workers.backends import SLOW_MEMORY, Backend, LoaderOptions
 from pipeline.order.seeding import Seeding
 
@@ -58,6 +59,8 @@ class DataLoader(torch_data.DataLoader[Sample]):
             person's own seeds count, and no draw can be repeated.
         backend: "process", "thread" or "main"; threads are for map-style datasets.
         seed: of all epochs' orders and samples; None draws a seed for each epoch as torch does.
+        batch_bytes: that the samples of a batch may take in memory where Penstock's own datasets
+            read them; None goes by the memory (`loading.memory.of_a_batch`).
         snapshot_every_n_steps: batches between two states of a dataset or a sampler that has a
             `state_dict`; what comes after the last one is read again. 0: only the first.
 
@@ -79,6 +82,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
         snapshot_every_n_steps: int = 1,
         worker_timeout: float = 0.0,
         keyed: bool = True,
+        batch_bytes: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -89,6 +93,7 @@ class DataLoader(torch_data.DataLoader[Sample]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.worker_timeout = worker_timeout
         self.keyed = keyed
+        self.batch_bytes = batch_bytes
         self._check()
         source = self.batch_sampler if self.batch_sampler is not None else self.sampler
         once = self.persistent_workers and not is_pipe(dataset)  # a pipe's shuffling is seeded anew
@@ -224,12 +229,13 @@ class DataLoader(torch_data.DataLoader[Sample]):
     def _fetch(self) -> ItemFetch | ShardFetch:
         remote = bool(self._workers) and self.backend == "process"
         collate: Any = self.collate_fn
+        most = self.batch_bytes or of_a_batch(self._workers, self.prefetch_factor or 2)
         if not self._is_stream:
-            return ItemFetch(self.dataset, collate, self._auto_collation, remote, self.keyed,
-                             _seeding=self._seeding)  # fmt: skip
+            return ItemFetch(self.dataset, collate, self._auto_collation, remote, self.keyed, most,
+                             self._seeding)  # fmt: skip
         size = self.batch_size if self._auto_collation else None
         return ShardFetch(self.dataset, collate, size, self.drop_last, self.snapshot_every_n_steps,
-                          remote, self.worker_init_fn, self.keyed)  # fmt: skip
+                          remote, self.worker_init_fn, self.keyed, most)  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """Which batches the last iterator has delivered.

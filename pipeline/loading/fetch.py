@@ -27,6 +27,7 @@ import torch
 from torch.utils.data import Subset
 
 from pipeline.errors import DataError
+from pipeline.files.batch_bytes import BatchBytes, BatchTooLargeError, bounded, discarded
 from pipeline.loading import output_buffers, worker_status
 from pipeline.loading.bad_samples import (
     RAISE,
@@ -40,9 +41,11 @@ from pipeline.loading.batch import Batch
 from pipeline.loading.collate import Mismatch, kinds_of, plain
 from pipeline.loading.encoded import EncodedImage
 from pipeline.loading.kept_rows import own_row, sample_name
+from pipeline.loading.memory import of_a_batch
 from pipeline.loading.named_fields import NAMELESS, Fields, OwnCollate
 from pipeline.loading.repeatable import Again
-from pipeline.loading.sample_reader import SampleReader
+from pipeline.loading.sample_reader import FASTEST, SampleReader, in_batch
+from pipeline.loading.sizes import nbytes
 from pipeline.loading.slow_rows import slow_among
 from pipeline.loading.stage_timer import StageTimer
 from pipeline.loading.whole_batches import NotAtOnceError, WholeBatches
@@ -74,9 +77,12 @@ class Fetch:
         batch_transform: batch -> batch, after collating; None leaves it.
         bad: what becomes of bad samples.
         fields: names for samples that are no dicts.
+        batch_bytes: that the samples of a batch may take in memory, and as much again what they
+            become; None goes by the memory of this machine, for a loader without workers.
 
     Attributes:
         traced: batches have a `trace` of when and where they were worked on.
+        most_bytes: `batch_bytes`, or what stands for it.
         repeat_checked: samples of a first batch were made twice and compared, or need not be.
         reads_many: rows are read by `__getitems__`.
         leaves_generators: in this process they stand after a batch where they stood.
@@ -91,6 +97,7 @@ class Fetch:
     batch_transform: Callable[[Batch], Batch] | None = None
     bad: BadSamples = RAISE
     fields: Fields = NAMELESS
+    batch_bytes: int | None = None
     traced: bool = field(default=False, init=False)
     share: Share | None = field(default=None, init=False)
 
@@ -106,6 +113,8 @@ class Fetch:
         self._own = PrivateGenerators({"dataset": self.dataset, **named, "collate": self.collate})
         self._order = getattr(self.collate, "order", None)
         self._restores = isinstance(self.collate, OwnCollate)
+        self.most_bytes = self.batch_bytes or of_a_batch(0, 0)
+        self._quick = min(1e-3, self.most_bytes / FASTEST)
         self._whole = WholeBatches(self)
         # Where nothing can draw, they need not be saved and put back: 30 us a batch.
         self.leaves_generators = self._keyed and self._whole.reads and self.batch_transform is None
@@ -139,12 +148,22 @@ class Fetch:
         """The dataset of `get_worker_info()` in a worker process, for `worker_init_fn`."""
         return self.dataset
 
+    def is_slow(self, seconds: float) -> bool:
+        """Whether memory that matters to `batch_bytes` can be filled in that time."""
+        return seconds > self._quick
+
     def substitutes(self, rows: Any) -> Substitutes | None:
         """Rows that may take the place of bad ones."""
         return self.bad.substitutes
 
     def work(self, request: Request, rows: Any, draws: Draws, timer: StageTimer) -> Batch:
         """The batch of `request` with its samples read from `rows`, by index."""
+        with bounded(self.most_bytes) as account:
+            return self._work(request, rows, draws, timer, account)
+
+    def _work(
+        self, request: Request, rows: Any, draws: Draws, timer: StageTimer, account: BatchBytes
+    ) -> Batch:
         warnings: dict[str, str] = {}
         keys = sample_keys(self.seed, request.epoch, request.positions)
         if self._whole.usable:
@@ -152,12 +171,13 @@ class Fetch:
                 fields, kinds = self._whole.make(self, request, rows, keys, draws, timer)
                 return self._finished(fields, request, np.arange(len(request)), timer, kinds=kinds)
             except NotAtOnceError as error:
+                account.taken = 0
                 if str(error):
                     warnings["slow"] = (
                         f"batch {request.address} is made sample by sample, which takes longer: "
                         f"{error}"
                     )
-        make = partial(self._by_sample, request, rows, keys.tolist(), timer, warnings)
+        make = partial(self._by_sample, request, rows, keys.tolist(), timer, warnings, account)
         try:
             if self._keyed:
                 return make(UNSEEDED if draws is GLOBAL else draws)
@@ -174,8 +194,9 @@ class Fetch:
 
     def _by_sample(
         self, request: Request, rows: Any, keys: list[int], timer: StageTimer,
-        warnings: Mapping[str, str], draws: Draws,
+        warnings: Mapping[str, str], account: BatchBytes, draws: Draws,
     ) -> Batch:  # fmt: skip
+        account.taken = 0
         with output_buffers.batch(len(request)):
             reader = SampleReader(self, request, rows, self.transform, draws, timer)
             again = None
@@ -184,8 +205,11 @@ class Fetch:
                 with suppress(Exception):  # a record that cannot be copied
                     again = Again(request, rows, self.reads_many, self.fields.named,
                                   self._steps(), keys, draws)  # fmt: skip
-            began, ended = timer.lap("read"), []
             samples: list[Any] = []
+            began, ended = timer.lap("read"), list[float]()
+            due = began + self._quick
+            if not reader.is_counted:
+                account.count = partial(reader.count, samples, began, ended, account)
             bad: dict[int, BadSampleError] = {}
             begin = begin_sample if self._keyed or draws is UNSEEDED else draws.seed
             for place, key in enumerate(keys):
@@ -195,20 +219,30 @@ class Fetch:
                 except BadSampleError as error:
                     samples.append(None)
                     bad[place] = error
-                ended.append(timer.lap("transform"))
-            differs = again.difference(samples, bad, hash_sample) if again is not None else ""
-            if differs:
-                warnings = {**warnings, "unrepeatable": differs}
+                now = timer.lap("transform")
+                ended.append(now)
+                if now > due:
+                    if account.count is not None:
+                        account.count()
+                        reader.check_room(account, place)
+                    due = now + self._quick
+            if again is not None:
+                with discarded():
+                    differs = again.difference(samples, bad, hash_sample)
+                if differs:
+                    warnings = {**warnings, "unrepeatable": differs}
             worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
-            if bad:
-                samples = reader.without(bad, samples, keys)
+            reader.samples = reader.without(bad, samples, keys) if bad else samples
+            del samples  # they go when they are collated
             slow = slow_among(request.indices, began, ended)
-            return self._collated(samples, reader, timer, warnings, slow)
+            account.taken, account.count = 0, None
+            return self._collated(reader, timer, warnings, slow, account)
 
     def _collated(
-        self, samples: list[Any], reader: SampleReader, timer: StageTimer,
-        warnings: Mapping[str, str], slow: tuple[int, ...],
+        self, reader: SampleReader, timer: StageTimer, warnings: Mapping[str, str],
+        slow: tuple[int, ...], account: BatchBytes,
     ) -> Batch:  # fmt: skip
+        samples = reader.taken_samples()
         request, restore, places = reader.request, reader.restore, reader.places
         given = [restore(sample) for sample in samples] if self._restores and restore else samples
         reorder = None if self._order is None else self._order(given)
@@ -219,6 +253,10 @@ class Fetch:
         try:
             parts, collate = request.parts, cast(Any, self.collate)
             fields = dict(collate(given) if parts is None else collate(given, parts))
+            if not account.taken:  # by somebody's own function
+                account.reserve(nbytes(fields), "what its samples were put together into")
+        except BatchTooLargeError as error:
+            raise in_batch(error, request, self.dataset, order) from error
         except Mismatch as error:
             pair = [int(request.indices[order[row]]) for row in error.rows]
             first, second = (sample_name(row, own_row(self.dataset, row)) for row in pair)
@@ -238,6 +276,7 @@ class Fetch:
                 hashes = [hash_sample([*both]) for both in zip(hashes, parts, strict=True)]
         kinds = kinds_of(samples[0])
         timer.lap("collate")
+        del given, samples
         return self._finished(
             fields, request, order, timer, places=None if places is None else places[order],
             kinds=kinds, hashes=hashes, left_out=reader.left_out, warnings=warnings, slow=slow,
@@ -252,7 +291,13 @@ class Fetch:
             trace = timer.trace() if self.traced else None
             return Batch(fields, request, order, timing=timer.seconds, trace=trace, **attributes)
         worker_status.report(worker_status.WHOLE, worker_status.BATCH)
-        batch = self.batch_transform(Batch(fields, request, order, **attributes))
+        with bounded(self.most_bytes) as account:
+            try:
+                batch = self.batch_transform(Batch(fields, request, order, **attributes))
+                account.taken = 0
+                account.reserve(nbytes(batch), "the transformed batch")
+            except BatchTooLargeError as error:
+                raise in_batch(error, request, self.dataset) from error
         timer.lap("batch")
         return batch.replace(timing=timer.seconds, trace=timer.trace())
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError, Problem
+from pipeline.files import batch_bytes
 from pipeline.loading.collate import Mismatch, Sample, columns, plain, stack
 from pipeline.order.randomness import IntArray
 from pipeline.protocols import TokenRows
@@ -88,6 +89,7 @@ class Flatten:
         if parts is not None:
             starts, stops = _within(self.tokens, counts, parts[:, 0], parts[:, 1], parts[:, 2])
         layout = self._layout(stops - starts, parts)
+        self._reserve(layout, sum(values[name][0].element_size() for name in flat))
         batch: dict[str, Any] = {
             name: self._shaped(self._joined(name, values[name], starts, stops, layout), layout)
             for name in flat
@@ -115,6 +117,7 @@ class Flatten:
             starts, stops, told = parts[:, 0], parts[:, 1], parts[:, 2]
         layout = self._layout(stops - starts, parts)
         total, padded = int(layout.edges[-1]), len(layout.spans) > len(stops)
+        self._reserve(layout, 8)
         tokens = np.full(total, self.value) if padded else np.empty(total, np.int64)
         places = layout.edges[:-1][layout.ids >= 0] if padded else layout.edges[:-1]
         counts = dataset.read_tokens(tokens, places, indices, starts, stops)
@@ -144,6 +147,16 @@ class Flatten:
         spans = np.concatenate([lengths, gaps[open_]])[order]
         ids = np.concatenate([ids, np.full(len(open_), -1)])[order]
         return Layout(spans, ids, _summed(spans), _summed(used + gaps))
+
+    def _reserve(self, layout: Layout, width: int) -> None:
+        """Ask for the memory of all fields, of which those of the samples have `width` bytes for
+        each token.
+        """
+        total = int(layout.spans.sum(dtype=np.float64))  # which does not wrap around
+        width += 2 * 8 + (8 + 2 if self.labels else 0)  # positions, documents; labels and masks
+        longest = int(layout.ids[layout.spans.argmax()])
+        place = longest if longest >= 0 else None
+        batch_bytes.reserve(total * width, f"a batch of {total} tokens", place)
 
     def _places(self, tokens: Tensor, layout: Layout) -> dict[str, Any]:
         """The fields that say where documents are."""

@@ -30,9 +30,14 @@ def extra_threads(count: int) -> Iterator[None]:
         _threads.count = 1
 
 
+def threads(rows: int) -> int:
+    """How many threads `split_rows` divides `rows` among."""
+    return max(1, min(_threads.count, rows // 2))
+
+
 def split_rows(work: Callable[[int, int], None], rows: int) -> None:
     """Call `work(start, stop)` for ranges that make up `rows`, the first of them in this thread."""
-    count = min(_threads.count, rows // 2)
+    count = threads(rows)
     if count < 2:
         work(0, rows)
         return

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.distributed.world import World, has_accelerator
 from pipeline.errors import ConfigError, Problem
+from pipeline.files.batch_bytes import bounded
 from pipeline.loading.autotune import Autotune
 from pipeline.loading.batch import Batch
 from pipeline.loading.budget import Budget
@@ -196,7 +197,8 @@ class Loader:
                 self.fetch.repeat_checked = True  # workers that begin later need not
                 batch = result if self._moved_ahead else self._move(result)
                 if self.batch_transform is not None:
-                    batch = self.batch_transform(batch)
+                    with bounded(self.fetch.most_bytes):
+                        batch = self.batch_transform(batch)
                 self._next = (epoch, batch.request.step + 1)
                 now, stats = time.perf_counter(), self.stats
                 stats.wait_seconds += now - asked

@@ -5,7 +5,8 @@ Cost: about 1 us a sample beside the data's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.errors import DataError
+from pipeline.files import batch_bytes
+from pipeline.files.batch_bytes import BatchBytes, BatchTooLargeError, is_too_large
 from pipeline.loading import worker_status
 from pipeline.loading.bad_samples import (
     ATTEMPTS,
@@ -25,14 +28,18 @@ from pipeline.loading.bad_samples import (
     is_bad,
     path_of,
 )
-from pipeline.loading.kept_rows import own_row
+from pipeline.loading.kept_rows import own_row, sample_name
 from pipeline.loading.named_fields import Restore, restorer
+from pipeline.loading.sizes import held, nbytes
 from pipeline.loading.stage_timer import StageTimer
 from pipeline.order.plan import Request
 from pipeline.order.randomness import Draws, IntArray
 
 if TYPE_CHECKING:
     from pipeline.loading.fetch import Fetch
+
+
+FASTEST = 20e9  # bytes a second, as fast as a core fills fresh memory
 
 
 class SampleReader:
@@ -47,6 +54,8 @@ class SampleReader:
         request: what the samples belong to; after `without`, without the bad ones.
         places: of each sample in the request as it was; None: as they stand there.
         left_out: the bad samples; bad padding is not listed.
+        samples: those of the request, once all are there.
+        is_counted: whether the memory that samples take was reserved when they were read at once.
         restore: fields -> a sample as the dataset gives it; None for dicts.
     """
 
@@ -63,8 +72,14 @@ class SampleReader:
         self._rows, self._transform, self._draws, self._timer = rows, transform, draws, timer
         self._cell = worker_status.current.cell
         self._early: list[Any] | None = None
+        self._counted = 0  # samples
+        self._taken = 0  # bytes, by these and by what was read at once
+        self.samples: list[Any] = []
+        self.is_counted = fetch.reads_many and transform is None
         if fetch.reads_many:
             self._early = self._read_many()
+            account = batch_bytes.at_hand()
+            self._taken = account.taken if account else 0
 
     def sample(self, place: int, row: int | None = None, as_read: bool = False) -> Any:
         """The sample at `place`, or of another row in its place, transformed unless `as_read`.
@@ -101,6 +116,41 @@ class SampleReader:
             return self._transform(sample)
         except Exception as error:
             raise self._failed(error, "transform", place) from error
+
+    def count(
+        self, samples: Sequence[Any], began: float, ended: Sequence[float], account: BatchBytes
+    ) -> None:
+        """Let those of `samples` that have not counted yet count for what they take.
+
+        What was reserved for a sample was allocated. Of other memory only as much counts as can
+        have been filled in the time: a dataset may hand out what it holds all the while.
+
+        Args:
+            began, ended: when the first sample was begun, and when each was there.
+        """
+        first, self._counted = self._counted, len(samples)
+        reserved = account.taken - self._taken
+        for place in range(first, len(samples)):
+            if reserved:
+                self._taken += held(samples[place], reserved)
+                reserved = 0
+            else:
+                seconds = ended[place] - (ended[place - 1] if place else began)
+                self._taken += min(nbytes(samples[place]), int(seconds * FASTEST))
+        if first < len(samples):
+            account.taken = self._taken
+
+    def check_room(self, account: BatchBytes, place: int) -> None:
+        """Raise BatchTooLargeError if the samples up to `place` take more than they may."""
+        if account.taken > account.most:
+            self._taken, account.taken = account.taken, 0
+            error = account.refusal(self._taken, "the batch up to this sample")
+            raise self._failed(error, "transform", place) from error
+
+    def taken_samples(self) -> list[Any]:
+        """The samples, which are the caller's alone from now on."""
+        samples, self.samples, self._early = self.samples, [], None
+        return samples
 
     def without(
         self, bad: Mapping[int, BadSampleError], samples: list[Any], keys: list[int]
@@ -140,11 +190,18 @@ class SampleReader:
         """The samples, read at once; a BadSampleError in the place of a bad one."""
         if not self._known.keys().isdisjoint(self._asked):
             return self._one_by_one()
-        before = self._draws.save()
+        before, account = self._draws.save(), batch_bytes.at_hand()
+        began = time.perf_counter()
         try:
             found = self._rows.__getitems__(list(self._asked))
             samples = [one if type(one) is dict else self._named(one) for one in found]
+            if account and not account.taken and self._fetch.is_slow(time.perf_counter() - began):
+                account.reserve(nbytes(samples), "samples that were read at once")
         except Exception as error:
+            if is_too_large(error):  # to read them one by one would take as much
+                raise in_batch(error, self.request, self._fetch.dataset) from error
+            if account:
+                account.taken = 0
             samples = self._one_by_one()
             if not any(isinstance(sample, BadSampleError) for sample in samples):
                 raise self._failed(error, "read", 0, never_left_out=True) from error
@@ -188,9 +245,37 @@ class SampleReader:
         rows = substitutes.rows(self.request, place) if substitutes else iter(())
         for row in islice(rows, ATTEMPTS):
             self._draws.seed(key)
+            account = batch_bytes.at_hand()
+            taken = account.taken if account else 0
             try:
-                return row, self.sample(place, row)
+                sample = self.sample(place, row)
             except BadSampleError:
+                if account:
+                    account.taken = taken
                 continue
+            if account:
+                size = held(sample, account.taken - taken)
+                account.taken = taken
+                account.reserve(size, "the sample")
+            return row, sample
         raise DataError(f"{self._left_out(place, bad)}. Nothing could be read in its place either "
                         f"({ATTEMPTS} attempts at most)")  # fmt: skip
+
+
+def in_batch(
+    error: Exception, request: Request, dataset: Any, order: IntArray | None = None
+) -> BatchTooLargeError:
+    """The error with the batch's address, and the sample that takes most, if that is known.
+
+    Args:
+        order: of the samples in the batch, where it is another one than the request's.
+    """
+    longest, place = "", getattr(error, "place", None)
+    if place is not None:
+        place = place if order is None else int(order[place])
+        row = int(request.indices[place])
+        path = path_of(dataset, row)
+        longest = f". Its longest sample is {sample_name(row, own_row(dataset, row))}"
+        longest += f" ({path})" if path else ""
+    where = f"batch (epoch {request.epoch}, step {request.step})"
+    return BatchTooLargeError(f"{where}: {error}{longest}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from copy import copy, deepcopy
 from dataclasses import dataclass
@@ -19,9 +20,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import DataError, PenstockError
+from pipeline.files.batch_bytes import BatchBytes, BatchTooLargeError, bounded
 from pipeline.loading.bad_samples import ATTEMPTS, Substitutes
 from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import Fetch
+from pipeline.loading.sample_reader import FASTEST
+from pipeline.loading.sizes import nbytes
 from pipeline.loading.stage_timer import StageTimer
 from pipeline.order.permutation import Permutation
 from pipeline.order.plan import Request, deal
@@ -31,6 +35,8 @@ from pipeline.order.streams import End, StreamOrder, StreamRequest, forwards, le
 from pipeline.torch_internals import worker_info
 
 Records = list[tuple[int, Any]]  # by number
+_AT_ONCE = 8  # records that are counted together
+_ADVICE = "reduce batch.size or sampler.buffer"
 log = logging.getLogger(__name__)
 
 
@@ -39,11 +45,15 @@ class StreamReader:
 
     Going forwards costs the records in between, going back starts again; shards of known length and
     `seek` make both cheap.
+
+    Args:
+        most: bytes that the records of a batch may take, or those that are shuffled together.
     """
 
-    def __init__(self, dataset: Any, order: StreamOrder) -> None:
+    def __init__(self, dataset: Any, order: StreamOrder, most: int) -> None:
         self._dataset = dataset
         self._order = order
+        self._most, self._quick = most, min(1e-3, most / FASTEST)
         self._epoch = -1
         self._next = 0  # number of the next raw record
         self._records: Iterator[Any] = iter(())
@@ -79,6 +89,7 @@ class StreamReader:
         while start < stop:
             first, last = self._order.block(self._epoch, start)
             if self._block[0] != first:
+                self._block = (-1, [])  # before there is another one
                 raw = self._raw(first, last)
                 order = self._order.within(self._epoch, first, len(raw))
                 self._block = (first, [raw[place] for place in order.tolist()])
@@ -95,9 +106,11 @@ class StreamReader:
             return []
         if start < self._next or (start > self._next and self._worth_a_jump(start)):
             self._open(start)
-        self._next += sum(1 for _ in islice(self._records, start - self._next))
-        wanted = stop - self._next if self._next == start else 0
-        records = list(islice(self._records, wanted))
+        with bounded(self._most, advice=_ADVICE) as account:
+            for _ in islice(self._records, start - self._next):
+                self._next += 1
+                account.taken = 0
+            records = self._taken(stop - start, account) if self._next == start else []
         self._next += len(records)
         if self._next < stop:
             self._end = self._next
@@ -106,6 +119,26 @@ class StreamReader:
                 log.warning("%s says it has %d records, but gave %d",
                             type(self._dataset).__name__, claimed, self._end)  # fmt: skip
         return list(enumerate(records, start))
+
+    def _taken(self, count: int, account: BatchBytes) -> list[Any]:
+        """The next records; fewer where the epoch ends.
+
+        Raises:
+            BatchTooLargeError: they take too much memory.
+        """
+        records: list[Any] = []
+        size = counted = 0
+        began, some = time.perf_counter(), [None]
+        while some and len(records) < count:
+            some = list(islice(self._records, min(count - len(records), _AT_ONCE)))
+            records += some
+            # What was reserved may be gone, and what took no time fills no memory.
+            now = time.perf_counter()
+            if account.taken != size or now - began > self._quick:
+                size += sum(map(_nbytes, records[counted:]))
+                counted, began, account.taken = len(records), now, 0
+                account.reserve(size, f"{counted} raw records")
+        return records
 
     def _worth_a_jump(self, record: int) -> bool:
         """Whether `record` can be had without reading those before it."""
@@ -207,10 +240,14 @@ class StreamFetch(Fetch):
         """(number, raw record) at positions of the request's epoch."""
         local = self._local
         if local.reader is None or local.process != os.getpid():
-            local.reader, local.process = StreamReader(self.dataset, self.order), os.getpid()
+            reader = StreamReader(self.dataset, self.order, self.most_bytes)
+            local.reader, local.process = reader, os.getpid()
         reader, local.reader = local.reader, None  # a broken iterator cannot be read on
         try:
             found = reader.read(request.epoch, start, stop, draws)
+        except BatchTooLargeError as error:
+            where = f"batch (epoch {request.epoch}, step {request.step})"
+            raise BatchTooLargeError(f"{where}: {error}") from error
         except PenstockError:
             raise
         except Exception as error:
@@ -259,6 +296,20 @@ class _Decoded:
         more = dict(self._first())
         self._records |= more
         yield from (number for number in more if number not in (own, *others))
+
+
+def _nbytes(record: Any) -> int:
+    """Bytes of a raw record; 0.2 us for text and its place, of which there are millions."""
+    if type(record) is not tuple:
+        return nbytes(record)
+    size = 0
+    for part in record:
+        kind = type(part)
+        if kind is bytes:
+            size += len(part)
+        elif kind is not int:
+            size += nbytes(part)
+    return size
 
 
 class _Local(threading.local):

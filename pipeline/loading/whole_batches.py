@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pipeline.errors import DataError
+from pipeline.files import batch_bytes
 from pipeline.loading import worker_status
 from pipeline.loading.bad_samples import BadSampleError
 from pipeline.loading.collate import Mismatch, Stack, kinds_of, stack
@@ -105,18 +106,9 @@ class WholeBatches:
             columns = rows.fetch_batch(request.indices, in_place=self._decode is not None)
             kinds = rows.kinds
         timer.lap("read")
-        fields: dict[str, Any] = {}
         try:
-            for name, values in columns.items():
-                worker_status.report(worker_status.WHOLE, worker_status.TRANSFORM)
-                if isinstance(values, torch.Tensor):
-                    fields[name] = values
-                elif self._decode is not None and (
-                    isinstance(values, StoredPictures) or isinstance(values[0], EncodedImage)
-                ):
-                    fields[name] = self._decode.decode_batch(values, keys)
-                else:
-                    fields[name] = stack(name, values)
+            with batch_bytes.bounded(fetch.most_bytes):
+                fields = self._put_together(columns, keys)
         except DataError as error:  # sample by sample it is found which one is bad
             raise NotAtOnceError from error
         except Exception as error:
@@ -127,6 +119,20 @@ class WholeBatches:
         if self._decode is not None:
             timer.lap("transform")
         return fields, kinds
+
+    def _put_together(self, columns: Mapping[str, Any], keys: KeyArray) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for name, values in columns.items():
+            worker_status.report(worker_status.WHOLE, worker_status.TRANSFORM)
+            if isinstance(values, torch.Tensor):
+                fields[name] = values
+            elif self._decode is not None and (
+                isinstance(values, StoredPictures) or isinstance(values[0], EncodedImage)
+            ):
+                fields[name] = self._decode.decode_batch(values, keys)
+            else:
+                fields[name] = stack(name, values)
+        return fields
 
 
 def _problem_of(samples: list[Any]) -> str:

@@ -16,6 +16,7 @@ import torch
 from torchvision import tv_tensors
 
 from pipeline.errors import DataError
+from pipeline.files.batch_bytes import reserve
 from pipeline.loading import output_buffers
 from pipeline.loading.encoded import EncodedImage
 
@@ -183,6 +184,7 @@ def _column(one: Field, values: Sequence[Any]) -> Column:
     if one.has_canvas:
         canvases = np.array([value.canvas_size for value in values], np.int32)
     size = sum(array.nbytes for array in arrays)
+    reserve(size, f"field {one.name!r}")
     target, numbers = output_buffers.allocate((size,), np.dtype(np.uint8))
     start = 0
     for array in arrays:

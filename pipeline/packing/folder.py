@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -26,12 +27,14 @@ import numpy.typing as npt
 from pipeline import program
 from pipeline.errors import DataError
 from pipeline.files import plain_json
+from pipeline.files.batch_bytes import reserve
 from pipeline.files.plain_json import JsonError, integer, mapping, shown
 from pipeline.files.regular_file import size_of
 from pipeline.packing.fields import Column, Field, Numbers, difference
 from pipeline.packing.npy import NpyStream, map_npy
 
 _LARGEST = 256 << 20  # bytes of pack.json, which lists categories
+_LITTLE = 1 << 14  # bytes of a sample's field that need not be reserved
 VERSION = 1
 RECORD = "pack.json"
 _KIND = "penstock pack"
@@ -186,6 +189,8 @@ class Pack:
             except (OSError, ValueError) as error:
                 raise _damaged(path, error) from error
             self._check_rows(name, mapped, path)
+            if not mapped.flags.c_contiguous:  # to lay it out in rows would copy all of it
+                raise _damaged(path, "its numbers are not stored row by row")
             self._maps[name] = mapped.view(np.ndarray)
         return self._maps[name]
 
@@ -195,7 +200,8 @@ class Pack:
         Large rows are read in the order in which they lie on the disk.
         """
         array = self.array(self._files[name])
-        row = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+        row = array.dtype.itemsize * math.prod(array.shape[1:])
+        reserve(len(indices) * row, f"field {name!r} of {len(indices)} packed samples")
         if row < 1 << 14:
             return np.take(array, indices, axis=0)
         out = np.empty((len(indices), *array.shape[1:]), array.dtype)
@@ -220,10 +226,19 @@ class Pack:
         """A copy of the numbers of one sample's field."""
         array = self.array(self._files[name])
         if self._even[name]:
-            return np.array(array[index])
-        offsets = self.array(f"{self._files[name]}.offsets")
-        shape = self.array(f"{self._files[name]}.shapes")[index]
-        return np.array(array[offsets[index] : offsets[index + 1]]).reshape(shape)
+            found, shape = array[index], array.shape[1:]
+        else:
+            offsets = self.array(f"{self._files[name]}.offsets")
+            start, stop = offsets[index : index + 2].tolist()
+            shape = tuple(self.array(f"{self._files[name]}.shapes")[index].tolist())
+            inside = 0 <= start <= stop <= len(array) and min(shape, default=0) >= 0
+            if not inside or math.prod(shape) != stop - start:
+                where = f"field {name!r} of sample {index}, of shape {list(shape)},"
+                raise _damaged(self.folder, f"{where} lies at {start} to {stop} of {len(array)}")
+            found = array[start:stop]
+        if found.nbytes > _LITTLE:
+            reserve(found.nbytes, f"field {name!r} of a packed sample")
+        return np.array(found).reshape(shape)
 
     def canvases(self, name: str, indices: Indices) -> list[list[int]]:
         """Height and width of the pictures that points and boxes belong to."""

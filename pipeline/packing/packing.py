@@ -66,6 +66,7 @@ def pack(
     options: LoaderOptions | None = None,
     fingerprint: str | None = None,
     names: Fields | None = None,
+    batch_bytes: int | None = None,
 ) -> Path:
     """The folder of a dataset's pack, which is made if it is not there.
 
@@ -78,6 +79,7 @@ def pack(
         options: of the workers; without any, one process or thread a core is used.
         fingerprint: of the dataset; None takes its own.
         names: for samples that are not dicts.
+        batch_bytes: as for `Fetch`.
 
     Raises:
         ConfigError: the dataset cannot be packed, or `out` holds something else.
@@ -102,7 +104,12 @@ def pack(
             if not _is_there(place, name):
                 _remove_leftovers(place)
                 fetch = Fetch(
-                    dataset, recipe.steps(), _Plain(recipe.collate()), 0, fields=names or Fields()
+                    dataset,
+                    recipe.steps(),
+                    _Plain(recipe.collate()),
+                    0,
+                    fields=names or Fields(),
+                    batch_bytes=batch_bytes,
                 )
                 record = {"name": name, "split": split, "dataset": {
                     "class": type(dataset).__qualname__, "fingerprint": fingerprint,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.files.batch_bytes import reserve
 from pipeline.loading.batch import Batch
 from pipeline.order.randomness import KeyedRandom
 from pipeline.transforms import image, warping
@@ -55,6 +56,8 @@ class BatchNormalize(image.Normalize):
             std = torch.tensor(self.std, dtype=torch.float64).view(-1, 1, 1)
             factor = (1 / (255 * std)).to(images.device, torch.float32)
             offset = (mean / std).to(images.device, torch.float32)
+            if images.device.type == "cpu":
+                reserve(4 * images.numel(), f"{len(images)} pictures in float32")
             order = torch.channels_last if self.channels_last else torch.contiguous_format
             out = torch.empty(images.shape, device=images.device, memory_format=order)
             for rows in blocks(images):

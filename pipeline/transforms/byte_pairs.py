@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.files.batch_bytes import temporary
 from pipeline.files.limits import Limits
 from pipeline.files.regular_file import read_regular
 from pipeline.order.randomness import IntArray
@@ -30,6 +31,7 @@ Sample = dict[str, Any]
 
 BEGIN = "<|begin|>"
 _LARGEST = 64 << 20  # bytes of a vocabulary
+_PER_CHARACTER = 128  # bytes while a text is encoded: 250 a token, of two characters or more mostly
 
 
 class BytePairs:
@@ -80,6 +82,11 @@ class BytePairs:
         if not isinstance(text, str):
             has = ", ".join(f"{name} ({type(value).__name__})" for name, value in sample.items())
             raise DataError(f"BytePairs needs a text in the field {self.field!r}; there is {has}")
+        size = _PER_CHARACTER * len(text)
+        with temporary(size, f"to find the byte pairs of {len(text)} characters"):
+            return self._with_tokens(sample, text)
+
+    def _with_tokens(self, sample: Sample, text: str) -> Sample:
         found = self._encoded(text)
         sizes = np.zeros(len(found.ids) + 1, np.int64)
         sizes[1:] = _bytes_of(text, found)

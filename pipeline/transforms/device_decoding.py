@@ -7,6 +7,7 @@ training. Pixels differ by rounding from those of other decoders.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from pipeline.errors import DataError
+from pipeline.files.batch_bytes import reserve
 from pipeline.loading.batch import Batch
 from pipeline.loading.encoded import EncodedImage
 from pipeline.order.randomness import KeyedRandom
@@ -58,6 +60,7 @@ class DecodeBatch:
         keys = random.keys.tolist()
         for name in found:
             pictures = _pixels(batch[name], torch.device(device))
+            reserve(3 * len(keys) * math.prod(self.size), f"{len(keys)} pictures")
             out = torch.empty((len(keys), 3, *self.size), dtype=torch.uint8, device=device)
             for row, (pixels, key) in enumerate(zip(pictures, keys, strict=True)):
                 crop = self.crop(key, pixels.shape[2], pixels.shape[1])
@@ -104,6 +107,9 @@ class DecodeBatchResizeCenterCrop(DecodeBatch):
 def _pixels(files: list[EncodedImage], device: torch.device) -> list[Tensor]:
     """The whole pictures, upright, uint8 [3, H, W]."""
     headers = [checked_header(file) for file in files]
+    pixels = sum(header.width * header.height for header in headers if header is not None)
+    if device.type == "cpu":
+        reserve(3 * pixels, f"{len(files)} decoded pictures")
     data = [
         torch.frombuffer(bytearray(file.content), dtype=torch.uint8)
         for file, header in zip(files, headers, strict=True) if header is not None

@@ -13,6 +13,7 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.files.batch_bytes import reserve
 from pipeline.loading.compose import Compose as Compose
 
 Sample = dict[str, Any]
@@ -56,6 +57,7 @@ class Normalize:
             if isinstance(value, tv_tensors.Image):
                 if len(self.mean) not in (1, value.shape[-3]):
                     raise self.mismatch(value.shape[-3])
+                reserve(8 * value.numel(), "a picture in float32, twice")
                 scaled = F.to_dtype(value, torch.float32, scale=True)
                 normalized = F.normalize(scaled, self.mean, self.std)
                 changed[name] = tv_tensors.wrap(normalized, like=value)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.files.batch_bytes import reserve
 from pipeline.loading.batch import Batch
 from pipeline.order.randomness import KeyedRandom
 from pipeline.transforms.batch import blocks, by_row, images_of, probability
@@ -96,6 +97,8 @@ class Mix(ABC):
         if not isinstance(label, Tensor) or label.ndim != 1 or label.is_floating_point():
             raise DataError(f"{name} mixes classes, and the field {self.target!r} of the batch is "
                             "not int64[B]; name the field of the classes as `target`")  # fmt: skip
+        # As int64, and then as float32.
+        reserve(12 * len(label) * self.num_classes, f"{len(label)} rows of classes")
         return F.one_hot(label, self.num_classes).to(torch.float32)
 
 

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pipeline.files.batch_bytes import reserve, temporary
+
 ATTENUATION = 90.0  # dB
 ZEROS = 32  # crossings of the sinc on either side
 _COUNT = 64  # outputs at once, at least; single ones would only copy
@@ -35,20 +37,29 @@ def resample(audio: Tensor, rate: int, new_rate: int) -> Tensor:
     common = math.gcd(rate, new_rate)
     up, down = new_rate // common, rate // common
     length = -(-audio.shape[-1] * up // down)
+    lines = audio.shape[:-1].numel()
+    outputs = lines * length
+    reserve(4 * outputs, f"{length} frames of audio at {new_rate} Hz")
     block = _block(up, down)
     if block is None:  # each output: its neighbours times the bank's row for its fraction
         bank = _bank(up, down)
-        taps, numbers = bank.shape[1], torch.arange(length)
-        neighbours = F.pad(audio, (taps // 2 - 1, taps // 2 + 1)).unfold(-1, taps, 1)
-        return (neighbours[..., numbers * down // up, :] * bank[numbers % up]).sum(-1)
+        taps = bank.shape[1]
+        # The neighbours, their weights, and the products.
+        with temporary(4 * taps * (2 * outputs + length), "to resample audio"):
+            numbers = torch.arange(length)
+            neighbours = F.pad(audio, (taps // 2 - 1, taps // 2 + 1)).unfold(-1, taps, 1)
+            return (neighbours[..., numbers * down // up, :] * bank[numbers % up]).sum(-1)
     # Many outputs at once: stretches of input, `step` frames apart, times the block.
     width, count = block.shape
     step, rows = down * count // up, -(-length // count)
     # The taps of the first output begin `before` frames ahead of it.
     before = (width - step - 1) // 2
     after = (rows - 1) * step + width - before - audio.shape[-1]
-    stretches = F.pad(audio, (before, max(0, after))).unfold(-1, width, step)
-    return (stretches[..., :rows, :] @ block).flatten(-2)[..., :length]
+    # The audio with zeros around it, and its stretches one after the other.
+    size = 4 * lines * rows * (step + width)
+    with temporary(size, "to resample audio"):
+        stretches = F.pad(audio, (before, max(0, after))).unfold(-1, width, step)
+        return (stretches[..., :rows, :] @ block).flatten(-2)[..., :length]
 
 
 @lru_cache(maxsize=16)

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from pipeline.packing.recipe import CenterCrops
 from pipeline.transforms import native_images
 from pipeline.transforms.device_decoding import DecodeBatchResizeCenterCrop
 from pipeline.transforms.image_decoding import DecodeResize
-from tests import broken_images, hostile_files
+from tests import broken_images, hostile_batches, hostile_files
 from tests.hostile_files import ALL, ARRAYS, AUDIO, IMAGES, SPECIAL, put, put_special
 from tests.program import ROOT, run
 
@@ -447,3 +448,12 @@ def test_a_strangers_folder(capsys, dataset):
     skipped = run(capsys, "task=digest", *common, "bad_samples.on_error=skip",
                   "bad_samples.budget=0.99")  # fmt: skip
     assert skipped.code == 0, skipped.err
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("name", hostile_batches.FILES)
+def test_rows_that_fit_and_a_batch_that_does_not(tmp_path, name):
+    attack = hostile_batches.FILES[name]
+    said, taken = hostile_batches.outcome(attack, tmp_path)
+    assert re.search(attack.match, said), said
+    assert taken < LITTLE

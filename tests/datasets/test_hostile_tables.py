@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import re
 import struct
 import tarfile
 
@@ -17,6 +18,7 @@ from pipeline.datasets.tar_shards import TarShards
 from pipeline.errors import DataError
 from pipeline.files.limits import Limits
 from pipeline.transforms.text import Tokenize, word_id
+from tests import hostile_batches
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -371,3 +373,12 @@ def test_long_words_are_not_kept():
     assert len(tokens) == 2
     assert word_id.cache_info().currsize == 1
     assert tokens.tolist()[1] == word_id.__wrapped__("b" * 100_000, 8192)
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("name", hostile_batches.TABLES)
+def test_rows_that_fit_and_a_batch_that_does_not(tmp_path, name):
+    attack = hostile_batches.TABLES[name]
+    said, taken = hostile_batches.outcome(attack, tmp_path)
+    assert re.search(attack.match, said), said
+    assert taken < 200  # MiB

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -15,10 +16,11 @@ from torch.utils.data import Dataset
 
 from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import Fetch
+from pipeline.loading.sizes import nbytes
 from pipeline.loading.slow_rows import SlowRows, slow_among
 from pipeline.loading.workers.backends import LoaderOptions, Requests, Task, windowed
 from pipeline.loading.workers.request_queue import RequestQueue
-from pipeline.loading.workers.window import Window, nbytes
+from pipeline.loading.workers.window import Window
 from pipeline.order.plan import Plan, Request
 from pipeline.order.samplers import Sequential
 from tests import toy
@@ -142,10 +144,16 @@ def test_a_window_that_keeps_its_workers_busy_does_not_grow():
     assert not Window(2, 2, 0).grow([unready, ready, ready, ready])
 
 
-def test_bytes_of_results():
+def test_bytes_of_values():
     tensor = torch.zeros(3, 4)
-    assert nbytes({"x": tensor, "y": [tensor, np.zeros(5, np.int16)], "z": (b"ab", "c", 1)}) == 109
-    assert nbytes(SimpleNamespace(value=[tensor])) == 48
+    parts = [[tensor, np.zeros(5, np.int16)], ("é" * 9, 1, 2.5)]
+    value = {"x": tensor, "y": parts[0], "z": parts[1], "w": b"ab", "v": None}
+    objects = [value, *parts, *parts[1]]
+    assert nbytes(value) == 48 + 48 + 10 + 2 + sum(map(sys.getsizeof, objects))
+    nested = []
+    for _ in range(100_000):  # deeper than a function may call itself
+        nested = [nested]
+    assert nbytes(nested) > 100_000 * 56
     assert nbytes(None) == 0
 
 

@@ -17,7 +17,10 @@ from typing import Any, ClassVar
 import numpy as np
 from torch.utils.data import get_worker_info
 
+from pipeline.files.batch_bytes import BatchBytes, bounded
 from pipeline.loading import worker_status
+from pipeline.loading.memory import of_a_batch
+from pipeline.loading.sizes import held
 from pipeline.order.address import Addressed
 from pipeline.order.private_generators import PrivateDraws, PrivateGenerators
 from pipeline.order.randomness import GLOBAL, Draws, begin_sample, sample_keys, scope
@@ -78,6 +81,7 @@ class BackendFetch:
     """The attributes that backends read of a fetch, besides calling it."""
 
     seed = 0
+    most_bytes: int
     transform: ClassVar[None] = None
     batch_transform: ClassVar[None] = None
     repeat_checked = True  # no sample is made twice here to compare the two
@@ -85,6 +89,10 @@ class BackendFetch:
 
     def dataset_of_worker(self) -> Any:
         return self.dataset
+
+    def bounded(self) -> bounded:
+        """What Penstock's own readers reserve for a batch, counted; see `files/batch_bytes.py`."""
+        return bounded(self.most_bytes, "batch_bytes", "reduce batch_size")
 
 
 @dataclass
@@ -95,6 +103,7 @@ class ItemFetch(BackendFetch):
         batched: whether keys come in lists and samples are collated; else one key gives one sample,
             which `collate` converts.
         remote: whether errors have to cross to another process.
+        most_bytes: that readers may reserve for the samples of a batch.
         keyed: whether each sample's draws come from a key of its own.
         leaves_generators: in this process they stand after a batch where they stood.
     """
@@ -106,6 +115,7 @@ class ItemFetch(BackendFetch):
     batched: bool
     remote: bool
     keyed: bool = True
+    most_bytes: int = field(default_factory=lambda: of_a_batch(0, 0))
     _seeding: Seeding = field(default_factory=Seeding, repr=False)
 
     def __post_init__(self) -> None:
@@ -151,23 +161,32 @@ class ItemFetch(BackendFetch):
             # Below 2^63, so that what asks torch.initial_seed() for one can put it into a tensor.
             seeds = [key >> 1 for key in sample_keys(request.seed, 0, places).tolist()]
         many = self.batched and getattr(dataset, "__getitems__", None)
-        if many:
-            if seeds is not None:
-                draws.seed(seeds[0])
-            samples = many(keys)
-        elif seeds is None and not self.remote:
-            samples = [dataset[key] for key in keys]
-        else:
-            samples = []
-            here = worker_status.current.cell
-            here[worker_status.STAGE] = worker_status.READ
-            for place, key in enumerate(keys):
+        with self.bounded() as account:
+            if many:
                 if seeds is not None:
-                    draws.seed(seeds[place])
-                here[worker_status.PLACE] = place
-                samples.append(dataset[key])
+                    draws.seed(seeds[0])
+                samples = many(keys)
+            else:
+                samples, taken = [], 0
+                here = worker_status.current.cell
+                here[worker_status.STAGE] = worker_status.READ
+                for place, key in enumerate(keys):
+                    if seeds is not None:
+                        draws.seed(seeds[place])
+                    here[worker_status.PLACE] = place
+                    samples.append(dataset[key])
+                    if account.taken != taken:
+                        taken = settled(account, taken, samples[-1])
         worker_status.report(worker_status.WHOLE, worker_status.COLLATE)
         return self.collate(samples if self.batched else samples[0])
+
+
+def settled(account: BatchBytes, before: int, sample: Any) -> int:
+    """Let what was reserved since `before` count for what the sample keeps of it; all there is."""
+    size = held(sample, account.taken - before)
+    account.taken = before
+    account.reserve(size, "a sample")
+    return account.taken
 
 
 def portable(error: Exception, remote: bool) -> Any:

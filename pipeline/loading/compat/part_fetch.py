@@ -18,7 +18,8 @@ from torch.utils import data
 
 from pipeline.loading import worker_status
 from pipeline.loading.compat.epoch_draws import is_stateful
-from pipeline.loading.compat.item_fetch import BackendFetch, FetchResult, portable
+from pipeline.loading.compat.item_fetch import BackendFetch, FetchResult, portable, settled
+from pipeline.loading.memory import of_a_batch
 from pipeline.order.address import Addressed
 from pipeline.order.randomness import GLOBAL, Draws, hash64
 from pipeline.order.streams import forwards
@@ -60,6 +61,7 @@ class ShardFetch(BackendFetch):
         every: batches of a shard between two states that are sent along.
         worker_init_fn: called for shards that are read from a copy.
         keyed: whether each batch's draws come from a key of its own.
+        most_bytes: that readers may reserve for the samples of a batch.
     """
 
     in_turn: ClassVar[bool] = True  # a shard is read by the worker that it is asked of
@@ -72,6 +74,7 @@ class ShardFetch(BackendFetch):
     remote: bool
     worker_init_fn: Callable[[int], None] | None = None
     keyed: bool = True
+    most_bytes: int = field(default_factory=lambda: of_a_batch(0, 0))
     _shards: dict[int, StreamShard] = field(default_factory=dict, repr=False)
     _process: int = -1
 
@@ -161,13 +164,15 @@ class StreamShard:
 
     def _read(self) -> Any:
         size = self._fetch.size
-        with worker_info(self._info):
+        with worker_info(self._info), self._fetch.bounded() as account:
             self._seed()
             self.next += 1
             worker_status.report(0, worker_status.READ)
-            samples = []
+            samples, taken = [], 0
             for place, sample in enumerate(islice(self._forwards, size or 1)):
                 samples.append(sample)
+                if account.taken != taken:
+                    taken = settled(account, taken, sample)
                 worker_status.report(place + 1, worker_status.READ)
         short = size is not None and len(samples) < size
         self._ended = not samples or short

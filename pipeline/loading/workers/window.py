@@ -8,11 +8,10 @@ the next slow one is ready in time. What it grows by is bounded, in batches and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, Protocol
 
-import numpy as np
-import torch
+from pipeline.loading.sizes import nbytes
 
 _MOST = 8  # batches beyond the normal window, for each worker
 _SHRINK = 64  # batches after which the window is one smaller
@@ -71,29 +70,19 @@ class Window:
         there = [one.result for one in pending if one.result is not None]
         if len(pending) - len(there) >= self._spare:
             return False
-        self.largest = max([self.largest, *map(nbytes, there[-1:])])
+        self.largest = max([self.largest, *map(_nbytes, there[-1:])])
         self.extra = self.size - self._normal + 1
         return len(pending) < self.size
 
     def deliver(self, result: Any) -> None:
         """Take note of a batch that is its consumer's from now on."""
         if self.extra or self.measures:
-            self.largest = max(self.largest, nbytes(result))
+            self.largest = max(self.largest, _nbytes(result))
         if self.extra:
             self._delivered += 1
             if self._delivered % _SHRINK == 0:
                 self.extra -= 1
 
 
-def nbytes(value: Any) -> int:
-    """Bytes of the tensors, arrays and text in a result; other things count for nothing."""
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        return int(value.nbytes)
-    if isinstance(value, (bytes, str)):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(nbytes, value.values()))
-    if isinstance(value, (list, tuple, set)):
-        return sum(map(nbytes, value))
-    inner = getattr(value, "value", None)  # of a DataLoader's results
-    return 0 if inner is None else nbytes(inner)
+def _nbytes(result: Any) -> int:
+    return nbytes(getattr(result, "value", result))  # of a DataLoader's results

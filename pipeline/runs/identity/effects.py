@@ -200,7 +200,8 @@ def _rules() -> Iterator[tuple[str, Judge]]:
     yield "bad_samples.on_error", _left_out
     for key in ("bad_samples.quarantine", "limits"):
         yield key, _which_left_out
-    yield "bad_samples.budget", _always(Effect.NEITHER, "only stops a run")
+    for key in ("bad_samples.budget", "limits.batch_bytes"):
+        yield key, _always(Effect.NEITHER, "only stops a run")
 
     for key in ("model", "objective", "optimizer", "scheduler"):
         yield key, _WEIGHTS
