@@ -276,7 +276,8 @@ class Rows:
                 right = self.value(node.right, row)
                 left = None if node.left is None else self.value(node.left, row)
                 if right is not NA and right == 0 and node.symbol in ("/", "//", "%"):
-                    if any(map(_is_length, tree.nodes(node))) or _has_gaps_of_its_own(node):
+                    unknown = any(map(_is_length, tree.nodes(node))) or _has_gaps_of_its_own(node)
+                    if unknown:
                         raise Unknown("0 beside numbers that may be missing, or -0.0 of a length")
                 result = calculated(node.symbol, left, right)
                 if isinstance(result, int) and abs(result) > 1 << 53:
