@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Of the process, not of a figure.
-_KEPT = {"backend", "backend_fallback", "date.epoch", "docstring.hardcopy", "figure.hooks",
-         "interactive", "savefig.directory", "timezone", "toolbar"}  # fmt: skip
+_KEPT = ("backend", "date.epoch", "docstring.hardcopy", "figure.hooks", "interactive",
+         "savefig.directory", "timezone", "tk.", "toolbar", "webagg.")  # fmt: skip
 
 
 @contextmanager
@@ -29,8 +29,8 @@ def drawing(**settings: Any) -> Iterator[None]:
     import matplotlib
 
     with matplotlib.rc_context():
-        chosen: Any = {name: value for name, value in matplotlib.rcParamsDefault.items()
-                       if name not in _KEPT and not name.startswith(("webagg.", "tk."))}  # fmt: skip
+        usual = matplotlib.rcParamsDefault.items()
+        chosen: Any = {name: value for name, value in usual if not name.startswith(_KEPT)}
         chosen |= {"text.parse_math": False, **settings}
         matplotlib.rcParams.update(chosen)
         yield
