@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,6 +42,7 @@ class Run:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._record = RunRecord.read(Path(folder), "folder")
         self._summary = RunSummary.read(self.path)
+        self._report: tuple[list[tuple[int, int]], ReportFile] | None = None
 
     @property
     def path(self) -> Path:
@@ -101,21 +102,23 @@ class Run:
         return batch
 
     def report(self) -> ReportFile:
-        """The path of report.html, which is made if it is missing or older than the run's files.
+        """The path of report.html, which is made anew unless this object made what is there.
 
-        In a notebook, it is shown below the cell.
+        In a notebook, it is shown below the cell. A report.html that came with the folder is not:
+        it may hold anything.
 
         Raises:
             PenstockError: a file of the run is damaged, or the report cannot be written.
         """
         from pipeline.reports import run_report
 
-        path = self.path / run_report.NAME
         sources = [self.path / name for name in ("manifest.json", METRICS)]
-        newest = max((one.stat().st_mtime for one in sources if one.exists()), default=0.0)
-        if not path.exists() or path.stat().st_mtime < newest:
-            run_report.write(self.path)
-        return ReportFile(path)
+        states = [(one.stat().st_mtime_ns, one.stat().st_size) for one in sources if one.exists()]
+        if self._report is None or self._report[0] != states or not self._report[1].path.exists():
+            record = RunRecord.read(self.path, "folder")
+            page = run_report.make(record)
+            self._report = states, ReportFile(run_report.save(record, page), page)
+        return self._report[1]
 
     @cached_property
     def _data(self) -> DataParts:
@@ -156,9 +159,14 @@ class Run:
 
 @dataclass(frozen=True)
 class ReportFile(os.PathLike[str]):
-    """A report's path; a notebook shows the report itself, cut off from the notebook's page."""
+    """A report's path; a notebook shows the report itself, cut off from the notebook's page.
+
+    Attributes:
+        page: what was written there.
+    """
 
     path: Path
+    page: str = field(repr=False)
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -167,7 +175,7 @@ class ReportFile(os.PathLike[str]):
         return str(self.path)
 
     def _repr_html_(self) -> str:
-        page = html.escape(self.path.read_text(encoding="utf-8", errors="replace"))
+        page = html.escape(self.page.encode(errors="backslashreplace").decode())
         style = "width: 100%; height: 80vh; border: 0"
         return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
 

@@ -34,10 +34,11 @@ _LONGEST_STRIDE = 1024  # items between two looks at the clock
 _LONGEST_NAME = 60  # characters
 _SIZES = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
-# C0 but tab and newline, DEL, C1, marks of direction, separators of lines, tags, surrogates.
+# C0 but tab and newline, DEL, C1, marks of direction, separators of lines, tags, surrogates, and
+# what XML has no place for.
 _HARMFUL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
-    "\U000e0000-\U000e007f\ud800-\udfff]"
+    "\U000e0000-\U000e007f\ud800-\udfff\ufffe\uffff]"
 )
 _IN_A_LINE = re.compile(f"[\t\n]|{_HARMFUL.pattern}")
 _UNDECODED = range(0xDC80, 0xDD00)  # bytes 0x80 to 0xff, as os.fsdecode gives them

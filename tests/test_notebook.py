@@ -116,17 +116,23 @@ def test_a_run_and_its_report_in_a_notebook(folder):
     page = re.fullmatch(r'<iframe sandbox="allow-scripts" .* srcdoc="([^"]*)"></iframe>',
                         made._repr_html_(), re.DOTALL)  # fmt: skip
     assert html.unescape(page[1]) == Path(made).read_text()
-    os.utime(made, (1e9, 1e9))
-    with Path(made).open("a") as file:
-        file.write("kept")
-    assert Path(run.report()).read_text().endswith("kept")
-    os.utime(made, (1e9, 1e9))
-    assert not Path(run.report()).read_text().endswith("kept")
+    assert run.report() is made  # nothing has changed
+    os.utime(folder / "manifest.json", (2e9, 2e9))
+    assert run.report() is not made
     Path(made).write_text("notes of mine")
-    os.utime(made, (1e9, 1e9))
     with pytest.raises(NotOwnError, match=r"report\.html is there already"):
-        run.report()
+        Run(folder).report()
     assert Path(made).read_text() == "notes of mine"
+
+
+def test_a_report_that_came_with_the_folder_is_not_shown(folder):
+    """Even if it begins as one of ours."""
+    made = Path(Run(folder).report())
+    made.write_text(made.read_text() + "<script>alert(1)</script>")
+    os.utime(made, (3e9, 3e9))
+    shown = html.unescape(Run(folder).report()._repr_html_())
+    assert "alert(1)" not in shown
+    assert "Penstock" in shown
 
 
 def test_what_the_documentation_shows_runs(folder, monkeypatch):

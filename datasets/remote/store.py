@@ -359,7 +359,7 @@ def check_options(options: Mapping[str, Any], key: str = "options") -> None:
                         "Leave it out: stores find credentials by themselves, for s3 in the "
                         "environment or ~/.aws (also: options.profile), for gs by gcloud")
             )  # fmt: skip
-        elif isinstance(value, str) and re.search(r"//[^/@]*:[^/@]*@", value):
+        elif isinstance(value, str) and re.search(r"//[^/@:]*:[^/@]*@", value):
             raise ConfigError(
                 Problem(where, "holds a user and a password; leave them out of the address")
             )

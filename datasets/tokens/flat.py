@@ -156,7 +156,7 @@ def _tokens(file: FolderFile, dtype: str | None) -> MappedArray | MappedNumbers:
         raise ConfigError(Problem("dataset.dtype", reason))
     try:
         kind = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):
         kind = np.dtype(object)
     if kind.kind not in "iu":
         known = "uint8, uint16, uint32, int16, int32, int64"

@@ -23,6 +23,7 @@ from pipeline.config.nodes import FACTS, SAME_FACTS, choosing, of_the_build
 from pipeline.config.schema import Config, LoaderSection
 from pipeline.distributed.world import World, from_environment
 from pipeline.errors import ConfigError, Problem
+from pipeline.loading import postscript
 from pipeline.loading.bad_samples import BadSamples
 from pipeline.loading.budget import Budget, epoch_length
 from pipeline.loading.dataset_facts import classes_of, facts_of
@@ -182,6 +183,7 @@ class Split:
 
     def _whole(self) -> Any:
         """The dataset with all its rows, packed or not."""
+        postscript.refuse()
         where = self.config.dataset.get("packed")
         if where is None:
             return self._unpacked(lazy=self._decodes)

@@ -278,8 +278,12 @@ def _finish(composed: Composed, config: DictConfig, lines: list[str]) -> None:
     """Resolve every interpolation once, into plain values; those of hydra's own stay text."""
     composed.lines, composed.node = lines, hydra_internals.raw_node(config, "hydra")
     composed.hydra = hydra_section.raw(composed.node)
-    with hydra_internals.hydra_config(config), environment.traced() as composed.config.origins:
-        items = _items(config, "", composed.unset, but="hydra")
+    with (
+        hydra_internals.hydra_config(config),
+        environment.traced() as composed.config.origins,
+        hydra_internals.bounded() as growth,
+    ):
+        items = _Resolver(composed.unset, growth).items(config, "", but="hydra")
         composed.config.update((str(name), value) for name, value in items)
     _settle(composed.config, composed.problems)
     composed.complete = True
@@ -292,8 +296,8 @@ def plain(config: DictConfig) -> Plain:
         ConfigError: with every key that has no value.
     """
     problems: list[Problem] = []
-    with environment.traced() as origins:
-        value = Plain(_plain(config, "", problems))
+    with environment.traced() as origins, hydra_internals.bounded() as growth:
+        value = Plain(_Resolver(problems, growth).plain(config, ""))
     value.origins = origins
     _settle(value, problems)
     if problems:
@@ -309,38 +313,54 @@ def _settle(config: Plain, problems: list[Problem]) -> None:
 _UNSET = object()
 
 
-def _value(node: DictConfig | ListConfig, name: Any, key: str, problems: list[Problem]) -> Any:
-    try:
-        with environment.reading() as read:
-            found = node[name]
-        value = _plain(found, key, problems)
-        if read:
-            environment.note(key, hydra_internals.raw_value(node, name), read, value)
+@dataclass
+class _Resolver:
+    """Makes plain values of a configuration's nodes.
+
+    Attributes:
+        problems: what is wrong is added here.
+        growth: what interpolations have given.
+    """
+
+    problems: list[Problem]
+    growth: hydra_internals.Growth
+
+    def plain(self, value: Any, key: str) -> Any:
+        """A value without interpolations; ConfigError where these give too much."""
+        if isinstance(value, DictConfig):
+            return dict(self.items(value, key))
+        if isinstance(value, ListConfig):
+            entries = (self._value(value, i, f"{key}[{i}]") for i in range(len(value)))
+            return [item for item in entries if item is not _UNSET]
         return value
-    except MissingMandatoryValue:
-        problems.append(Problem(key, f"has no value yet; give it with {key}=..."))
-    except InterpolationKeyError:
-        text = hydra_internals.raw_value(node, name)
-        problems.append(Problem(key, f"{text} leads nowhere; give it a value of its own"))
-    except OmegaConfBaseException as error:
-        problems.append(Problem(key, str(error).splitlines()[0]))
-    return _UNSET
 
+    def items(self, node: DictConfig, key: str, but: str = "") -> Iterator[tuple[Any, Any]]:
+        """The entries of a mapping, without those that have no value."""
+        for name in node:
+            if name != but:
+                item = self._value(node, name, f"{key}.{name!s}".lstrip("."))
+                if item is not _UNSET:
+                    yield name, item
 
-def _plain(value: Any, key: str, problems: list[Problem]) -> Any:
-    if isinstance(value, DictConfig):
-        return dict(_items(value, key, problems))
-    if isinstance(value, ListConfig):
-        entries = (_value(value, i, f"{key}[{i}]", problems) for i in range(len(value)))
-        return [item for item in entries if item is not _UNSET]
-    return value
-
-
-def _items(
-    node: DictConfig, key: str, problems: list[Problem], but: str = ""
-) -> Iterator[tuple[Any, Any]]:
-    for name in node:
-        if name != but:
-            item = _value(node, name, f"{key}.{name!s}".lstrip("."), problems)
-            if item is not _UNSET:
-                yield name, item
+    def _value(self, node: DictConfig | ListConfig, name: Any, key: str) -> Any:
+        self.growth.values += 1
+        try:
+            with environment.reading() as read:
+                found = node[name]
+            value = self.plain(found, key)
+            if read:
+                environment.note(key, hydra_internals.raw_value(node, name), read, value)
+        except MissingMandatoryValue:
+            self.problems.append(Problem(key, f"has no value yet; give it with {key}=..."))
+        except InterpolationKeyError:
+            text = hydra_internals.raw_value(node, name)
+            self.problems.append(Problem(key, f"{text} leads nowhere; give it a value of its own"))
+        except OmegaConfBaseException as error:
+            if not self.growth.is_too_much:
+                self.problems.append(Problem(key, str(error).splitlines()[0]))
+        else:
+            if not self.growth.is_too_much:
+                return value
+        if self.growth.is_too_much:
+            raise ConfigError(Problem(key, self.growth.refusal))
+        return _UNSET

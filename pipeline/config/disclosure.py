@@ -37,7 +37,8 @@ _USER = re.compile(r"(?<=://)[^/?#\s@]+@(?=\S)")
 _PARAMETER = re.compile(r"([?&;])([^=&;#\s?]+)=([^&;#\s'\",}\]]+)")
 _SIGNED = re.compile(r"x-(amz|goog)-|awsaccesskeyid|googleaccessid|^(sig|st|se|sp|sv|code)$",
                      re.IGNORECASE)  # fmt: skip
-_ENTRY = re.compile(r"""(['"]?)([\w.\-]+)\1\s*:\s*""")
+# The second way only begins where a word does: to try each of its letters takes the square.
+_ENTRY = re.compile(r"""(?:(['"])([\w.\-]+)\1|(?<![\w.\-])([\w.\-]+))\s*:\s*""")
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _entries(value: str) -> str:
         return value
     parts, at = [], 0
     for match in _ENTRY.finditer(value):
-        if match.start() < at or not names_secret(match[2], "?"):
+        if match.start() < at or not names_secret(match[2] or match[3], "?"):
             continue
         end = _end_of_entry(value, match.end())
         if not _CONSTANT.fullmatch(value[match.end() : end].strip()):

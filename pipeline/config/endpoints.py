@@ -44,6 +44,7 @@ _SERVER = re.compile(
 # Names below amazonaws.com are for everybody to have: ec2-...compute.amazonaws.com.
 _PROVIDERS = re.compile(r"s3([.-](?!compute)[a-z0-9-]+){0,3}\.amazonaws\.com(\.cn)?"
                         r"|(storage|www)\.googleapis\.com")  # fmt: skip
+_LONGEST = 300  # characters of a server; a name has 253 at most
 # Trackers of ours that send, with the servers of their makers.
 TRACKERS = {"pipeline.runs.trackers.mlflow.MLflow": "", "pipeline.runs.trackers.wandb.WandB":
             "https://api.wandb.ai"}  # fmt: skip
@@ -65,7 +66,7 @@ class Endpoint:
     @property
     def server(self) -> tuple[str, str, str]:
         """Scheme, host and port; empty where the value is not one plain server."""
-        match = _SERVER.fullmatch(self.given)
+        match = _SERVER.fullmatch(self.given) if len(self.given) <= _LONGEST else None
         return ("", "", "") if match is None else (match[1] or "", match[2].lower(), match[3] or "")
 
     @property

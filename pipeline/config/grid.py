@@ -83,6 +83,11 @@ def values(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [str(override.input_line)]
     key = override.get_key_element()
+    if override.is_range_sweep():  # which hydra may make a list of
+        given: Any = override.value()
+        for _ in itertools.islice(given.range(), MOST_JOBS, None):
+            reason = f"{override.input_line} has more than {MOST_JOBS} values"
+            raise ConfigError(Problem(key, reason))
     if override.is_interval_sweep():
         raise ConfigError(Problem(key, f"{override.input_line} is every value in between, which a "
                                   "grid cannot go over: choose sweep=optuna, or give values, or "

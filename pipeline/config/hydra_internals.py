@@ -7,6 +7,7 @@ this file says which.
 from __future__ import annotations
 
 import copy
+import io
 import math
 import os
 import time
@@ -15,10 +16,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import hydra
 import omegaconf
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser import overrides_parser, overrides_visitor
@@ -31,9 +33,10 @@ from hydra.plugins.plugin import Plugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override, open_dict, read_write
+from omegaconf.base import Container, Node
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.errors import PenstockError
+from pipeline.errors import ConfigError, PenstockError
 
 try:
     from hydra._internal import config_loader_impl as _loading
@@ -56,6 +59,7 @@ try:
     _get_node = DictConfig._get_node, ListConfig._get_node
     _states = DictConfig._is_none, DictConfig._is_missing, DictConfig._is_interpolation
     _value = DictConfig._value
+    _resolving = Container._resolve_node_interpolation, Container._evaluate_custom_resolver
     _in_namespace = Plugins.is_in_toplevel_plugins_module
     _sweep = BasicSweeper.sweep
 except (ImportError, AttributeError, KeyError) as error:
@@ -74,7 +78,8 @@ if not __debug__:
     vars(overrides_parser)["HydraOverrideVisitor"] = overrides_visitor.HydraOverrideVisitor
 
 __all__ = [
-    "BASIC_LAUNCHER", "BASIC_SWEEPER", "HookedLoader", "apply_override", "before_launch",
+    "BASIC_LAUNCHER", "BASIC_SWEEPER", "Growth", "HookedLoader", "apply_override",
+    "before_launch", "bounded",
     "create_config_search_path", "get_args_parser", "hydra_config", "is_mapping", "loaded_by",
     "raw_node", "raw_value", "replaced", "save_by", "saved_by", "shown_by", "swept_by",
     "with_plugin",
@@ -82,6 +87,13 @@ __all__ = [
 
 BASIC_LAUNCHER = f"{BasicLauncher.__module__}.{BasicLauncher.__name__}"
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
+
+
+_MOST_TEXT = 4 << 20  # characters of a file, with its aliases written out
+_OF_A_VALUE = 32  # characters that a value counts for, beside its own
+_MOST_STEPS = 3000  # interpolations
+_MOST_GIVEN = 4 << 20  # characters that they give
+_MOST_VALUES = 200_000  # of a configuration
 
 
 @contextmanager
@@ -126,6 +138,8 @@ class HookedLoader(ConfigLoaderImpl):
         with (
             replaced(ConfigLoaderImpl, _apply_overrides_to_config=staticmethod(apply)),
             replaced(_loading, create_defaults_list=self._defaults_list),
+            replaced(OmegaConf, load=staticmethod(_load)),
+            bounded(),
         ):
             return super()._load_configuration_impl(*args, **options)
 
@@ -242,6 +256,103 @@ def _stamps(repo: Any, paths: Iterable[str], since: float = math.inf) -> tuple[A
     return tuple(found)
 
 
+class Growth:
+    """How much interpolations have given; `${a}${a}` doubles, so thirty lines make a gigabyte."""
+
+    def __init__(self) -> None:
+        self.steps = self.given = self.values = 0
+
+    @property
+    def is_too_much(self) -> bool:
+        return (self.steps > _MOST_STEPS or self.given > _MOST_GIVEN
+                or self.values > _MOST_VALUES)  # fmt: skip
+
+    @property
+    def refusal(self) -> str:
+        return (f"its interpolations give more than {_MOST_STEPS:,} results or "
+                f"{_MOST_GIVEN >> 20} MiB of text; write them out, or refer to less")  # fmt: skip
+
+    def add(self, result: Any) -> None:
+        """Count the result of an interpolation; raises ConfigError where it is one too many."""
+        self.steps += 1
+        self.given += len(result) if isinstance(result, str) else 0
+        if self.is_too_much:
+            raise ConfigError(self.refusal)
+
+
+@contextmanager
+def bounded(each: bool = False) -> Iterator[Growth]:
+    """Refuse interpolations that grow too large, in what is resolved meanwhile.
+
+    Args:
+        each: the bound is of every single value, and not of all together.
+    """
+    growth, depth = Growth(), 0
+
+    def counted(resolve: Callable[..., Any]) -> Callable[..., Any]:
+        def resolved(*args: Any, **options: Any) -> Any:
+            nonlocal depth
+            if each and not depth:
+                growth.steps = growth.given = 0
+            depth += 1
+            try:
+                found = resolve(*args, **options)
+                growth.add(found._value() if isinstance(found, Node) else found)
+            finally:
+                depth -= 1
+            return found
+
+        return resolved
+
+    of_nodes = vars(Container)["_resolve_node_interpolation"]
+    by_resolvers = vars(Container)["_evaluate_custom_resolver"]
+    with replaced(Container, _resolve_node_interpolation=counted(of_nodes),
+                  _evaluate_custom_resolver=counted(by_resolvers)):  # fmt: skip
+        yield growth
+
+
+def _load(file: TextIO) -> DictConfig | ListConfig:
+    """A file of a configuration, as OmegaConf reads it; ValueError if it is too large."""
+    text = file.read(_MOST_TEXT + 1)
+    if len(text) > _MOST_TEXT:
+        raise ValueError(f"{file.name} has more than {_MOST_TEXT >> 20} MiB")
+    if "*" in text and "&" in text:
+        _check_aliases(text, file.name)
+    again: Any = io.StringIO(text)
+    again.name = file.name  # for messages
+    return _load_yaml(again)
+
+
+def _check_aliases(text: str, name: str) -> None:
+    """Raise ValueError where values that a text refers to, written out each time, are too many."""
+    sizes: dict[str, int] = {}  # of what is anchored
+    open_ones: list[tuple[str | None, int]] = []  # anchors, and the size before
+    size = 0
+    for event in yaml.parse(text, _YAML):
+        before = size
+        size += _OF_A_VALUE
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in sizes:  # inside of itself
+                raise ValueError(f"{name}: *{event.anchor} refers to what it is in")
+            size += sizes[event.anchor]
+        elif isinstance(event, yaml.ScalarEvent):
+            size += len(event.value)
+            if event.anchor:
+                sizes[event.anchor] = size - before
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_ones.append((event.anchor, before))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_ones.pop()
+            if anchor:
+                sizes[anchor] = size - before
+        if size > _MOST_TEXT:
+            raise ValueError(f"{name}: its aliases stand for more than {_MOST_TEXT >> 20} MiB")
+
+
+_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one
+_load_yaml = OmegaConf.load
+
+
 def apply_override(override: Override, config: DictConfig) -> None:
     """Apply one override to a composed configuration as hydra does."""
     _apply([override], config)
@@ -257,7 +368,8 @@ def loaded_by(make: Callable[..., HookedLoader], single: bool, sweeps: bool) -> 
     """
     mode = RunMode.RUN if single else None
     modes = {"get_mode": lambda *args, **options: mode} if single or sweeps else {}
-    with replaced(_entry, ConfigLoaderImpl=make), replaced(_entry.Hydra, **modes):
+    hooks = replaced(_entry, ConfigLoaderImpl=make), replaced(_entry.Hydra, **modes)
+    with hooks[0], hooks[1], bounded(each=True):
         yield
 
 

@@ -28,7 +28,7 @@ from torch.utils.data import Subset
 
 from pipeline.errors import DataError
 from pipeline.files.batch_bytes import BatchBytes, BatchTooLargeError, bounded, discarded
-from pipeline.loading import output_buffers, worker_status
+from pipeline.loading import output_buffers, postscript, worker_status
 from pipeline.loading.bad_samples import (
     RAISE,
     BadSampleError,
@@ -118,6 +118,11 @@ class Fetch:
         self._whole = WholeBatches(self)
         # Where nothing can draw, they need not be saved and put back: 30 us a batch.
         self.leaves_generators = self._keyed and self._whole.reads and self.batch_transform is None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In a worker that was not forked."""
+        self.__dict__.update(state)
+        postscript.refuse()
 
     def __call__(self, request: Any, draws: Draws = GLOBAL) -> Any:
         """The batch of `request`, or the end of a stream.

@@ -319,7 +319,10 @@ def _below(where: str, key: Any) -> str:
 
 
 def _dtype(name: Any) -> np.dtype[Any]:
-    dtype = np.dtype(str(name))
+    try:
+        dtype = np.dtype(str(name))
+    except SyntaxError as error:  # numpy takes "(2, 3)f4" for Python
+        raise ValueError(f"an array of type {name!r}") from error
     if dtype.kind not in "biufcSUMm" or not dtype.itemsize:
         raise ValueError(f"an array of type {name!r}")
     return dtype

@@ -1,7 +1,8 @@
 """Charts as SVG inside of a page: matplotlib draws them, and the page's CSS colours them.
 
     line_chart("Loss", [Curve("training", x, y, notes)], marks=[Mark(40, "resumed")]) -> Markup
-    embed(figure, "Title", "a sentence for screen readers") -> Markup     for figures of one's own
+    embed(figure, "Title", "a sentence for screen readers") -> Markup     for figures of one's own,
+                                                     drawn inside of `with drawing():`
 
 A figure uses the colours AXIS, GRID, MUTED, PAPER and COLORS only: in the page they are variables,
 which differ between light and dark. Text stays text. A pointer or the arrow keys show the values
@@ -23,6 +24,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from pipeline.reports.page import part
+from pipeline.runs.figures import drawing, new_figure
 from pipeline.terminal import one_line
 
 if TYPE_CHECKING:
@@ -42,8 +44,8 @@ _LONG = re.compile(r"-?\d+\.\d\d+")
 _SVG = "{http://www.w3.org/2000/svg}"
 _HREF = "{http://www.w3.org/1999/xlink}href"
 _SETTINGS: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "penstock", "text.parse_math": False,
-    "path.simplify": False, "axes.unicode_minus": True,
+    "svg.fonttype": "none", "svg.hashsalt": "penstock", "path.simplify": False,
+    "axes.unicode_minus": True,
 }  # fmt: skip
 _DOTTED, _DASHED = (0, (1, 1.6)), (0, (3, 2))
 
@@ -81,6 +83,7 @@ class Mark:
     label: str = ""
 
 
+@drawing()
 def line_chart(
     title: str, curves: Sequence[Curve], *, x_label: str = "", marks: Sequence[Mark] = (),
     levels: Mapping[str, float] | None = None, log: bool = False, broad: bool = False,
@@ -148,10 +151,8 @@ def thinned(curve: Curve, color: str, most: int = MOST_POINTS) -> Curve:
 
 def new_axes(broad: bool = False, height: float = 2.3) -> tuple[Figure, Axes]:
     """A figure of a chart's size in inches, with one pair of axes in our style."""
-    from matplotlib.figure import Figure
-
     width, height = (13.2, height * 1.45) if broad else (4.6, height)
-    figure = Figure(figsize=(width, height), facecolor="none")
+    figure = new_figure(width, height, facecolor="none")
     axes = figure.add_axes((0.58 / width, 0.46 / height, 1 - 0.74 / width, 1 - 0.72 / height))
     style(axes)
     return figure, axes
@@ -212,12 +213,11 @@ def embed(
 
 def _svg(figure: Figure, label: str) -> Markup:
     """A figure as an element of a page: own ids, the page's colours and fonts."""
-    import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     FigureCanvasSVG(figure)
     written = io.BytesIO()
-    with matplotlib.rc_context(_SETTINGS):
+    with drawing(**_SETTINGS):
         figure.savefig(written, format="svg", metadata={"Date": None}, transparent=True)
     content = written.getvalue()
     key = "f" + hashlib.blake2b(label.encode(errors="replace") + content, digest_size=5).hexdigest()

@@ -10,7 +10,9 @@ from pipeline.errors import PenstockError
 from pipeline.reports import page
 from pipeline.reports.facts import DataFacts, LengthFacts, SplitFacts, read_facts
 from pipeline.reports.page import Section
+from pipeline.runs.figures import drawing, label_powers
 from pipeline.runs.record import RunRecord
+from pipeline.terminal import one_line
 
 TITLE = "Data"
 _SHOWN = 20  # values of a column; more are folded
@@ -94,6 +96,7 @@ def _lengths(data: DataFacts) -> list[Markup]:
     return [page.charts_of(drawn)] if drawn else []
 
 
+@drawing()
 def _histogram(split: SplitFacts, lengths: LengthFacts) -> Markup:
     from pipeline.reports.charts import COLORS, embed, new_axes
 
@@ -104,7 +107,8 @@ def _histogram(split: SplitFacts, lengths: LengthFacts) -> Markup:
              edgecolor="none")  # fmt: skip
     if min(edges) > 0 and max(widths) > 3 * min(widths):
         axes.set_xscale("log")
-    axes.set_xlabel(lengths.unit)
+        label_powers(axes.xaxis)
+    axes.set_xlabel(one_line(lengths.unit))
     axes.set_ylabel("rows")
     title = f"Lengths, {split.name}"
     summary = (f"From {lengths.least:,.4g} to {lengths.most:,.4g} {lengths.unit}, half of them "

@@ -51,9 +51,13 @@ def write(folder: Path, key: str = "runs") -> Path:
     return save(RunRecord.read(folder, key))
 
 
-def save(run: RunRecord) -> Path:
-    """Write the report of a run that was read, and return its path; errors as for `write`."""
-    return page.write(run.path / NAME, make(run))
+def save(run: RunRecord, made: str | None = None) -> Path:
+    """Write the report of a run that was read, and return its path; errors as for `write`.
+
+    Args:
+        made: what `make` gave, if it is known.
+    """
+    return page.write(run.path / NAME, make(run) if made is None else made)
 
 
 def make(run: RunRecord) -> str:

@@ -16,6 +16,7 @@ from pipeline.reports import charts, values
 from pipeline.reports.charts import AXIS, COLORS, MUTED, PAPER, Curve, embed, new_axes, thinned
 from pipeline.reports.importance import Importance
 from pipeline.reports.sweep_data import SeedGroup, SweepJob, SweepRecord, number
+from pipeline.runs.figures import drawing
 from pipeline.terminal import one_line
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def short(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+@drawing()
 def curves(sweep: SweepRecord, name: str, title: str, broad: bool = True) -> Markup:
     """A measurement over the epochs, of all jobs; nothing where no job has it."""
     named, others, lines = [], [], []
@@ -87,6 +89,7 @@ def curves(sweep: SweepRecord, name: str, title: str, broad: bool = True) -> Mar
                  narrow=figures[1] if broad else None, legend=legend if broad else ())  # fmt: skip
 
 
+@drawing()
 def scatter(sweep: SweepRecord, key: str) -> Markup:
     """The metric over one key: a point for each job that is done."""
     jobs = [job for job in sweep.jobs if job.value is not None]
@@ -110,6 +113,7 @@ def scatter(sweep: SweepRecord, key: str) -> Markup:
                  readings=[_readings(figure, axes, [("", COLORS[0])], points)])  # fmt: skip
 
 
+@drawing()
 def parallel(sweep: SweepRecord, keys: Sequence[str]) -> Markup:
     """All keys and the metric side by side, a line for each job; the best quarter in colour."""
     jobs = [job for job in sweep.ranked if job.value is not None]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pipeline.errors import ConfigError, Problem
 from pipeline.files.regular_file import open_regular
+from pipeline.files.table_cells import text_of
 
 NAME = "quarantine.csv"
 
@@ -94,6 +95,7 @@ def _entry(number: int, line: Sequence[str], name: str) -> Entry:
         for text in (index, epoch, step, position):
             if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
                 raise ValueError(f"{text[:40]!r} is not a number of a sample or a step")
-        return Entry(split, int(index), path, int(epoch), int(step), int(position), cause, dataset)
+        return Entry(split, int(index), text_of(path), int(epoch), int(step), int(position),
+                     text_of(cause), dataset)  # fmt: skip
     except ValueError as error:
         raise ConfigError(Problem(KEY, f"{name!r}, line {number}: {error}")) from error

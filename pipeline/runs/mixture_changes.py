@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 
 from pipeline.errors import ConfigError, Problem
+from pipeline.files import plain_json
 from pipeline.order.address import Address
 from pipeline.order.weights import Mixing, change
 
@@ -89,7 +89,8 @@ def _mixing(facts: Mapping[str, str]) -> Mixing:
         if found is None:
             raise ValueError(text)
         lengths[name] = int(found[1])
-    weights = {name: json.loads(text) for name, text in _under(facts, "dataset.weights.").items()}
+    given = _under(facts, "dataset.weights.").items()
+    weights = {name: plain_json.parse(text) for name, text in given}
     by_length = all(one is None for one in weights.values())
     return Mixing(
         lengths, None if by_length else weights, facts["dataset.linear"] == "True",

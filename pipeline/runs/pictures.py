@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from pipeline.files.disk import write_atomically
+from pipeline.runs import figures
+from pipeline.runs.figures import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +30,7 @@ TRUE, PREDICTED, INK, FAINT = "#22e08a", "#ff4b1f", "#30343b", "#d9dce1"
 STYLES = (":", "--", "-.", (0, (1, 4)), (0, (6, 3, 1, 3, 1, 3)))  # of horizontal lines
 TILE = 1.9  # inches
 DPI = 120
+_LONGEST = 60  # characters of a line
 
 # The lines that the 68 iBUG landmarks stand for (first, one past last, closed).
 IBUG68_LINES = (
@@ -36,6 +39,7 @@ IBUG68_LINES = (
 )  # fmt: skip
 
 
+@drawing()
 def learning_curves(
     history: Sequence[Mapping[str, float]], path: Path,
     levels: Mapping[str, Mapping[str, float]] | None = None,
@@ -68,7 +72,8 @@ def learning_curves(
         for style, (name, values) in zip(cycle(STYLES), (levels or {}).items(), strict=False):
             level = values.get(title)
             if level is not None and math.isfinite(level):
-                axes.axhline(level, color=INK, linewidth=1.2, linestyle=style, label=name)
+                axes.axhline(level, color=INK, linewidth=1.2, linestyle=style,
+                             label=shortened(name, _LONGEST))  # fmt: skip
         if len(axes.lines) > 1:  # beside the panel, where no line is
             axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.03),
                         handlelength=3.4 if len(levels or {}) > 1 else 1.2,
@@ -76,6 +81,7 @@ def learning_curves(
     return save(figure, path)
 
 
+@drawing()
 def rate_curve(
     rates: Sequence[float], losses: Sequence[float], smooth: Sequence[float], best: float,
     path: Path,
@@ -87,6 +93,7 @@ def rate_curve(
     axes.plot(rates, smooth, color=PREDICTED, linewidth=1.8, label="smoothed")
     axes.axvline(best, color=INK, linewidth=1.2, linestyle=":", label=f"falls fastest: {best:.2g}")
     axes.set_xscale("log")
+    figures.label_powers(axes.xaxis)
     low, high = min(smooth), max(smooth)
     margin = 0.15 * (high - low or 1.0)
     axes.set_ylim(low - margin, high + margin)  # single steps may be far out
@@ -96,6 +103,7 @@ def rate_curve(
     return save(figure, path)
 
 
+@drawing()
 def contact_sheet(
     images: Tensor | Sequence[Tensor], path: Path,
     landmarks: Sequence[Tensor] | Tensor | None = None,
@@ -130,7 +138,8 @@ def contact_sheet(
         if predicted is not None:
             _draw_points(axes, predicted[place], PREDICTED, width=1.1)
         if captions:
-            axes.text(0.5, -0.025, captions[place], transform=axes.transAxes, ha="center",
+            caption = "\n".join(shortened(one, _LONGEST) for one in captions[place].split("\n"))
+            axes.text(0.5, -0.025, caption, transform=axes.transAxes, ha="center",
                       va="top", fontsize=9, color=INK)  # fmt: skip
     if legend > 0.1:
         _draw_legend(figure, landmarks is not None, predicted is not None)
@@ -142,6 +151,7 @@ def contact_sheet(
     return save(figure, path)
 
 
+@drawing()
 def confusion_matrix(
     counts: Tensor, names: Sequence[str], path: Path, title: str = "confusion"
 ) -> Path:
@@ -165,6 +175,7 @@ def confusion_matrix(
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
     axes.set_xlabel("predicted", color=INK)
     axes.set_ylabel("true", color=INK)
+    title = shortened(title, _LONGEST)
     axes.set_title(title, loc="left", fontsize=11, color=INK, fontweight="bold")
     axes.spines[:].set_visible(False)
     for row in range(len(labels)):
@@ -175,6 +186,7 @@ def confusion_matrix(
     return save(figure, path)
 
 
+@drawing()
 def signals(
     values: Sequence[Tensor], path: Path, captions: Sequence[str], columns: int = 4
 ) -> Path:
@@ -195,7 +207,7 @@ def signals(
             axes.imshow(drawn, aspect="auto", origin="lower", cmap="magma", interpolation="nearest")
         axes.tick_params(labelsize=7)
         wrong = "not " in caption
-        axes.set_title(caption.replace("$", r"\$"), loc="left", fontsize=8.5,
+        axes.set_title(shortened(caption, _LONGEST), loc="left", fontsize=8.5,
                        color=PREDICTED if wrong else INK)  # fmt: skip
         axes.spines[["top", "right"]].set_visible(False)
     return save(figure, path)
@@ -213,12 +225,15 @@ def _draw_curves(axes: Axes, title: str, curves: Mapping[str, list[Any]]) -> Non
 
     colors = {"training": "#9aa3b2", "validation": PREDICTED}
     for label, (epochs, values) in curves.items():
-        axes.plot(epochs, values, label=label, color=colors.get(label), linewidth=2,
-                  marker="o", markersize=4)  # fmt: skip
+        axes.plot(epochs, values, label=shortened(label, _LONGEST), color=colors.get(label),
+                  linewidth=2, marker="o", markersize=4)  # fmt: skip
     finite = [v for _, values in curves.values() for v in values if v > 0 and math.isfinite(v)]
     if finite and title == "loss" and max(finite) > 20 * min(finite):
         axes.set_yscale("log")
-    axes.set_title(title, loc="left", fontsize=11, color=INK, fontweight="bold")
+        figures.label_powers(axes.yaxis)
+    axes.set_title(
+        shortened(title, _LONGEST), loc="left", fontsize=11, color=INK, fontweight="bold"
+    )
     axes.set_xlabel("epoch", color=INK)
     shown = [epoch for epochs, _ in curves.values() for epoch in epochs]
     if shown and min(shown) == max(shown):  # a single one, with room on both sides
@@ -261,9 +276,8 @@ def pixels(image: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 def new_figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=DPI, layout=layout)
+    figure = figures.new_figure(width, height, dpi=DPI, layout=layout)
     FigureCanvasAgg(figure)
     return figure
 
@@ -273,6 +287,7 @@ def save(figure: Figure, path: Path) -> Path:
     drawn = io.BytesIO()
     with warnings.catch_warnings():  # about class names in scripts that the font lacks
         warnings.filterwarnings("ignore", "Glyph .* missing")
+        warnings.filterwarnings("ignore", "constrained_layout not applied")  # by long ones
         figure.savefig(drawn, format=path.suffix.removeprefix(".") or "png")
     write_atomically(path, drawn.getvalue())
     return path

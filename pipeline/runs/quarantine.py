@@ -21,6 +21,7 @@ from typing import Any
 from pipeline.errors import ConfigError, Problem
 from pipeline.files.disk import append, refuse
 from pipeline.files.own_files import open_own
+from pipeline.files.table_cells import cell
 from pipeline.loading.bad_samples import BadSamples, LeftOut, OnError, path_of, rule
 from pipeline.loading.kept_rows import KeptRows, unfiltered, unfiltered_fingerprint
 from pipeline.order.plan import Plan
@@ -81,7 +82,9 @@ class QuarantineFile:
         begun = self.path.exists() and self.path.stat().st_size > 0
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerows([*([] if begun else [COLUMNS]), *map(astuple, new.values())])
+        lines = [[cell(value) if isinstance(value, str) else value for value in astuple(one)]
+                 for one in new.values()]  # fmt: skip
+        writer.writerows([*([] if begun else [COLUMNS]), *lines])
         append(self.path, [written(text.getvalue()).removesuffix("\n")])
         self._samples |= new.keys()
         return list(new.values())

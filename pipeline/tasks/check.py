@@ -182,7 +182,7 @@ def _counted(split: Split, loader: Loader) -> Iterator[Any]:
     length = length_of(loader.fetch.dataset)
     began = time.perf_counter()
     numbers = [0, 0]
-    said = f"checking {name} was interrupted: {{}}{f' of {length}' if length else ''} samples"
+    said, of = f"checking {name} was interrupted", f" of {length}" if length else ""
     try:
         with ProgressDisplay(f"checking {name}", length) as shown:
 
@@ -191,8 +191,8 @@ def _counted(split: Split, loader: Loader) -> Iterator[Any]:
                 shown.to(count, f"{wrong} wrong")
 
             yield show
-        said = f"checked {name}: {{}} samples"
+        said, of = f"checked {name}", ""
     finally:
         if kind != "none":
             seconds = time.perf_counter() - began
-            say(f"{said.format(numbers[0])} in {seconds:.1f} s, {numbers[1]} wrong")
+            say(f"{said}: {numbers[0]}{of} samples in {seconds:.1f} s, {numbers[1]} wrong")

@@ -8,6 +8,7 @@ from torch import nn
 
 from pipeline.build.data import Split
 from pipeline.files.disk import write_atomically
+from pipeline.files.table_cells import markdown_cell
 from pipeline.loading.dataset_facts import tokenizer_of
 from pipeline.order.randomness import scope
 from pipeline.runs.pictures import shortened
@@ -44,6 +45,6 @@ def write_continuations(
     for row, own in zip(some, told, strict=True):
         given, true = found[row][:GIVEN], found[row][GIVEN : GIVEN + WRITTEN]
         words = [str(row), *(tokenizer.decode(one) for one in (given, true, own))]
-        lines.append(f"| {' | '.join(shortened(one, 200).replace('|', '/') for one in words)} |")
+        lines.append(f"| {' | '.join(markdown_cell(shortened(one, 200)) for one in words)} |")
     write_atomically(path, ("\n".join(lines) + "\n").encode())
     return path

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pipeline.build.data import Split
 from pipeline.files.disk import write_atomically
+from pipeline.files.table_cells import markdown_cell
 from pipeline.loading.batch import Batch
 from pipeline.loading.collate import plain
 from pipeline.order.plan import Request
@@ -206,7 +207,7 @@ def _listed(
     lines = ["| row | sample | true | predicted |", "|---|---|---|---|"]
     for place, (true, guess) in enumerate(found):
         row = [str(int(batch.indices[place])), words_of(batch, objective, place), true, guess]
-        lines.append(f"| {' | '.join(shortened(one, 100).replace('|', '/') for one in row)} |")
+        lines.append(f"| {' | '.join(markdown_cell(shortened(one, 100)) for one in row)} |")
     write_atomically(path, ("\n".join(lines) + "\n").encode())
     return path
 

@@ -27,6 +27,7 @@ from pipeline.config import disclosure
 from pipeline.distributed import preemption
 from pipeline.errors import PenstockError
 from pipeline.files.disk import check_replaceable, replace_own
+from pipeline.files.table_cells import cell
 from pipeline.loading.sharing.folder import JobsToCome
 from pipeline.runs.job_result import FINISHED, JobResult, best_of, read_results
 from pipeline.runs.stored_sweep import jobs_of, must_be_typed, read_sweep
@@ -183,9 +184,8 @@ def _number(value: float | None, digits: int = 6) -> str:
 
 def _write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    csv.writer(text).writerows([cell(one) for one in line] for line in lines)
     replace_own(path, text.getvalue().encode(errors="backslashreplace"), _MADE)
 
 

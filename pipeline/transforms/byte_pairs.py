@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from pipeline.files.batch_bytes import temporary
 from pipeline.files.limits import Limits
 from pipeline.files.regular_file import read_regular
 from pipeline.order.randomness import IntArray
+from pipeline.transforms import vocabulary_file
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -32,6 +34,7 @@ Sample = dict[str, Any]
 BEGIN = "<|begin|>"
 _LARGEST = 64 << 20  # bytes of a vocabulary
 _PER_CHARACTER = 128  # bytes while a text is encoded: 250 a token, of two characters or more mostly
+_USUAL_GROWTH, _LARGEST_TEXT = 12, 256 << 20  # of a normalizer; bytes that it may give
 
 
 class BytePairs:
@@ -60,7 +63,9 @@ class BytePairs:
         self.field, self.size = field, size
         content = _content(vocabulary)
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(content)
+            self._growth = vocabulary_file.checked(content)
+            with _panics():
+                self._tokenizer = tokenizers.Tokenizer.from_str(content)
         except Exception as error:  # of no class of its own
             raise DataError(f"{vocabulary!r} is no tokenizer.json: {error}") from None
         self._tokenizer.encode_special_tokens = True
@@ -107,10 +112,28 @@ class BytePairs:
         return str(self._tokenizer.decode([one for one in ids if one != self.begin]))
 
     def _encoded(self, text: str) -> Encoding:
+        if self._growth > _USUAL_GROWTH and self._growth * len(text) > _LARGEST_TEXT:
+            raise DataError(f"a text of {len(text)} characters is too long for this vocabulary, "
+                            f"which may make {self._growth:.0f} times as many of it")  # fmt: skip
         try:
-            return self._tokenizer.encode(text, add_special_tokens=False)
-        except (TypeError, UnicodeError) as error:
+            with _panics():
+                return self._tokenizer.encode(text, add_special_tokens=False)
+        except (TypeError, ValueError) as error:
             raise DataError(f"a text cannot be encoded: {error}") from None
+
+
+@contextmanager
+def _panics() -> Iterator[None]:
+    """Turn panics of `tokenizers`, which are no Exceptions, into ValueErrors.
+
+    They come of tables that are damaged, and of patterns that give up on a text.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            raise ValueError(str(error)) from None
+        raise
 
 
 def learn(texts: Iterable[str], size: int, begin: str = BEGIN) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.loading.stage_timer import StageTrace
+from pipeline.runs.figures import drawing
 from pipeline.runs.pictures import INK, new_figure, save
 
 if TYPE_CHECKING:
@@ -187,6 +188,7 @@ def _name(kind: str, process: int, row: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "pid": process, "tid": row, "name": kind, "args": {"name": name}}
 
 
+@drawing()
 def draw(timelines: Sequence[Timeline], path: Path, heading: str) -> Path:
     """Draw timelines side by side, up to the end of the shortest."""
     from matplotlib.patches import Patch

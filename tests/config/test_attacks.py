@@ -320,6 +320,24 @@ FILES = {
     "watched file": {"class": "logging.handlers.WatchedFileHandler", "filename": "CANARY"},
     "other machine": {"class": "logging.handlers.HTTPHandler", "host": "stranger.example"},
 }
+
+# 9. What grows without end: aliases of YAML, interpolations, ranges of a sweep.
+TWICE = "".join(f"  a{n}: ${{notes.a{n - 1}}}${{notes.a{n - 1}}}\n" for n in range(1, 40))
+LISTS = "".join(f"  a{n}: ['${{notes.a{n - 1}}}', '${{notes.a{n - 1}}}']\n" for n in range(1, 40))
+LAUGHS = "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+GROWING = {
+    "aliases": "a0: &a0 [x, x]\n" + LAUGHS,
+    "aliases of a long text": f"a0: &a0 {'x' * 200_000}\nmore: [{'*a0, ' * 10_000}]\n",
+    "merged aliases": "a0: &a0 {x: 1}\nmore: {<<: [" + "*a0, " * 100_000 + "*a0]}\n",
+    "an alias of itself": "notes: &a {more: *a}\n",
+    "texts": "notes:\n  a0: xxxxxxxxxx\n" + TWICE,
+    "lists": "notes:\n  a0: [1, 1]\n" + LISTS,
+    "a long text": f"notes:\n  a0: {'x' * 1_000_000}\n  a1: {'${notes.a0}' * 100}\n",
+    "a wide list": f"notes:\n  a0: [{'1, ' * 1000}]\n  a1: [" + "'${notes.a0}', " * 9000 + "]\n",
+    "by a resolver": "notes:\n  a0: xxxxxxxxxx\n" + TWICE.replace("${notes", "${oc.select:notes"),
+    "a file": f"notes: {'x' * (5 << 20)}\n",
+}  # fmt: skip
+RANGE = "range(0,100000000000)"
 SUBFOLDERS = [".", "", "..", "conf", "FOLDER", "../../x", ".hydra/../conf"]
 
 # 9. What the processes of Ray's actors are started with, and which Ray they belong to.
@@ -512,6 +530,16 @@ def attacks():
     for name in SUBFOLDERS:
         section = {"run": {"dir": "FOLDER/victim"}, "output_subdir": name}
         yield f"subfolder: {name!r}", by_experiment(section)
+    for name, text in GROWING.items():
+        files = {"experiment/evil.yaml": "# @package _global_\n" + text}
+        yield f"grows: {name}", Attack(["--config-dir=FOLDER", "experiment=evil"], files)
+    yield "grows: a sweep's range", by_sweep({"sweeper": {"params": {"batch.size": RANGE}}})
+    shuffled = {"sweeper": {"params": {"batch.size": f"shuffle({RANGE})"}}}
+    yield "grows: a shuffled range", by_sweep(shuffled)
+    stored = {"version": 1, "words": [f"seed={RANGE}"], "fixed": None, "keys": [], "threads": 1,
+              "began": 0, "ends": [], "jobs": []}  # fmt: skip
+    yield "grows: a stored range", Attack(["-m", "resume=FOLDER/sweep"],
+                                          {"sweep/sweep.json": json.dumps(stored)})  # fmt: skip
     for group in ("job_logging", "hydra_logging"):
         name = {"job_logging": "default", "hydra_logging": "hydra_debug"}[group]
         yield f"hydra's own {group}", Attack([f"hydra/{group}={name}"])

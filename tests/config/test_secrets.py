@@ -9,6 +9,8 @@ import yaml
 
 from pipeline import command, tasks
 from pipeline.config import disclosure, endpoints, environment
+from pipeline.config.endpoints import Endpoint
+from pipeline.datasets.remote.store import check_options
 from pipeline.runs.resumption import fingerprint
 from tests.program import run
 from tests.web_server import WebServer
@@ -354,3 +356,25 @@ def test_logging_is_left_as_it_was(configs, capsys):
 def test_a_variable_in_a_url_does_not_hide_its_password(monkeypatch):
     monkeypatch.setitem(environment._read, "https:", "SCHEME")
     assert environment.unresolved("https://user:hidden@server") == "${oc.env:SCHEME}//***@server"
+
+
+LONG = {
+    "a word in a mapping": lambda: disclosure.words(["model.x={" + "a" * 300_000]),
+    "words in a mapping": lambda: disclosure.words(["model.x={" + "a " * 100_000 + "}"]),
+    "an address": lambda: disclosure.urls("://" + "a:" * 200_000),
+    "a server": lambda: Endpoint("x", "s3" + "-a" * 100_000, anonymous=False).is_allowed,
+    "a password": lambda: check_options({"proxy": "//" + ":" * 300_000}),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_texts_take_no_time(name):
+    """Each took minutes or years, by a pattern that tried each way to divide the text."""
+    LONG[name]()
+
+
+def test_secrets_in_mappings_are_hidden_however_they_are_written():
+    words = ["a={b:{token:x},'secret':y,\"key\": z,tokens:3}", "a={x-key: 1234567}"]
+    assert disclosure.words(words) == [
+        "a={b:{token:***},'secret':***,\"key\": ***,tokens:***}", "a={x-key: ***}"
+    ]  # fmt: skip

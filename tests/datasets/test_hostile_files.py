@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import pickle
 import re
 import resource
 import subprocess
@@ -28,8 +29,11 @@ from pipeline.datasets.reading.mapped_array import MappedArray
 from pipeline.datasets.reading.shard_files import expand_braces
 from pipeline.datasets.reading.walk import walk
 from pipeline.datasets.sequences import Sequences
+from pipeline.datasets.token_files import TokenFiles
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.limits import Limits
+from pipeline.loading.collate import Stack
+from pipeline.loading.fetch import Fetch
 from pipeline.order.randomness import KeyedRandom
 from pipeline.packing.recipe import CenterCrops
 from pipeline.transforms import native_images
@@ -417,6 +421,67 @@ def digits_folder(root):
     for take in range(40):
         soundfile.write(root / f"recordings/7_me_{take}.wav", np.ones(100) / 2, 8000)
     return bad
+
+
+# Text that a configuration gives to datasets, and what would read more in it.
+
+
+@pytest.mark.parametrize("address", [
+    "simplecache::file:///etc/passwd", "filecache::https://stranger.example/x", "ftp://x/y",
+    "zip://x::s3://stranger/y", "reference://x", "local:///etc/passwd", "github://a:b@/x",
+    "dask://x", "jupyter://x", "s3a::x://y", "pipeline.x:Y://z",
+])  # fmt: skip
+def test_an_address_names_no_other_file_system(address, tmp_path, monkeypatch):
+    """fsspec would take a chain of file systems, and import a class for each."""
+    pytest.importorskip("fsspec")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys.modules["fsspec.registry"], "get_filesystem_class", None)
+    with pytest.raises((ConfigError, DataError)):
+        Files().open(address)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pattern_of_names_takes_no_time(tmp_path):
+    (tmp_path / f"{'a' * 200}.bin").write_bytes(b"12")
+    pattern = "a*" * 60 + "b.bin"
+    with pytest.raises(DataError, match=r"there is no \.bin or \.npy file"):
+        TokenFiles(str(tmp_path), tokens=pattern, dtype="uint16", eod=0)
+
+
+@pytest.mark.parametrize("dtype", ["O", "(9999999999,)i4", "(1,i4", "i4,i4", "(2,)O", "U9999999999",
+                                   "f4", "{", f"({'9' * 5000},)i4", "os.system"])  # fmt: skip
+def test_a_type_of_tokens_is_a_whole_number(dtype, tmp_path):
+    (tmp_path / "x.bin").write_bytes(b"12")
+    with pytest.raises(ConfigError, match="no type of tokens"):
+        TokenFiles(str(tmp_path), dtype=dtype, eod=0)
+
+
+def test_no_picture_is_a_program(capsys, monkeypatch):
+    """Pillow has Ghostscript run a picture in PostScript, whatever its file is called."""
+    from PIL import EpsImagePlugin
+
+    canary, program = Path("canary").absolute(), Path("bin/gs")
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch {canary}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent.absolute()}:{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    Path("data/cat").mkdir(parents=True)
+    for name in "abcdefgh":
+        text = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
+        Path(f"data/cat/{name}.jpg").write_text(text)
+    target = "{_target_: torchvision.datasets.ImageFolder, root: data}"
+    Path("conf/dataset").mkdir(parents=True)
+    Path("conf/dataset/theirs.yaml").write_text(
+        f"train: {target}\nval: {target}\nfields: [image, label]\n"
+    )
+    done = run(capsys, "--config-dir=conf", "dataset=theirs", "task=digest", "loader=debug")
+    assert done.code == 3, done.err
+    assert "Ghostscript" in done.err
+    assert not canary.exists()
+    EpsImagePlugin.gs_binary = None
+    pickle.loads(pickle.dumps(Fetch([1, 2], None, Stack(), 0)))  # as in a worker that is spawned
+    assert EpsImagePlugin.gs_binary is False
 
 
 STRANGERS = {

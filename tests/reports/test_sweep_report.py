@@ -140,6 +140,18 @@ def test_texts_of_strangers_stay_texts(sweep):
 
 
 @pytest.mark.one_in(3)
+@pytest.mark.parametrize("text", [r"$\frac{$", "$" + "{" * 300 + "}" * 300 + "$", "\uffff",
+                                  "\ud800", "&#x0;]]>", "a\0b"], ids=ascii)  # fmt: skip
+def test_keys_and_values_are_no_tex_and_break_no_svg(text, tmp_path):
+    for number in range(6):
+        (tmp_path / str(number)).mkdir()
+        overrides = [f"model.x={text}{number}", f"{text}={number}.5"]
+        JobResult(overrides, "done", f"val/{text}", "min", float(number), 1.0, None, 0, 0.0).write(
+            tmp_path / str(number)
+        )
+    assert sweep_report.write(tmp_path).read_text().count("<svg") >= 3
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [("result.json", "[" * 1000), ("result.json", "{}"), ("result.json", "\x00"),

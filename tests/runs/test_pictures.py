@@ -33,6 +33,34 @@ def test_true_landmarks_are_green_and_predicted_ones_orange(tmp_path):
     assert not shows(path, GREEN)
 
 
+TEX = [r"$\frac{$", r"$\undefined$", "$" + "{" * 200 + "x" + "}" * 200 + "$", "$x^x^x$", "\ud800",
+       "\uffff\0", "$$", "a" * 100_000]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEX, ids=lambda name: ascii(name[:9]))
+def test_names_are_texts_and_no_tex(name, tmp_path):
+    """Of classes, metrics and samples, which may come from anybody."""
+    path = tmp_path / "x.png"
+    pixels(confusion_matrix(torch.eye(2, dtype=torch.int64), [name, "b"], path, title=name))
+    history = [{"epoch": 0, f"val/{name}/a": 1.0, f"val/{name}/{name}": 2.0}]
+    pixels(learning_curves(history, path, levels={name: {name: 1.0}}))
+    pixels(contact_sheet(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), path, captions=[name]))
+    pixels(signals([torch.rand(10, 2)], path, [name]))
+
+
+def test_settings_of_the_working_folder_change_nothing(tmp_path, monkeypatch):
+    """A file matplotlibrc there is read when matplotlib is imported."""
+    import matplotlib
+
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfigure.facecolor: red\n")
+    monkeypatch.chdir(tmp_path)
+    before = pixels(learning_curves([{"epoch": 0, "val/loss": 1.0}], tmp_path / "a.png"))
+    with matplotlib.rc_context(fname="matplotlibrc"):
+        after = pixels(learning_curves([{"epoch": 0, "val/loss": 1.0}], tmp_path / "b.png"))
+        assert matplotlib.rcParams["text.usetex"]
+    assert (before == after).all()
+
+
 def test_points_lie_where_they_belong(tmp_path):
     image = torch.full((1, 3, 20, 40), 255, dtype=torch.uint8)
     points = torch.tensor([[[10.0, 15.0]]])  # a quarter across, three quarters down

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -12,7 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.errors import ConfigError
+from pipeline.files.own_files import NotOwnError
 from pipeline.runs.trackers import guarded
+from pipeline.runs.trackers.mlflow import MLflow
+from pipeline.runs.trackers.tracker import TrackedRun
+from pipeline.runs.trackers.wandb import WandB
 from pipeline.runs.trackers.wandb_file import last_step
 from tests import tracked, warm
 from tests.ports import free_port
@@ -215,6 +221,77 @@ def server(tmp_path, monkeypatch):
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+DOORS = {"a new run": False, "a run that is resumed": True}
+
+
+@pytest.mark.filterwarnings("ignore")  # of what MLflow imports
+@pytest.mark.parametrize("resumed", DOORS.values(), ids=DOORS)
+@pytest.mark.parametrize("place", ["PRECIOUS", "file://PRECIOUS", "s3://stranger/x", "LINKS"])
+def test_a_database_of_a_stranger_names_no_folder_for_files(place, resumed, tmp_path, monkeypatch):
+    """A trigger in it changes what MLflow has written, or the run folder came with it."""
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    precious, folder = tmp_path / "precious", tmp_path / "run"
+    for one in (precious, folder):
+        one.mkdir()
+        (one / "config.yaml").write_text(one.name)
+    uri = f"sqlite:///{tmp_path}/theirs.db"
+    MlflowClient(uri).create_experiment("penstock")
+
+    def make():
+        return MLflow(folder / "tracker", TrackedRun(folder, {"a": 1}, {}), uri=uri)
+
+    if resumed:
+        make().start()
+    links = tmp_path / "links"
+    with contextlib.closing(sqlite3.connect(tmp_path / "theirs.db")) as database, database:
+        if place == "LINKS":  # in a folder as MLflow makes it
+            target = f"'{links}/' || run_uuid || '/artifacts'"
+        else:
+            target = f"'{place.replace('PRECIOUS', str(precious))}'"
+        database.execute(f"UPDATE runs SET artifact_uri = {target}")
+        database.execute("CREATE TRIGGER evil AFTER INSERT ON runs BEGIN UPDATE runs SET "
+                         f"artifact_uri = {target} WHERE run_uuid = new.run_uuid; END")  # fmt: skip
+    if place == "LINKS" and resumed:
+        id = json.loads((folder / "tracker" / "run.json").read_text())["id"]
+        (links / id / "artifacts").mkdir(parents=True)
+        (links / id / "artifacts" / "config.yaml").symlink_to(precious / "config.yaml")
+    refused = ""
+    try:
+        tracker = make()
+        tracker.start()
+        tracker.file(folder / "config.yaml")
+    except (ValueError, NotOwnError) as error:
+        refused = str(error)
+    if place == "LINKS" and not resumed:
+        assert not refused
+        assert len(list(links.rglob("config.yaml"))) == 1
+    else:
+        assert "for files" in refused or "symbolic link" in refused
+    assert (precious / "config.yaml").read_text() == "precious"
+
+
+SETTINGS = ["base_url = https://stranger.example", "BASE_URL: x", "identity_token_file=/etc/passwd",
+            "project = x\n  base_url = y", "project=x\n" * 9000 + "base_url=x"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SETTINGS, ids=lambda text: text[:9])
+def test_settings_of_wandb_in_the_working_folder_send_nothing_elsewhere(
+    text, tmp_path, monkeypatch
+):
+    pytest.importorskip("wandb")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text(f"[default]\n{text}\n")
+    with pytest.raises(ConfigError, match="wandb/settings of the working folder"):
+        WandB(tmp_path / "tracker", TrackedRun(tmp_path, {}, {}))
+    (tmp_path / "wandb" / "settings").write_text("# mine\n[default]\nentity = me\nproject: x\n")
+    WandB(tmp_path / "tracker", TrackedRun(tmp_path, {}, {}))
 
 
 @pytest.mark.stress

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline import build_train_loader, build_val_loader, compose
 from pipeline.build.data import DataParts
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, Problem
 from pipeline.order.address import Address
 from pipeline.runs.mixture_changes import explained
 from pipeline.runs.resumption import differences
@@ -177,3 +177,12 @@ def test_rows_of_a_mixture_are_packed_in_its_shares(tmp_path):
         rows |= dict(zip(request.positions.tolist(), request.indices.tolist(), strict=True))
     assert sorted(rows) == list(range(400))
     assert abs(sum(row < first for row in rows.values()) - 300) <= 1
+
+
+@pytest.mark.parametrize("text", ["[" * 60_000, "9" * 5000, "nan", ""])
+def test_weights_of_a_foreign_checkpoint_are_no_change_of_weights(text):
+    facts = {"dataset": "x", "dataset.sources.a": "9 samples, x", "dataset.linear": "True",
+             "dataset.knots": "samples", "dataset.num_samples": "9", "batch.size": "3"}  # fmt: skip
+    saved, own = ({**facts, "dataset.weights.a": one} for one in (text, "[1]"))
+    problems = [Problem("dataset.weights.a", "differs")]
+    assert explained(problems, saved, own, Address(0, 0)) == problems

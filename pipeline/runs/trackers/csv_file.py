@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 
 from pipeline.files.disk import append, write_atomically
+from pipeline.files.table_cells import cell
 from pipeline.runs.trackers.tracker import Points, TrackedRun, Tracker
 
 
@@ -42,7 +43,7 @@ class Csv(Tracker):
         return bool(new)
 
     def _write(self) -> None:
-        text = self._text([{name: name for name in self._names}, *self._rows])
+        text = self._text([{name: cell(name) for name in self._names}, *self._rows])
         write_atomically(self.path, text.encode(errors="backslashreplace"))
 
     def _text(self, rows: list[dict[str, object]]) -> str:

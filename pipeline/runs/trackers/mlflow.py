@@ -9,8 +9,11 @@ import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from pipeline.files.one_writer import one_writer
+from pipeline.files.own_files import check_own, check_tree
 from pipeline.runs.resumption import leaves
 from pipeline.runs.trackers import known
 from pipeline.runs.trackers.tracker import Points, TrackedRun, Tracker
@@ -57,6 +60,7 @@ class MLflow(Tracker):
             logging.getLogger(library).setLevel(logging.ERROR)
         self.folder, self.run = Path(folder), run
         self.uri = uri or mlflow.tracking.get_tracking_uri()
+        self._is_configured = uri not in (None, "", os.environ.get("MLFLOW_TRACKING_URI"))
         self.experiment = experiment
         self._client: MlflowClient | None = None
         self._id = ""
@@ -109,6 +113,9 @@ class MLflow(Tracker):
             return None  # it was deleted, or this is another server
         if found.data.tags.get(_TOKEN) != kept.get("token"):
             return None
+        folder = self._folder_of_files(str(found.info.artifact_uri), str(kept["id"]))
+        if folder is not None and folder.parent.exists():
+            check_tree(folder.parent)  # a database and a run folder may come from one stranger
         if not self.run.altered:
             for name in found.data.metrics:
                 history = client.get_metric_history(kept["id"], name)
@@ -195,11 +202,39 @@ class MLflow(Tracker):
 
     def _upload(self, path: Path, folder: str | None = None) -> None:
         client = self._open()
-        place = str(client.get_run(self._id).info.artifact_uri) if _is_remote(self.uri) else ""
-        if place.startswith(("/", "file:", ".")):
-            raise ValueError(f"the server names a folder of this machine for files, so {path.name} "
-                             "is not sent; start it with --artifacts-destination")  # fmt: skip
+        try:
+            place = self._folder_of_files(str(client.get_run(self._id).info.artifact_uri), self._id)
+        except ValueError as error:
+            raise ValueError(f"{error}, so {path.name} is not sent") from None
+        if place is not None:
+            copy = (place / folder if folder else place) / path.name
+            if os.path.lexists(copy):
+                check_own(copy)
         client.log_artifact(self._id, str(path), folder)
+
+    def _folder_of_files(self, place: str, run: str) -> Path | None:
+        """Where MLflow puts a run's files on this machine; None if they are sent to a server.
+
+        A database says so of each run, and a trigger in it can change what MLflow has written. So
+        it is the folder that MLflow makes for a new run, or no files are written.
+
+        Raises:
+            ValueError: it is another one, or a store that the configuration alone has named.
+        """
+        scheme = re.match(r"([A-Za-z][\w+.\-]*):", place)
+        if scheme is not None and scheme[1].lower() != "file":
+            if scheme[1] == "mlflow-artifacts" or _is_remote(self.uri) or not self._is_configured:
+                return None
+            raise ValueError(f"{self.uri} names a store of {scheme[1]}: for files; name it in "
+                             "MLFLOW_TRACKING_URI of the environment if that is right")  # fmt: skip
+        if _is_remote(self.uri):
+            raise ValueError("the server names a folder of this machine for files (start it with "
+                             "--artifacts-destination)")  # fmt: skip
+        folder = Path(url2pathname(urlsplit(place).path) if scheme else place).resolve()
+        if folder.parts[-2:] != (run, "artifacts"):
+            raise ValueError(f"{self.uri} names the folder {folder} for files, which is not one "
+                             "that MLflow makes")  # fmt: skip
+        return folder
 
 
 def _is_remote(uri: str) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.errors import ConfigError, Problem
+from pipeline.files.regular_file import open_regular
 from pipeline.runs.trackers import known
 from pipeline.runs.trackers.tracker import Points, TrackedRun, Tracker
 from pipeline.runs.trackers.wandb_file import last_step
@@ -22,6 +25,8 @@ _KEPT_HERE: dict[str, Any] = {
     "console": "off",
     "x_transaction_log_flush_interval": 1.0,  # seconds; a killed run loses what waits
 }  # fmt: skip
+_OF_A_PROJECT = {"entity", "project", "mode", "disabled"}  # that a working folder may choose
+_LARGEST_SETTINGS = 1 << 16  # bytes
 _SECONDS = 25  # for a connection, and for what is left to be sent at the end
 
 
@@ -50,6 +55,8 @@ class WandB(Tracker):
         base_url: str | None = None,
     ) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        _check_settings(Path(os.environ.get("WANDB_DIR") or "."))
+        _check_settings(Path())
         import wandb  # noqa: F401
 
         self.folder, self.run = Path(folder), run
@@ -128,3 +135,31 @@ class WandB(Tracker):
             return
         self._client.log(self._row, step=self._step, commit=True)
         self._row, self._sent = {}, self._step
+
+
+def _check_settings(folder: Path) -> None:
+    """Raise ConfigError for settings of the working folder that say where the run is sent, or how.
+
+    W&B reads `wandb/settings` there, and the folder may be that of a stranger's data or run:
+    another server would get the run, with the key of whoever starts it.
+    """
+    for path in (folder / "wandb" / "settings", folder / ".wandb" / "settings"):
+        try:
+            with open_regular(path) as file:
+                text = file.read(_LARGEST_SETTINGS).decode(errors="replace")
+                lines = [*text.splitlines(), *(["(more)"] if file.read(1) else [])]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise ConfigError(Problem("tracker.wandb", f"{path}: {error.strerror}")) from error
+        names = [re.split("[=:]", line, maxsplit=1)[0].strip().lower() for line in lines]
+        odd = [
+            name for name in names if name and name[0] not in "[#;" and name not in _OF_A_PROJECT
+        ]
+        if odd:
+            known = ", ".join(sorted(_OF_A_PROJECT))
+            raise ConfigError(Problem(
+                "tracker.wandb", f"W&B would take {odd[0][:60]!r} from {path} of the working "
+                f"folder, which may hold {known} only. Put it into ~/.config/wandb/settings or the "
+                "environment, or work elsewhere"
+            ))  # fmt: skip
