@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def run(words: Sequence[str]) -> int:
     name = package_name(folder.resolve().name)
     # The command as it works in another folder.
     first, *others = program.words()
-    again = shlex.join([first, *(str(Path(word).resolve()) for word in others)])
+    again = program.joined([first, *(str(Path(word).resolve()) for word in others)])
     try:
         if folder.is_dir() and any(folder.iterdir()):
             raise ConfigError(Problem("init", f"{folder} is not empty; name a folder that is new"))
@@ -58,7 +57,7 @@ def run(words: Sequence[str]) -> int:
         raise ConfigError(Problem("init", f"{error.filename or folder} cannot be written: "
                                   f"{error.strerror}")) from error  # fmt: skip
     put(f"{folder} has the package {name}, its configuration in conf/, a test and a README.md. "
-        f"To train on its data:\n  cd {shlex.quote(str(folder))}\n"
+        f"To train on its data:\n  {program.joined(['cd', str(folder)])}\n"
         f"  {again} dataset={name}")  # fmt: skip
     return 0
 

@@ -3,15 +3,18 @@
 import json
 import logging
 import os
+import re
 
 import pytest
 import yaml
 
+import pipeline
 from pipeline import command, tasks
 from pipeline.config import disclosure, endpoints, environment
 from pipeline.config.endpoints import Endpoint
 from pipeline.datasets.remote.store import check_options
 from pipeline.runs.resumption import fingerprint
+from pipeline.runs.stored_sweep import StoredSweep, store
 from tests.program import run
 from tests.web_server import WebServer
 
@@ -378,3 +381,57 @@ def test_secrets_in_mappings_are_hidden_however_they_are_written():
     assert disclosure.words(words) == [
         "a={b:{token:***},'secret':***,\"key\": ***,tokens:***}", "a={x-key: ***}"
     ]  # fmt: skip
+
+
+FOLDER = {"_target_": "pipeline.datasets.image_folder.ImageFolder"}
+
+# What a stranger's folder asks for: overrides, the same in a configuration, and what to type.
+ASKS = {
+    "code": (
+        ["model._target_=stranger.Net"],
+        {"model": {"_target_": "stranger.Net"}},
+        "--trust PACKAGE",
+    ),
+    "server": (
+        [
+            "dataset=image_folder",
+            "dataset.root=s3://b/x",
+            f"{OPTION}.endpoint_url=https://stranger",
+        ],
+        {
+            "dataset": {
+                **FOLDER,
+                "root": "s3://b/x",
+                "files": {"options": {"endpoint_url": "https://stranger"}},
+            }
+        },
+        "--allow-endpoint HOST",
+    ),
+    "variable": (
+        ["dataset=image_folder", "dataset.root=https://stranger/${oc.env:CANARY}"],
+        {"dataset": {**FOLDER, "root": "https://stranger/${oc.env:CANARY}"}},
+        "--allow-env NAME",
+    ),
+}
+
+
+@pytest.mark.parametrize("door", ["resume", "run", "sweep"])
+@pytest.mark.parametrize("kind", ASKS)
+def test_no_folder_has_an_option_made_that_only_has_to_be_pasted(kind, door, tmp_path, capsys):
+    words, nodes, way = ASKS[kind]
+    (tmp_path / "manifest.json").write_text(json.dumps({"overrides": words, "sessions": []}))
+    config = pipeline.compose().written() | nodes
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    typed = {
+        "resume": [f"resume={tmp_path}"],
+        "run": ["task=where", "sample=0", f"run={tmp_path}"],
+        "sweep": ["-m", f"resume={tmp_path}"],
+    }
+    if door == "sweep":
+        store(tmp_path, StoredSweep(words=[*words, "seed=1,2"]))
+    outcome = run(capsys, *typed[door])
+    assert outcome.code == 2, outcome.err
+    assert way in outcome.err
+    assert not re.search("--(trust|allow-[a-z]+)[ =](stranger|CANARY)", outcome.err)
+    if kind == "code":  # a person's own is told of
+        assert "--trust stranger" in run(capsys, *words).err

@@ -313,3 +313,13 @@ def test_any_text_survives_hydra_and_a_shells_rules(text):
     if word.isprintable():
         assert shlex.split(program.joined([word, "x"])) == [word, "x"]
     assert program.joined([word]).isprintable()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@settings(max_examples=8, deadline=None)
+@given(words=st.lists(ODD, min_size=30, max_size=60))
+def test_a_shell_splits_a_line_into_the_words_that_it_was_made_of(shell, words):
+    seen = [word for word in words if word and not re.search("[\0\ud800-\udfff]", word)]
+    if shell == "fish":
+        seen = [word for word in seen if word.isprintable()]
+    assert pasted([program.joined(["python", *seen, "end"])], shell) == [["python", *seen, "end"]]

