@@ -22,9 +22,10 @@ docs: setup  ## these pages and the API reference, as a site in site/
 stress: setup  ## kills of workers and trainers by the hundred; minutes
 	$(BIN)/python -m pytest -m stress -n 0 -s
 
-fuzz: setup  ## damaged files: 100,000 JPEGs under AddressSanitizer, 10,000 for each other reader
+fuzz: setup  ## damaged files: 100,000 JPEGs under AddressSanitizer, 10,000 for each other reader; 100,000 filters
 	$(BIN)/python tests/fuzz.py
 	$(BIN)/python tests/fuzz_files.py
+	$(BIN)/python tests/fuzz_expressions.py
 
 setup: .venv/.ready
 

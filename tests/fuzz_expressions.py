@@ -273,15 +273,15 @@ class Rows:
             case tree.Constant():
                 return node.value
             case tree.Operation():
+                below = list(tree.nodes(node))
                 right = self.value(node.right, row)
                 left = None if node.left is None else self.value(node.left, row)
-                if right is not NA and right == 0 and node.symbol in ("/", "//", "%"):
-                    unknown = any(map(_is_length, tree.nodes(node))) or _has_gaps_of_its_own(node)
-                    if unknown:
-                        raise Unknown("0 beside numbers that may be missing, or -0.0 of a length")
+                by_zero = right is not NA and right == 0 and node.symbol in ("/", "//", "%")
+                if by_zero and (any(map(_is_length, below)) or _has_gaps_of_its_own(node)):
+                    raise Unknown("0 beside numbers that may be missing, or -0.0 of a length")
                 result = calculated(node.symbol, left, right)
                 if isinstance(result, int) and abs(result) > 1 << 53:
-                    if any(map(_is_length, tree.nodes(node))):
+                    if any(map(_is_length, below)):
                         raise Unknown("numbers with a point, as one of them is missing")
                     assert abs(result) < 1 << 63, "this does not fit, and had to be refused"
                 return result

@@ -187,10 +187,10 @@ def _check_word(value: int) -> None:
 
 def _whole_operation(symbol: str, left: Any, right: Any) -> Any:
     """Arithmetic of whole numbers; by 0, arrays of them are divided as of other numbers."""
-    if symbol in ("//", "%") and not _is_series(left) and not _is_series(right):
-        by_zero = (_is_rows(left) or _is_rows(right)) and not np.all(right)
-        if by_zero:
-            return _OPERATORS[symbol](_floats(left), _floats(right))
+    arrays = isinstance(left, np.ndarray) or isinstance(right, np.ndarray)
+    series = _is_series(left) or _is_series(right)
+    if symbol in ("//", "%") and arrays and not series and not np.all(right):
+        return _OPERATORS[symbol](_floats(left), _floats(right))
     _check_fits(symbol, left, right)
     values = _OPERATORS[symbol](left, right)
     return as_values(values) if _is_series(values) else values
