@@ -121,7 +121,8 @@ class OptunaSweeper(Sweeper):
             before = read_sweep(folder)
             threads = (before and before.threads) or sweep_grid.threads_of(at_once)
             self._command = replace(self._command, threads=threads)
-            with environment_with({world.JOBS: str(at_once), world.THREADS: str(threads)}):
+            variables = {world.JOBS: str(at_once), world.THREADS: str(threads)}
+            with environment_with(variables), sweep_grid.ray_of(self.launcher):
                 self._run(folder, trials, options, at_once)
 
     def _config(self) -> Config:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from pipeline.distributed import preemption, world
 from pipeline.errors import PenstockError
 from pipeline.files.disk import is_locked
 from pipeline.loading.memory import available
+from pipeline.loading.workers import ray_cluster
 from pipeline.runs import stored_sweep
 from pipeline.runs.job_result import FINISHED
 from pipeline.runs.stored_sweep import LOCK, StoredJob, StoredSweep, key_of, result_of
@@ -107,7 +109,7 @@ def run_grid(
         others = len(names) - done - len(left)
         say(f"{done} of {len(names)} jobs are done"
             + (f", {others} run in other processes" if others else ""))  # fmt: skip
-    with environment_with(variables):
+    with environment_with(variables), ray_of(launcher):
         before: list[str] = []
         while (todo := _todo(folder, names, stored)) and todo != before:
             before = todo
@@ -127,6 +129,14 @@ def run_grid(
                     reason = "the process of a job died; maybe the machine was out of memory"
                     raise PenstockError(reason) from error
                 say("the process of a job died; its job is resumed")
+
+
+def ray_of(launcher: Any) -> AbstractContextManager[None]:
+    """Let a Ray that hydra's launcher starts on this machine be this user's alone."""
+    # There is another launcher, for clusters that are rented.
+    if type(launcher).__module__ != "hydra_plugins.hydra_ray_launcher.ray_launcher":
+        return nullcontext()
+    return ray_cluster.for_jobs(launcher.ray_cfg.init)
 
 
 def _launch(
