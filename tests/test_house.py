@@ -31,7 +31,8 @@ KNOW_HYDRA = {
     "pipeline/tasks/sweep.py",
     "pipeline/tasks/sweep_grid.py", "pipeline/tasks/optuna_sweeper.py",
     *(f"pipeline/config/{name}.py" for name in (
-        "command_line_keys", "composition", "environment", "hydra_internals", "hydra_loader", "hydra_output",
+        "command_line_keys", "composition", "environment", "hydra_internals", "hydra_loader",
+        "hydra_output",
         "hydra_section", "instantiate", "own_command", "preflight", "unknown_keys", "whole_nodes",
     )),
 }  # fmt: skip
