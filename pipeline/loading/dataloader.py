@@ -28,18 +28,20 @@ from torch.utils import data as torch_data
 from torch.utils.data import IterableDataset
 
 from pipeline.distributed.world import has_accelerator
+from pipeline.files.plain_json import JsonError, integer, mapping, shown
 from pipeline.loading.compat.drawing import RowsProgress
-from pipeline.loading.compat.epoch_draws import EpochDraws, is_stateful, plain, wrapped
+from pipeline.loading.compat.epoch_draws import EpochDraws, from_plain, is_stateful, plain, wrapped
 from pipeline.loading.compat.item_fetch import ItemFetch
 from pipeline.loading.compat.part_fetch import ShardFetch, is_pipe
 from pipeline.loading.compat.passes import EpochIterator, check_length
-from pipeline.loading.compat.progress import Progress, ShardsProgress
+from pipeline.loading.compat.progress import Progress, ShardsProgress, check
 from pipeline.loading.loader import open_backend
 from pipeline.loading.memory import of_a_batch
 from pipeline.loading.workers.backends import SLOW_MEMORY, Backend, LoaderOptions
 from pipeline.order.seeding import Seeding
 
 STATE_VERSION = 1
+_MOST = 2**53  # epochs
 
 Sample = TypeVar("Sample", covariant=True)
 
@@ -271,26 +273,39 @@ class DataLoader(torch_data.DataLoader[Sample]):
         return deepcopy(done.at_the_end())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iterator continue from `state`.
+        """Let the next iterator continue from `state`, which may come from anybody.
 
         Raises:
-            ValueError: it is of a loader whose steps are other batches.
+            ValueError: it is of a loader whose steps are other batches, or damaged.
         """
         if state.get("version") != STATE_VERSION:
             raise ValueError(
-                f"the state has version {state.get('version')!r}, and this DataLoader reads "
+                f"the state has version {shown(state.get('version'))}, and this DataLoader reads "
                 f"{STATE_VERSION}; is it one of another kind of loader?"
             )
-        here, there = self._identity(), dict(state["of"])
-        different = [name for name in here if here[name] != there.get(name)]
-        if different:
-            told = "; ".join(f"{n} is {here[n]!r} and was {there.get(n)!r}" for n in different)
-            raise ValueError(f"the state is of another DataLoader, whose steps are others: {told}")
+        try:
+            here, there = self._identity(), mapping(state.get("of"))
+            different = [name for name in here if here[name] != there.get(name)]
+            if different:
+                told = "; ".join(f"{n} is {here[n]!r} and was {shown(there.get(n))}"
+                                 for n in different)  # fmt: skip
+                raise ValueError(
+                    f"the state is of another DataLoader, whose steps are others: {told}"
+                )
+            epoch, draws = integer(state, "epoch", most=_MOST), mapping(state.get("draws"))
+            if draws.get("seed") is None:
+                from_plain(draws)
+            if state.get("sampler_epoch") is not None:
+                integer(state, "sampler_epoch", most=_MOST)
+            if state.get("progress") is not None:
+                check(state["progress"], self._is_stream)
+        except JsonError as error:
+            raise ValueError(f"the state of the DataLoader is damaged: {error}") from error
         self._kept = self._pass = self._progress = None
-        self._pending = deepcopy(dict(state))
-        self._next_epoch = int(state["epoch"])
+        self._pending = {"carried": None, "progress": None} | deepcopy(dict(state))
+        self._next_epoch = epoch
         sampler = self._with_epochs()
-        if sampler is not None and state["sampler_epoch"] is not None:
+        if sampler is not None and state.get("sampler_epoch") is not None:
             sampler.set_epoch(state["sampler_epoch"])
 
     def _identity(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.distributed.world import World, has_accelerator
 from pipeline.errors import ConfigError, Problem
 from pipeline.files.batch_bytes import bounded
+from pipeline.files.plain_json import JsonError, integer, mapping, shown
 from pipeline.loading.autotune import Autotune
 from pipeline.loading.batch import Batch
 from pipeline.loading.budget import Budget
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from pipeline.loading.sharing.share import Share
 
 STATE_VERSION = 1
+_MOST_PROBLEMS = 50  # that a message names
 log = logging.getLogger(__name__)
 
 
@@ -271,26 +273,31 @@ class Loader:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at the address of `state`.
+        """Continue at the address of `state`, which may come from anybody.
 
         Raises:
-            ConfigError: the addresses of the state mean other batches.
+            ConfigError: the addresses of the state mean other batches, or it is damaged.
         """
         if state.get("version") != STATE_VERSION:
             raise ConfigError(
-                f"the loader state has version {state.get('version')}; this one reads "
+                f"the loader state has version {shown(state.get('version'))}; this one reads "
                 f"{STATE_VERSION}"
             )
-        saved = dict(state["fingerprint"])
-        problems = [
-            Problem(key, f"is {self.fingerprint.get(key)!r} here and was {saved.get(key)!r} when "
-                    "the state was saved, so its address means another batch")
-            for key in sorted(saved.keys() | self.fingerprint.keys())
-            if saved.get(key) != self.fingerprint.get(key)
-        ]  # fmt: skip
-        if problems:
-            raise ConfigError(problems)
-        self._next = (int(state["epoch"]), int(state["step"]))
+        try:
+            address = integer(state, "epoch"), integer(state, "step")
+            saved = mapping(state.get("fingerprint"))
+        except JsonError as error:
+            raise ConfigError(f"the loader state is damaged: {error}") from error
+        keys = [str(key)[:200] for key in saved.keys() | self.fingerprint.keys()
+                if saved.get(key) != self.fingerprint.get(key)]  # fmt: skip
+        if keys:
+            raise ConfigError([
+                Problem(key, f"is {self.fingerprint.get(key)!r} here and was "
+                        f"{shown(saved.get(key))} when the state was saved, so its address means "
+                        "another batch")
+                for key in sorted(keys)[:_MOST_PROBLEMS]
+            ])  # fmt: skip
+        self._next = address
         self._broken_off = False
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """DataLoader: torch's arguments and meaning, torchdata's states, on our backends."""
 
+import base64
 import collections
 import copy
 import gc
@@ -11,6 +12,8 @@ import re
 import signal
 import threading
 import time
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -1045,3 +1048,31 @@ def test_a_dataset_that_counts_its_epochs_goes_on_counting(workers, persistent):
             assert found == expected
         if saved is state:
             assert plain(list(other)) == third
+
+
+BOMB = base64.b64encode(zlib.compress(bytes(1 << 28), 9)).decode()
+DAMAGED = {
+    "a generator of 256 MiB": {"draws": {"seed": None, "torch": BOMB, "generators": []}},
+    "generators without end": {"draws": {"seed": None, "torch": "", "generators": [""] * 10_000}},
+    "no generators": {"draws": {"seed": None}},
+    "an epoch that is no number": {"epoch": "1"},
+    "an epoch of many digits": {"epoch": 10**30},
+    "no draws": {"draws": []},
+    "an identity that is a list": {"of": [1]},
+    "progress of something else": {"progress": {"step": -1}},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_state_is_refused_and_takes_no_memory(name):
+    loader = DataLoader(list(range(8)), batch_size=2, shuffle=True)
+    state = json.loads(json.dumps(loader.state_dict()))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="DataLoader"):
+            loader.load_state_dict(state | DAMAGED[name])
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 4

@@ -25,9 +25,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipeline.files.plain_json import JsonError, integer, shown
 from pipeline.order.randomness import hash64, scope, seed_global
 
 Snapshot = dict[str, Any]
+
+_LARGEST = 1 << 16  # bytes of a generator's state; torch's have 5056
+_MOST_GENERATORS = 64
+_WORDS = 624  # of a Mersenne Twister
 
 
 class EpochDraws:
@@ -77,15 +82,17 @@ class EpochDraws:
         """Draw the next epoch from a plain `saved` snapshot.
 
         Raises:
-            ValueError: it was saved with another seed, or only one of the two has one.
+            ValueError: it was saved with another seed, or only one of the two has one; or it is
+                damaged.
         """
         if saved.get("seed") != self._seed:
             raise ValueError(
-                f"the state was saved by a DataLoader with seed={saved.get('seed')}, and this one "
-                f"has seed={self._seed}, so that its epochs have other orders; use the same seed"
+                f"the state was saved by a DataLoader with seed={shown(saved.get('seed'))}, and "
+                f"this one has seed={self._seed}, so that its epochs have other orders; use the "
+                "same seed"
             )
         if self._seed is None:
-            self._restored = _from_plain(saved)
+            self._restored = from_plain(saved)
 
     @contextmanager
     def epoch(self, number: int) -> Iterator[int]:
@@ -188,16 +195,30 @@ def plain(snapshot: Snapshot) -> dict[str, Any]:
     return saved
 
 
-def _from_plain(saved: Mapping[str, Any]) -> Snapshot:
-    snapshot = dict(saved)
-    snapshot["torch"] = torch.from_numpy(_array(saved["torch"], np.uint8))
-    snapshot["generators"] = [torch.from_numpy(_array(s, np.uint8)) for s in saved["generators"]]
-    if "random" in saved:
-        version, words, gauss = saved["random"]
-        snapshot["random"] = version, tuple(_array(words, np.uint32).tolist()), gauss
-        name, keys, *rest = saved["numpy"]
-        snapshot["numpy"] = (name, _array(keys, np.uint32), *rest)
-    return snapshot
+def from_plain(saved: Mapping[str, Any]) -> Snapshot:
+    """The snapshot that `plain` was given, also of anybody's text; raises JsonError otherwise."""
+    try:
+        snapshot = dict(saved)
+        if len(saved["generators"]) > _MOST_GENERATORS:
+            raise ValueError(f"it has more than {_MOST_GENERATORS} generators")
+        snapshot["torch"] = torch.from_numpy(_array(saved["torch"], np.uint8))
+        states = [_array(one, np.uint8) for one in saved["generators"]]
+        snapshot["generators"] = [torch.from_numpy(state) for state in states]
+        torch.Generator().set_state(snapshot["torch"])  # refuses what is no state
+        if snapshot.get("first") is not None:
+            integer(snapshot, "first")
+        if "random" in saved:
+            version, words, gauss = saved["random"]
+            snapshot["random"] = version, tuple(_array(words, np.uint32).tolist()), gauss
+            random.Random().setstate(snapshot["random"])
+            name, keys, place, *rest = saved["numpy"]
+            if type(place) is not int or not 0 <= place <= _WORDS:  # numpy reads at any place
+                raise ValueError(f"numpy's generator is at {shown(place)}")
+            snapshot["numpy"] = (name, _array(keys, np.uint32), place, *rest)
+            np.random.RandomState(0).set_state(snapshot["numpy"])
+        return snapshot
+    except (ValueError, TypeError, KeyError, RuntimeError, OverflowError, zlib.error) as error:
+        raise JsonError(f"its generators: {type(error).__name__}: {str(error)[:300]}") from error
 
 
 def _text(numbers: Any) -> str:
@@ -205,4 +226,10 @@ def _text(numbers: Any) -> str:
 
 
 def _array(text: str, kind: Any) -> Any:
-    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=kind).copy()
+    if len(text) > 2 * _LARGEST:
+        raise ValueError(f"a state has {len(text)} characters")
+    unpacking = zlib.decompressobj()
+    found = unpacking.decompress(base64.b64decode(text, validate=True), _LARGEST)
+    if not unpacking.eof:
+        raise ValueError(f"a state is cut off, or larger than {_LARGEST} bytes")
+    return np.frombuffer(found, dtype=kind).copy()

@@ -14,10 +14,41 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+from pipeline.files.plain_json import JsonError, integer, mapping, shown
 from pipeline.loading.compat.item_fetch import FetchResult
 from pipeline.loading.compat.part_fetch import ShardStep
 
 State = dict[str, Any]
+
+_MOST_WORKERS = 1 << 16
+
+
+def check(state: Any, iterable: bool) -> None:
+    """Refuse what no `Progress.state` gives: a state may come from anybody.
+
+    Raises:
+        JsonError: with the key.
+    """
+    if not iterable:
+        integer(mapping(state), "step")
+        ahead = state.get("ahead")
+        if not isinstance(ahead, list) or not all(type(one) is int for one in ahead):
+            raise JsonError(f"ahead is {shown(ahead)}, and must be a list of steps")
+        sampler = state.get("sampler")
+        if sampler is not None:
+            integer(mapping(sampler), "step")
+            integer(sampler, "samples")
+            if sampler.keys() != {"of", "step", "samples", "ended", "state"}:
+                raise JsonError("sampler has missing or unexpected keys")
+        return
+    workers, parts = integer(mapping(state), "workers", most=_MOST_WORKERS), state.get("parts")
+    if not isinstance(parts, list) or len(parts) != max(workers, 1):
+        raise JsonError(f"parts is {shown(parts)}, and must be a list, one for each worker")
+    for one in parts:
+        integer(mapping(one), "batches")
+        integer(one, "batch")
+        if one.keys() != {"batches", "ended", "batch", "state"}:
+            raise JsonError("a part has missing or unexpected keys")
 
 
 class Progress:
