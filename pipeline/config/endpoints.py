@@ -112,9 +112,10 @@ def check(config: Mapping[str, Any]) -> list[Problem]:
             reason = f"got {one.given!r}, expected auto or host:port"
             problems.append(Problem(one.key, reason))
         elif not one.is_allowed:
+            way = allowing("--allow-endpoint", f"{host}:{port}", "HOST")
             reason = (
                 f"joins the Ray at {one.given!r}, which can run code here, and gets the data and "
-                f"the token of whoever runs this. If that is right, --allow-endpoint {host}:{port}"
+                f"the token of whoever runs this. If that is right, {way}"
             )
             problems.append(Problem(one.key, reason))
     for one in found(config):

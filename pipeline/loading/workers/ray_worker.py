@@ -181,5 +181,5 @@ def _unable(text: str) -> ConfigError:
     return ConfigError(
         Problem("loader.backend", f"a Ray actor cannot load this dataset and its transforms: "
                 f"{one_line(lines[-1] if lines else text)}. Each node needs the same packages; "
-                "loader.ray.runtime_env brings them there (working_dir, py_modules, pip)")
+                "those of your own come by loader.ray.runtime_env (working_dir, py_modules)")
     )  # fmt: skip
