@@ -10,10 +10,13 @@ import os
 import stat
 from io import BufferedReader
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.errors import DataError
 from pipeline.files.batch_bytes import reserve
-from pipeline.files.limits import DEFAULT, Limits
+
+if TYPE_CHECKING:
+    from pipeline.files.limits import Limits
 
 KINDS = {
     stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO",
@@ -70,14 +73,18 @@ def size_of(path: str | os.PathLike[str]) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
 
-def read_regular(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> bytes:
-    """All of a regular file, of at most `limits.record_bytes`.
+def read_regular(path: str | os.PathLike[str], limits: Limits | None = None) -> bytes:
+    """All of a regular file, of at most `limits.record_bytes` (None: by default).
 
     Raises:
         DataError: it is larger; the message begins with "it has".
         BatchTooLargeError: the batch at hand has no room for it.
         OSError: as for `regular_descriptor`.
     """
+    if limits is None:
+        from pipeline.files.limits import DEFAULT  # imports pydantic
+
+        limits = DEFAULT
     descriptor, size = regular_descriptor(path)
     try:
         if size > limits.record_bytes:
