@@ -97,8 +97,9 @@ def literal(value: object) -> str:
     text = str(value)
     if _AS_IT_IS.fullmatch(text) and text.lower() not in _CONSTANTS:
         return text
-    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # no interpolation
-    return "'" + re.sub(r"(\\*)('|\Z)", _before_quote, text) + "'"
+    # From the first backslash of several only, or each would be tried: the square of the length.
+    text = re.sub(r"(?<!\\)(\\*)\$\{", r"\1\1\\${", text)  # no interpolation
+    return "'" + re.sub(r"(?<!\\)(\\*)('|\Z)", _before_quote, text) + "'"
 
 
 def _before_quote(match: re.Match[str]) -> str:
@@ -109,8 +110,8 @@ def text_of(literal: str) -> str:
     """The text of an override's value, which may be in quotes; the reverse of `literal`."""
     if len(literal) < 2 or literal[0] not in "'\"" or literal[-1] != literal[0]:
         return literal
-    text = re.sub(rf"(\\*)({literal[0]}|\Z)", _after_quote, literal[1:-1])
-    return re.sub(r"(\\*)\\\$\{", lambda found: found[1][: len(found[1]) // 2] + "${", text)
+    text = re.sub(rf"(?<!\\)(\\*)({literal[0]}|\Z)", _after_quote, literal[1:-1])
+    return re.sub(r"(?<!\\)(\\*)\\\$\{", lambda found: found[1][: len(found[1]) // 2] + "${", text)
 
 
 def _after_quote(match: re.Match[str]) -> str:

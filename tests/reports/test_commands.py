@@ -323,3 +323,9 @@ def test_a_shell_splits_a_line_into_the_words_that_it_was_made_of(shell, words):
     if shell == "fish":
         seen = [word for word in seen if word.isprintable()]
     assert pasted([program.joined(["python", *seen, "end"])], shell) == [["python", *seen, "end"]]
+
+
+def test_a_long_text_takes_no_time():
+    """Patterns that tried each of many backslashes took two minutes for this one."""
+    text = "\\" * 60_000 + "x"
+    assert program.text_of(program.literal(text)) == text
