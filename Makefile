@@ -24,7 +24,7 @@ stress: setup  ## kills of workers and trainers by the hundred; minutes
 
 fuzz: setup  ## damaged files: 100,000 JPEGs under AddressSanitizer, 10,000 for each other reader; 100,000 filters
 	$(BIN)/python tests/fuzz.py
-	$(BIN)/python tests/fuzz_files.py
+	$(BIN)/python tests/fuzz_readers.py
 	$(BIN)/python tests/fuzz_expressions.py
 
 setup: .venv/.ready

@@ -90,7 +90,8 @@ class Mixture(NamedSources, Dataset[Any]):
         """The file of a row, after the name of its source; the row's number where it has none."""
         name, row = self.place_of(index)
         source = self.sources[name]
-        return f"{name}/{source.path(row) if hasattr(source, 'path') else row}"
+        path = getattr(source, "path", None)
+        return f"{name}/{path(row) if callable(path) else row}"
 
     def check(self, index: int) -> str | None:
         """The error of a row that can be read, as its source finds it."""
@@ -113,7 +114,7 @@ class Mixture(NamedSources, Dataset[Any]):
                 table = pd.DataFrame(index=range(len(source)))
             table = table.assign(source=name).reset_index(drop=True)
             if "path" in table.columns:
-                own = table["path"] if hasattr(source, "path") else table.index
+                own = table["path"] if callable(getattr(source, "path", None)) else table.index
                 table["path"] = f"{name}/" + own.astype(str)
             tables.append(table)
         whole = pd.concat(tables, ignore_index=True)

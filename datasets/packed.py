@@ -7,26 +7,31 @@ one shape.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
 from pipeline.datasets.reading.data_file import DataFile
+from pipeline.datasets.reading.fingerprint import fingerprint
+from pipeline.datasets.reading.generated_folder import CacheFolder
 from pipeline.datasets.reading.image import check_reader, decode_image
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.batch_bytes import reserve
 from pipeline.files.limits import DEFAULT, Limits
 from pipeline.loading.encoded import EncodedImage
 from pipeline.loading.stored import StoredPictures
 from pipeline.order.randomness import IntArray
+from pipeline.packing.answers import LENGTHS
 from pipeline.packing.fields import Field
-from pipeline.packing.folder import Pack, is_pack
+from pipeline.packing.folder import RECORD, Pack, damaged, is_pack
 from pipeline.packing.table import read_table, text_of
+from pipeline.terminal import watched
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,11 +46,15 @@ _KINDS = {"Image": "image", "Mask": "mask", "KeyPoints": "keypoints"}
 class Packed(Dataset[dict[str, Any]]):
     """Samples as the dataset gave them that was packed, to the bit and of the same types.
 
+    It has the optional members that the dataset has (`pipeline/protocols.py`), and they answer the
+    same: `lengths`, `columns`, `path` and `text_lengths`. One that cannot refuses when it is asked.
+
     Args:
         folder: a pack, or a folder with a pack for each split ("train", "val").
         split: "train" or "val".
         lazy: give packed image files undecoded, for a transform that decodes; the build sets it.
         limits: what a packed image file may claim.
+        cache_dir: keeps the lengths of texts.
 
     Attributes:
         classes: names of the classes, if the dataset had any.
@@ -60,10 +69,15 @@ class Packed(Dataset[dict[str, Any]]):
     draws = False  # reading a sample takes no random numbers
 
     def __init__(
-        self, folder: str, split: str = "train", lazy: bool = False, limits: Limits = DEFAULT
+        self,
+        folder: str,
+        split: str = "train",
+        lazy: bool = False,
+        limits: Limits = DEFAULT,
+        cache_dir: str = "data/cache/text",
     ) -> None:
         path = Path(folder).expanduser()
-        self.limits = limits
+        self.limits, self._cache_dir = limits, cache_dir
         self.pack = Pack(path / split if not is_pack(path) and (path / split).is_dir() else path)
         record = self.pack.record
         if record.get("split", split) != split:
@@ -98,7 +112,10 @@ class Packed(Dataset[dict[str, Any]]):
         if field.kind != "file":
             return value
         decoder = partial(decode_image, reader=self.reader, limits=self.limits)
-        image = EncodedImage(value, self.path(index), decoder, self.limits.pixels)
+        name = f"{self.pack.folder}, sample {index}"
+        if self.pack.record["path"] is not None:
+            name = self._path(index)
+        image = EncodedImage(value, name, decoder, self.limits.pixels)
         return image if self.lazy else image.decode()
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
@@ -174,7 +191,7 @@ class Packed(Dataset[dict[str, Any]]):
     @property
     def metadata(self) -> pd.DataFrame | None:
         """The table of the dataset that was packed, a row a sample."""
-        return read_table(self.pack)
+        return read_table(self.pack, self.limits)
 
     def names_fingerprint(self) -> str:
         """That of the dataset that was packed, at the time of packing."""
@@ -184,9 +201,58 @@ class Packed(Dataset[dict[str, Any]]):
         """The files that samples are read from: the pack's."""
         return [DataFile(name, str(self.pack.folder / name)) for name in self.pack.record["files"]]
 
-    def path(self, index: int) -> str:
-        """Where a sample came from: the column `path` of the table, or else the pack."""
-        return text_of(self.pack, "path", index) or f"{self.pack.folder}, sample {index}"
+    def __getattr__(self, name: str) -> Any:
+        """Members that only some datasets have, and that others ask for with `hasattr`."""
+        pack = self.__dict__.get("pack")  # copy and pickle look before there is one
+        record = {} if pack is None else pack.record
+        if name == "lengths" and record.get("lengths"):
+            lengths = self.pack.array(LENGTHS)
+            if lengths.dtype.kind not in "iu" or lengths.shape != (len(self),):
+                raise damaged(self.pack.folder, f"it has lengths {list(lengths.shape)}")
+            return lengths
+        if name == "columns" and record.get("columns") is not None:
+            return tuple(record["columns"])
+        if name == "path" and record.get("path") is not None:
+            return self._path
+        if name == "text_lengths" and record.get("text") is not None:
+            return self._text_lengths
+        if name == "check" and record.get("checks"):
+            return self._check
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _path(self, index: int) -> str:
+        return text_of(self.pack, self.pack.record["path"]["file"], index)
+
+    def _check(self, index: int) -> str | None:
+        raise ConfigError(
+            Problem("dataset.packed", "damage that reading does not show is looked for in the "
+                    "files of the dataset, and a pack has none; check the dataset itself: set this "
+                    "to null")
+        )  # fmt: skip
+
+    def _text_lengths(self, length: Callable[[str], int], name: str) -> npt.NDArray[np.int32]:
+        """The length of each sample's text as `length` counts it: int32[N], kept under `name`."""
+        field = self.pack.fields.get(self.pack.record["text"])
+        if field is None:
+            raise ConfigError(
+                Problem("dataset.packed", "rows are chosen by the length of a text, and the pack "
+                        "has no field with the texts that `text_lengths` of the dataset counts; "
+                        "set this to null")
+            )  # fmt: skip
+
+        def counted() -> dict[str, npt.NDArray[Any]]:
+            texts = (self._value(field, row) for row in range(len(self)))
+            shown = watched(texts, len(self), "counting tokens")
+            return {"lengths": np.fromiter(map(length, shown), np.int32, len(self))}
+
+        def is_sound(kept: Any) -> bool:
+            one = kept["lengths"]
+            return one.dtype == np.int32 and one.shape == (len(self),) and int(one.min()) >= 0
+
+        written = (self.pack.folder / RECORD).stat()
+        key = fingerprint([str(self.pack.folder.resolve()), written.st_mtime_ns, written.st_size])
+        cache = CacheFolder(self._cache_dir, f"packed-{key}")
+        return cache.arrays(f"lengths-{fingerprint([name])[:16]}", counted, is_sound)["lengths"]
 
 
 def _is_picture(field: Field) -> bool:

@@ -108,7 +108,7 @@ class TokenFiles(FileDataset, Dataset[dict[str, Any]]):
             if name.endswith(".bin") and index.exists():
                 self.files.append(MegatronFile(FolderFile(folder, name), index, rows))
             else:
-                self.files.append(FlatFile(folder, name, dtype, eod, cache_dir))
+                self.files.append(FlatFile(folder, name, dtype, eod, cache_dir, limits))
         self._first = np.cumsum([0, *(file.count for file in self.files)])
         total = int(self._first[-1])
         if not total:
@@ -269,7 +269,7 @@ def _copy(
     tokens: npt.NDArray[Any], into: IntArray, places: IntArray, firsts: IntArray, counts: IntArray
 ) -> None:
     """Copy each row's tokens to its place."""
-    if native is not None and tokens.dtype.isnative:
+    if native is not None and tokens.dtype.isnative and tokens.flags.aligned:
         native.gather(into, tokens, places, firsts, counts)
         return
     # Slices: indices of every token would take three times as long.

@@ -32,13 +32,13 @@ from omegaconf import DictConfig
 import pipeline
 from pipeline import program, tasks, terminal
 from pipeline.config import (
+    command_line_keys,
     completion,
     disclosure,
     endpoints,
     hydra_internals,
     hydra_loader,
     hydra_output,
-    hydra_section,
     outputs,
     own_options,
     preflight,
@@ -94,7 +94,7 @@ def main(
             terminal.harmless_libraries(),
         ):
             words = filter(outputs.may_name, with_run_dir(overrides))
-            named = outputs.named(hydra_section.typed_values(words))
+            named = outputs.named(command_line_keys.typed_values(words))
             overrides, resumed = stored_sweep.resumed(overrides)
             if resumed and not {"-m", "--multirun"} & set(options):
                 options = [*options, "--multirun"]

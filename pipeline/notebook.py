@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.errors import PenstockError
-from pipeline.runs.record import DIGESTS, METRICS, RunRecord, by_address
+from pipeline.order.address import Address
+from pipeline.runs.record import DIGESTS, METRICS, Digests, RunRecord
 from pipeline.runs.summary import RunSummary
 from pipeline.terminal import one_line
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from pipeline.build.data import DataParts
     from pipeline.loading.batch import Batch
+    from pipeline.runs.measurements import Series
 
 
 class Run:
@@ -92,7 +94,7 @@ class Run:
 
         asked = {"split": split, "epoch": epoch, "step": step}
         batch = recompute(self._data.split(split), self._data.config.model_copy(update=asked))
-        known = self._digests.get((epoch, step)) if split == "train" else None
+        known = self._digests.hash(Address(epoch, step)) if split == "train" else None
         found = batch_hash([batch])
         if known not in (None, found):
             raise PenstockError(
@@ -132,9 +134,8 @@ class Run:
         return DataParts(preflight.stored({**self.config, **without}), World())
 
     @cached_property
-    def _digests(self) -> dict[tuple[int, int], str]:
-        path = self.path / DIGESTS
-        return {(address.epoch, address.step): one["hash"] for address, one in by_address(path)}
+    def _digests(self) -> Digests:
+        return Digests(self.path / DIGESTS)
 
     def __repr__(self) -> str:
         told = ", ".join(f"{value}" if name == "state" else f"{name} {value}"
@@ -180,7 +181,7 @@ class ReportFile(os.PathLike[str]):
         return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
 
 
-def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def _frame(series: Series) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.DataFrame(rows).drop(columns="event", errors="ignore")
+    return pd.DataFrame({name: series.column(name) for name in series.names})

@@ -1,12 +1,13 @@
 """Protocols of the parts that a person brings along.
 
 They are for type checkers; nothing has to inherit from them. A part may have only some of the
-optional members: each is looked for by its name, and the class says what happens without it.
+optional members: each is looked for by its name, and the class says what happens without it. What
+wraps a dataset (a filter, a mixture, a pack) answers as it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -88,6 +89,17 @@ class Measured(Protocol):
     @property
     def lengths(self) -> Column:
         """Tokens, steps or bytes of each row, as many as there are rows; no sample is read."""
+
+
+class Texts(Protocol):
+    """A map-style dataset of texts whose lengths can be counted at once; optional.
+
+    The build asks for tokens where a step makes them of a text, and the column `length` counts them
+    then. Without it, the text has to be a column of the table.
+    """
+
+    def text_lengths(self, length: Callable[[str], int], name: str, /) -> npt.NDArray[np.int32]:
+        """`length` of each row's text, int32[N]; a dataset may keep the result under `name`."""
 
 
 class TokenRows(Measured, Protocol):

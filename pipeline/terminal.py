@@ -84,9 +84,17 @@ def _write(stream: TextIO | None, text: str) -> None:
     if stream is None:  # a process without a terminal
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(printable(text).encode(encoding, "backslashreplace").decode(encoding))
-    if stream is sys.stderr:
+    shown = printable(text).encode(encoding, "backslashreplace").decode(encoding)
+    if stream is not sys.stderr:
+        stream.write(shown)
+        return
+    try:
+        stream.write(shown)
         stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:  # a log on a full disk: messages never end what they are about
+        pass
 
 
 def console(stream: TextIO, **options: Any) -> Console:

@@ -1,4 +1,4 @@
-"""Formats for `fuzz_files`: small sound files, ways to damage them, and how a run reads them.
+"""Formats for `fuzz_folders`: small sound files, and ways to damage them.
 
 A mutator that knows the structure reaches what random bytes do not: fields of sizes get extreme
 values, and checksums are made to fit again, so that damage gets past them.
@@ -14,39 +14,13 @@ import struct
 import tarfile
 import wave
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.errors import PenstockError
-from pipeline.files.limits import Limits
-
-LIMITS = Limits()
-FEW = 120  # samples of a file that are read, from its start and its end
-Mutate = Callable[[random.Random, bytes, list[bytes]], bytes]
-
-
-@dataclass(frozen=True)
-class Format:
-    """A kind of file.
-
-    Attributes:
-        seeds: name -> a sound file; the suffix says how it is read.
-        mutate: a damaged file from a sound one and the others of its suffix.
-        read: reads everything in a file as a run would; samples that are refused are passed over.
-    """
-
-    seeds: Callable[[], dict[str, bytes]]
-    mutate: Mutate
-    read: Callable[[Path], int]
-
-
 # What to put in the place of sizes, counts and offsets.
-_EXTREMES = (0, 1, -1, 2, 7, 8, 127, 128, 255, 256, 4096, 65535, 65536, 2**20, 2**28, 2**30,
+EXTREMES = (0, 1, -1, 2, 7, 8, 127, 128, 255, 256, 4096, 65535, 65536, 2**20, 2**28, 2**30,
              2**31 - 1, -(2**31), 2**32 - 1, 2**40, 2**62, 2**63 - 1, -(2**63), 10**9)  # fmt: skip
 
 
@@ -63,7 +37,7 @@ def generic(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
         elif kind <= 4:
             width = draw.choice((1, 2, 4, 4, 8, 8))
             at -= at % draw.choice((1, width))
-            value = (draw.choice(_EXTREMES) + draw.randrange(-2, 3)) % 256**width
+            value = (draw.choice(EXTREMES) + draw.randrange(-2, 3)) % 256**width
             changed[at : at + width] = value.to_bytes(width, draw.choice(("little", "big")))
         elif kind == 5 and draw.random() < 0.5:
             del changed[at:]
@@ -82,36 +56,6 @@ def generic(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
             if at + width <= len(changed):
                 changed[at : at + width] = (value % 256**width).to_bytes(width, "little")
     return bytes(changed)
-
-
-def read_all(dataset: Any) -> int:
-    """How many samples of a dataset can be read; asks for what else a run asks for."""
-    done = 0
-    if hasattr(dataset, "read_shard"):
-        for record in _few_records(dataset):
-            done += _passes(lambda record=record: dataset.decode(record))
-    else:
-        count = len(dataset)
-        for row in sorted({*range(min(count, FEW)), *range(max(0, count - FEW), count)}):
-            done += _passes(lambda row=row: dataset[row])
-        _passes(lambda: dataset.metadata)
-    _passes(lambda: (dataset.fingerprint, dataset.facts))
-    return done
-
-
-def _few_records(dataset: Any) -> Iterator[Any]:
-    for shard in dataset.shards():
-        for place, record in enumerate(dataset.read_shard(shard)):
-            if place < FEW or place % 997 == 0:
-                yield record
-
-
-def _passes(call: Callable[[], object]) -> bool:
-    try:
-        call()
-    except PenstockError:
-        return False
-    return True
 
 
 # Arrow and Parquet
@@ -135,12 +79,12 @@ def _table() -> Any:
                            pa.large_list(pa.list_(pa.int8()))),
         "vector": pa.array([[row, row + 1] for row in rows], pa.list_(pa.uint16(), 2)),
         "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(tensor),
-        "blob": pa.array([{"bytes": _picture(row), "path": f"{row}"} for row in rows]),
-        "image": pa.array([_picture(row) for row in rows], pa.binary()),
+        "blob": pa.array([{"bytes": picture(row), "path": f"{row}"} for row in rows]),
+        "image": pa.array([picture(row) for row in rows], pa.binary()),
     })  # fmt: skip
 
 
-def _picture(row: int) -> bytes:
+def picture(row: int) -> bytes:
     from PIL import Image
 
     sink = io.BytesIO()
@@ -149,7 +93,7 @@ def _picture(row: int) -> bytes:
 
 
 @cache
-def _arrow_seeds() -> dict[str, bytes]:
+def arrow_seeds() -> dict[str, bytes]:
     import pyarrow as pa
 
     found, table = {}, _table()
@@ -171,7 +115,7 @@ def _arrow_seeds() -> dict[str, bytes]:
 
 
 @cache
-def _parquet_seeds() -> dict[str, bytes]:
+def parquet_seeds() -> dict[str, bytes]:
     import pyarrow.parquet as pq
 
     found, table = {}, _table()
@@ -193,7 +137,7 @@ def _parquet_seeds() -> dict[str, bytes]:
     return found
 
 
-def _mutate_parquet(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
+def mutate_parquet(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
     """Also the footer alone, with its length made to fit; and headers of pages."""
     if draw.random() < 0.4:
         return generic(draw, content, others)
@@ -211,7 +155,7 @@ def _varints(draw: random.Random, content: bytes) -> bytes:
     changed = bytearray(content)
     for _ in range(draw.choice((1, 1, 2, 3))):
         at = draw.randrange(max(1, len(changed)))
-        value = abs(draw.choice(_EXTREMES)) * 2
+        value = abs(draw.choice(EXTREMES)) * 2
         encoded = bytearray()
         while value > 127:
             encoded.append(value & 127 | 128)
@@ -221,19 +165,11 @@ def _varints(draw: random.Random, content: bytes) -> bytes:
     return bytes(changed)
 
 
-def _read_table(path: Path) -> int:
-    from pipeline.datasets.parquet import Parquet
-    from pipeline.datasets.parquet_stream import ParquetStream
-
-    done = read_all(Parquet(str(path), val_fraction=0.0, limits=LIMITS))
-    return done + read_all(ParquetStream(str(path), val_fraction=0.0, limits=LIMITS))
-
-
 # Delimited text
 
 
 @cache
-def _csv_seeds() -> dict[str, bytes]:
+def csv_seeds() -> dict[str, bytes]:
     plain = b"id,text,label\n" + b"".join(
         b'%d,"text ""%d"", of\n two lines",%s\r\n' % (row, row, (b"ham", b"spam")[row % 2])
         for row in range(60)
@@ -243,14 +179,14 @@ def _csv_seeds() -> dict[str, bytes]:
     )
     found = {"quoted.csv": plain, "plain.tsv": simple, "bom.csv": b"\xef\xbb\xbf" + plain}
     return found | {f"{name}.{kind}": packed(text) for name, text in list(found.items())
-                    for kind, packed in (("gz", _gzip), ("zst", _zstd))}  # fmt: skip
+                    for kind, packed in (("gz", gzipped), ("zst", zstandard_of))}  # fmt: skip
 
 
-def _gzip(content: bytes) -> bytes:
+def gzipped(content: bytes) -> bytes:
     return gzip.compress(content, mtime=0)
 
 
-def _zstd(content: bytes) -> bytes:
+def zstandard_of(content: bytes) -> bytes:
     import zstandard
 
     return zstandard.compress(content)
@@ -263,7 +199,7 @@ _PIECES = (
 )  # fmt: skip
 
 
-def _mutate_text(draw: random.Random, content: bytes) -> bytes:
+def mutate_text(draw: random.Random, content: bytes) -> bytes:
     changed = bytearray(content)
     for _ in range(draw.choice((1, 1, 2, 3, 6))):
         at = draw.randrange(len(changed) + 1)
@@ -274,19 +210,17 @@ def _mutate_text(draw: random.Random, content: bytes) -> bytes:
     return bytes(changed)
 
 
-def _mutate_csv(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
+def mutate_csv(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
     packed = content.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd"))
     if not packed:
-        return (
-            _mutate_text(draw, content) if draw.random() < 0.8 else generic(draw, content, others)
-        )
+        return mutate_text(draw, content) if draw.random() < 0.8 else generic(draw, content, others)
     if draw.random() < 0.5:
         return generic(draw, content, others)
-    text = _mutate_text(draw, _unpacked(content))
+    text = mutate_text(draw, _unpacked(content))
     if draw.random() < 0.03:
         piece, size = draw.choice(((b"\0", 90), (b'"', 90), (b"\n", 4), (b"a,b\n", 4)))
         text += piece * ((size << 20) // len(piece))
-    return (_gzip if content[:1] == b"\x1f" else _zstd)(text)
+    return (gzipped if content[:1] == b"\x1f" else zstandard_of)(text)
 
 
 def _unpacked(content: bytes) -> bytes:
@@ -297,32 +231,11 @@ def _unpacked(content: bytes) -> bytes:
     return zstandard.ZstdDecompressor().decompress(content)
 
 
-def _read_text(path: Path) -> int:
-    from pipeline.datasets.delimited_stream import DelimitedStream
-    from pipeline.datasets.delimited_text import DelimitedText
-
-    done = 0
-    for quoting in ("standard", "none"):
-        given: dict[str, Any] = {"quoting": quoting, "limits": LIMITS, "val_fraction": 0.0}
-        done += _sub(lambda g=given: DelimitedStream(str(path), classes=["ham", "spam"], **g))
-        if path.suffix in (".csv", ".tsv"):
-            given |= {"file": path.name, "cache_dir": str(path.parent / "cache")}
-            done += _sub(lambda g=given: DelimitedText(str(path.parent), **g))
-    return done
-
-
-def _sub(make: Callable[[], Any]) -> int:
-    try:
-        return read_all(make())
-    except PenstockError:
-        return 0
-
-
 # Tar
 
 
 @cache
-def _tar_seeds() -> dict[str, bytes]:
+def tar_seeds() -> dict[str, bytes]:
     found = {}
     for name, kind in (("pax.tar", tarfile.PAX_FORMAT), ("gnu.tar", tarfile.GNU_FORMAT)):
         sink = io.BytesIO()
@@ -334,7 +247,7 @@ def _tar_seeds() -> dict[str, bytes]:
                     info.size = len(content)
                     archive.addfile(info, io.BytesIO(content))
         found[name] = sink.getvalue().rstrip(b"\0") + bytes(2048)
-    return found | {f"{name}.gz": _gzip(content) for name, content in list(found.items())}
+    return found | {f"{name}.gz": gzipped(content) for name, content in list(found.items())}
 
 
 def _parts(row: int) -> dict[str, bytes]:
@@ -344,7 +257,7 @@ def _parts(row: int) -> dict[str, bytes]:
     return {"cls": b"%d" % row, "txt": b"text", "json": said, "npy": sink.getvalue()}
 
 
-def _mutate_tar(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
+def mutate_tar(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
     packed = content.startswith(b"\x1f\x8b")
     if packed and draw.random() < 0.3:
         return generic(draw, content, others)
@@ -365,13 +278,13 @@ def _mutate_tar(draw: random.Random, content: bytes, others: list[bytes]) -> byt
                 512, draw.choice((b"\0", b" "))
             )
         else:  # text in its place: pax records, JSON, headers of npy
-            changed[:] = _number_in_text(draw, bytes(changed))
+            changed[:] = number_in_text(draw, bytes(changed))
     repaired = _with_checksums(changed)
-    return _gzip(repaired) if packed else repaired
+    return gzipped(repaired) if packed else repaired
 
 
 def _tar_field(draw: random.Random, size: int) -> bytes:
-    value = draw.choice(_EXTREMES)
+    value = draw.choice(EXTREMES)
     if draw.random() < 0.3:
         return (b"\x80" + (abs(value) % 256 ** (size - 1)).to_bytes(size - 1, "big"))[:size]
     text = draw.choice((
@@ -389,7 +302,7 @@ def _nonsense(draw: random.Random) -> bytes:
     ))  # fmt: skip
 
 
-def _number_in_text(draw: random.Random, content: bytes) -> bytes:
+def number_in_text(draw: random.Random, content: bytes) -> bytes:
     """Another number in the place of one that is written in digits; of the same length or not."""
     found = list(re.finditer(rb"\d+", content))
     match = draw.choice(found)
@@ -408,20 +321,11 @@ def _with_checksums(content: bytearray) -> bytes:
     return bytes(content)
 
 
-def _read_tar(path: Path) -> int:
-    from pipeline.datasets.tar_shards import TarShards
-
-    done = _sub(lambda: TarShards(str(path), val_fraction=0.0, limits=LIMITS))
-    fields = {"label": "cls", "json": None, "npy": None}
-    return done + _sub(lambda: TarShards(
-        str(path), fields=fields, val_fraction=0.0, index=False, limits=LIMITS))  # fmt: skip
-
-
 # WAV, PNG, npy
 
 
 @cache
-def _wav_seeds() -> dict[str, bytes]:
+def wav_seeds() -> dict[str, bytes]:
     found = {}
     for channels, width in ((1, 2), (2, 1), (1, 3)):
         sink = io.BytesIO()
@@ -434,21 +338,15 @@ def _wav_seeds() -> dict[str, bytes]:
     return found
 
 
-def _mutate_head(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
+def mutate_head(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
     """Mostly the first bytes, where few mean much."""
     if draw.random() < 0.3:
         return generic(draw, content, others)
     return generic(draw, content[:64], [other[:64] for other in others]) + content[64:]
 
 
-def _read_wav(path: Path) -> int:
-    from pipeline.datasets.reading.audio import read_audio
-
-    return _passes(lambda: read_audio(str(path)))
-
-
 @cache
-def _png_seeds() -> dict[str, bytes]:
+def png_seeds() -> dict[str, bytes]:
     from PIL import Image
 
     found = {}
@@ -460,7 +358,7 @@ def _png_seeds() -> dict[str, bytes]:
 
 
 @cache
-def _animated_seeds() -> dict[str, bytes]:
+def animated_seeds() -> dict[str, bytes]:
     from PIL import Image
 
     found = {}
@@ -473,7 +371,7 @@ def _animated_seeds() -> dict[str, bytes]:
     return found
 
 
-def _mutate_png(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
+def mutate_png(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
     if draw.random() < 0.2:
         return generic(draw, content, others)
     chunks = _chunks(content)
@@ -508,16 +406,8 @@ def _chunk(chunk: tuple[bytes, bytes]) -> bytes:
     return len(data).to_bytes(4, "big") + kind + data + checksum
 
 
-def _read_png(path: Path) -> int:
-    from pipeline.datasets.reading.image import read_image
-
-    return sum(
-        _passes(lambda r=reader: read_image(str(path), r)) for reader in ("torchvision", "pillow")
-    )
-
-
 @cache
-def _npy_seeds() -> dict[str, bytes]:
+def npy_seeds() -> dict[str, bytes]:
     found = {}
     for name, array in (
         ("floats", np.arange(60, dtype=np.float32).reshape(20, 3)),
@@ -530,44 +420,14 @@ def _npy_seeds() -> dict[str, bytes]:
     return found
 
 
-def _mutate_npy(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
+def mutate_npy(draw: random.Random, content: bytes, others: list[bytes]) -> bytes:
     kind = draw.randrange(4)
     if kind == 0:
         return generic(draw, content, others)
     if kind == 1:
-        return _mutate_head(draw, content, others)
+        return mutate_head(draw, content, others)
     if kind == 2:
-        return _number_in_text(draw, content[:128]) + content[128:]
+        return number_in_text(draw, content[:128]) + content[128:]
     old = draw.choice((b"<f4", b"|u1", b"<i8", b"False", b"(", b"20", b"shape"))
     new = draw.choice((b"|O ", b"<U9", b"<f8", b"True ", b"((", b"-9", b"[" * 300, b"V0", b"M8[s]"))
     return content.replace(old, new, 1)
-
-
-def _read_npy(path: Path) -> int:
-    from pipeline.datasets.reading.folder import FolderFile, LocalFolder
-    from pipeline.datasets.reading.labels import class_names, read_labels
-    from pipeline.datasets.reading.mapped_array import MappedArray
-    from pipeline.datasets.reading.plain_tensor import plain_tensor
-
-    array = MappedArray(path, "dataset.root")
-    for row in [*range(min(FEW, len(array))), len(array) - 1]:
-        try:
-            plain_tensor(np.asarray(array.array[row : row + 1]))
-        except ValueError:  # as the datasets have it, who name the row
-            continue
-    if array.dtype.kind in "iu" and len(array.shape) == 1:
-        labels = read_labels(array, "dataset.targets")
-        class_names(FolderFile(LocalFolder(path.parent), "classes.txt"), labels)
-    return len(array)
-
-
-FORMATS = {
-    "arrow": Format(_arrow_seeds, generic, _read_table),
-    "parquet": Format(_parquet_seeds, _mutate_parquet, _read_table),
-    "csv": Format(_csv_seeds, _mutate_csv, _read_text),
-    "tar": Format(_tar_seeds, _mutate_tar, _read_tar),
-    "wav": Format(_wav_seeds, _mutate_head, _read_wav),
-    "png": Format(_png_seeds, _mutate_png, _read_png),
-    "animated": Format(_animated_seeds, generic, _read_png),
-    "npy": Format(_npy_seeds, _mutate_npy, _read_npy),
-}

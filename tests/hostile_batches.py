@@ -37,7 +37,7 @@ from pipeline.loading.compose import Compose
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.flatten import Flatten
 from pipeline.loading.stream_fetch import StreamFetch
-from pipeline.order.plan import Plan, not_empty
+from pipeline.order.plan import Plan
 from pipeline.order.samplers import Sequential
 from pipeline.order.streams import StreamOrder, StreamPlan
 from pipeline.packing.fields import Encode
@@ -49,6 +49,7 @@ from pipeline.transforms.image_decoding import DecodeResize
 from pipeline.transforms.mixing import MixUp
 from pipeline.transforms.text import Tokenize
 from tests.hostile_files import claiming, npy, wav
+from tests.packs import NO_ANSWERS
 
 ROWS, MIB = 64, 1 << 20
 MOST = 64 * MIB  # limits.batch_bytes of each attack
@@ -81,7 +82,7 @@ def fetched(dataset, collate=None, steps=(), stream=False, buffer=0, **more):
     transform = Compose(dict(enumerate(steps))) if steps else None
     if not stream:
         fetch = Fetch(dataset, transform, collate or Stack(), 0, batch_bytes=MOST, **more)
-        plan = not_empty(Plan(Sequential(len(dataset)), ROWS))
+        plan = Plan(Sequential(len(dataset)), ROWS)
         return lambda: fetch(plan.request(0, 0))
     order = StreamOrder(0, buffer=buffer)
     fetch = StreamFetch(dataset, transform, collate or Stack(), 0, batch_bytes=MOST, order=order,
@@ -119,7 +120,7 @@ def pack(root, limits, samples, change=lambda folder, record: None, **how):
     encoded = Encode()(samples)
     writer = PackWriter(folder, encoded["fields"])
     writer.append(encoded["columns"], encoded["fields"])
-    writer.finish({"fingerprint": "x"})
+    writer.finish({"fingerprint": "x", **NO_ANSWERS})
     record = json.loads((folder / "pack.json").read_text())
     change(folder, record)
     record["files"] = {name: (folder / name).stat().st_size for name in record["files"]}
@@ -209,6 +210,18 @@ class OneLong(Foreign):
         return {"x": torch.zeros(1, 4 * MIB if index == 17 else 3, dtype=torch.uint8)}
 
 
+class OneWide(Foreign):
+    """Bytes, but for a row of another type and length."""
+
+    def __init__(self, row, length):
+        self.row, self.length = row, length
+
+    def __getitem__(self, index):
+        if index == self.row:
+            return {"x": torch.zeros(self.length, dtype=torch.float64)}
+        return {"x": torch.zeros(900_000, dtype=torch.uint8)}
+
+
 class Images(Foreign):
     """Decoded pictures that fit in bytes, and not as floats."""
 
@@ -262,6 +275,8 @@ FILES = {
         audio(root, limits, 14000, 1), steps=[Resample(16000)])),
     "recordings at 1 Hz, and no small ratio": Attack(lambda root, limits: fetched(
         audio(root, limits, 200, 7), steps=[Resample(44101)])),
+    "recordings whose ratio takes a large filter": Attack(lambda root, limits: fetched(
+        audio(root, limits, 1, 999_983), steps=[Resample(8000)]), "weights"),
     "recordings at 2 GHz": Attack(lambda root, limits: fetched(
         audio(root, limits, 0, 2**31 - 1), steps=[PadOrCrop(1.0)]), "limits.batch_bytes=|samples"),
     "a padded recording at 1 GHz": Attack(lambda root, limits: fetched(
@@ -281,6 +296,12 @@ FILES = {
         steps=[DecodeResize(8)])),
     "pictures that are large when decoded": Attack(lambda root, limits: fetched(
         pictures(root, limits, picture(16, "JPEG"), lazy=True), steps=[DecodeResize(2000)])),
+    "one row decides the type of all": Attack(
+        lambda root, limits: fetched(OneWide(0, 1), Pad(["x"])), r"padded to length 900000"),
+    "one row decides the type of all, in time": Attack(
+        lambda root, limits: fetched(OneWide(0, 1), PadTime(["x"])), r"padded to length 900000"),
+    "one row widens the type of all": Attack(
+        lambda root, limits: fetched(OneWide(1, 900_000), Stack()), r"field 'x' would take"),
     "somebody's own samples": Attack(lambda root, limits: fetched(Foreign(), List())),
     "somebody's own collate function": Attack(
         lambda root, limits: fetched(Foreign(32_000), own_collate)),
@@ -394,6 +415,8 @@ TABLES = {
         lambda root, limits: fetched(sparse_archive(root, limits, 8 * MIB, "bin"), stream=True)),
     "JSON that becomes thirty times as large": Attack(lambda root, limits: fetched(
         archive(root, limits, b"[" + b"{}," * MIB + b"{}]", "json"), List(), stream=True)),
+    "JSON that becomes a tensor a number": Attack(lambda root, limits: fetched(
+        archive(root, limits, b"[" + b"1," * 500_000 + b"1]", "json", count=1), stream=True)),
     "a compressed archive": Attack(lambda root, limits: fetched(
         archive(root, limits, bytes(4 * MIB), "bin", packed=True), stream=True),
         "sampler.buffer", expansion=1e6),

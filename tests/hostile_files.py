@@ -6,9 +6,11 @@ every reader meets it.
 
 import io
 import os
+import resource
 import socket
 import struct
 import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +20,19 @@ TERABYTE = 1 << 40
 ALL = ("torchvision", "pillow", "skimage")
 TAGS = "its tags claim"
 UNKNOWN = "does not know"  # said by torchvision of a format that it does not read
+
+
+@contextmanager
+def bounded(memory=1 << 30):
+    """Fails with MemoryError where more than `memory` bytes are asked for."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        taken = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + memory, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """Parts as a person's own package would have them; trusted by the tests that name it."""
 
+import math
 import os  # noqa: F401  (something a configuration must not reach through this module)
 
 import torch
 from hydra.experimental.callback import Callback
+from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Sampler
 from torchvision.models import resnet18  # noqa: F401  (a part of somebody else, handed on)
 
@@ -18,6 +20,39 @@ defaults:
 dataset: {_target_: tests.own_parts.Numbers, size: 32, packed: null}
 objective: {inputs: [x], target: label}
 """
+
+
+class Targets(Dataset):
+    """Rows of 4 numbers, and targets of a shape: the sum of a row, times 1, 2, 3 ..."""
+
+    def __init__(self, shape=(), split: str = "train", told=True):
+        self.shape, self.first = tuple(shape), 0 if split == "train" else 50
+        self.facts = {"num_features": 4}
+        if told:
+            self.facts["num_outputs"] = math.prod(self.shape)
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        row = torch.sin(torch.arange(4.0) + self.first + index)
+        factors = torch.arange(1.0, 1 + math.prod(self.shape)).reshape(self.shape)
+        return {"input": row, "target": row.sum() * factors}
+
+
+class Photos(Dataset):
+    """A Pillow picture and its class, in a tuple as of a dataset that was written for torch."""
+
+    classes = ("dark", "light")
+
+    def __init__(self, train=True):
+        self.train = train
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return Image.new("RGB", (60, 40), (index % 2 * 200, 20 * index, 90)), index % 2
 
 
 class Numbers(Dataset):

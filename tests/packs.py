@@ -12,6 +12,10 @@ from torchvision import tv_tensors
 from pipeline.packing.packing import pack
 from pipeline.packing.recipe import Recipe
 
+# The entries of a pack.json of a dataset that has samples and no more.
+NO_ANSWERS = {"table": None, "lengths": False, "path": None, "text": None, "columns": None,
+              "checks": False}  # fmt: skip
+
 
 class Everything(Dataset):
     """A field of every kind that can be packed; `even` gives all pictures one size."""

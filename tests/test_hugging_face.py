@@ -69,11 +69,12 @@ objective: {inputs: [x]}
 """
 
 ONE_PROCESS = """
+import os
 import sys
 
 import torch
 from theirs import Rows
-from pipeline import command
+from pipeline import build_train_loader, command, compose
 from pipeline.loading.dataloader import DataLoader
 
 rows = Rows()
@@ -92,6 +93,28 @@ options = TrainingArguments("trained", max_steps=1, report_to=[], use_cpu=True, 
                             per_device_train_batch_size=4)
 done = Trainer(BertForSequenceClassification(tiny), options, train_dataset=texts).train()
 assert done.global_step == 1
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(4, 2)
+
+    def forward(self, x, label):
+        scores = self.last(x)
+        return {"loss": torch.nn.functional.cross_entropy(scores, label), "logits": scores}
+
+
+class Ours(Trainer):
+    # It rebuilds each batch by type(batch)({...}).
+    def get_train_dataloader(self):
+        return build_train_loader(compose("dataset=theirs", config_dir="groups"))
+
+
+os.environ["PENSTOCK_TRUST"] = "theirs"
+options = TrainingArguments("trained", max_steps=3, report_to=[], use_cpu=True, save_strategy="no")
+done = Ours(Net(), options).train()
+assert done.global_step == 3
 metric = evaluate.EvaluationModule.__module__
 assert datasets.Dataset.__module__ == "datasets.arrow_dataset" and metric.startswith("evaluate.")
 print("all", done.global_step)

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import stat
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -87,6 +88,24 @@ def test_the_commands_that_it_suggests_work_in_its_folder(birds, capsys):
     done = run(capsys, *DIVERGES)
     assert done.code == 1
     check_suggestion(done.err, capsys)
+
+
+def test_a_run_of_other_labels_is_another_run(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "flipped"
+    assert init.run([str(folder)]) == 0
+    monkeypatch.chdir(folder)
+    assert run(capsys, "dataset=flipped", *QUICK).code == 0
+    points = Path("data/points.csv")
+    swapped = str.maketrans({"0": "1", "1": "0"})
+    head, *rows = [line.split(",") for line in points.read_text().splitlines()]
+    label = head.index("label")
+    for row in rows:
+        row[label] = row[label].translate(swapped)
+    points.write_text("".join(",".join(row) + "\n" for row in [head, *rows]))
+    refused = run(capsys, "resume=outputs/first", "trainer.max_epochs=3")
+    assert refused.code == 2
+    assert "dataset: is" in refused.err
+    forget("flipped")
 
 
 STOPS = """
@@ -175,6 +194,93 @@ def test_what_is_typed_wins(birds, capsys):
     done = run(capsys, "--trust", "my_birds", "--config-dir", "conf", *digest)
     assert done.code == 0, done.err
     assert "pyproject.toml" not in done.err
+
+
+TYPED = """
+import sibling
+import torch
+import torchmetrics
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {"input": torch.full((4,), float(index)), "label": index % 2}
+"""
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch):
+    """The working folder has a module, what it imports, and one with an installed name."""
+    (tmp_path / "typed_rows.py").write_text(TYPED)
+    (tmp_path / "sibling.py").write_text("")
+    (tmp_path / "torchmetrics.py").write_text("raise SystemExit('this is not what is installed')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", ".")])
+    yield tmp_path
+    forget("typed_rows")
+    forget("sibling")
+
+
+ROWS = [
+    "~dataset",
+    "+dataset={_target_: typed_rows.Rows}",
+    "transform=none",
+    "batch.size=4",
+    "task=digest",
+    "steps=1",
+]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_module_that_was_typed_lies_in_the_working_folder(context, typed):
+    """As the installed command is started: nothing of the working folder is on the path."""
+    words = [
+        "--trust",
+        "typed_rows",
+        *ROWS,
+        "loader.num_workers=1",
+        f"loader.multiprocessing_context={context}",
+    ]
+    code = f"from pipeline import console; import sys; sys.argv[1:] = {words!r}; console.main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=typed,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("total ")
+
+
+def test_the_working_folder_counts_for_what_was_typed_only(typed, capsys):
+    path = list(sys.path)
+    done = run(capsys, *ROWS)
+    assert done.code == 2
+    assert "'typed_rows' is not trusted" in done.err
+    done = run(capsys, "--trust", "sibling_of_none", *ROWS)
+    assert done.code == 2
+    assert "typed_rows" not in sys.modules
+    done = run(capsys, "--trust", "typed_rows", *ROWS, "loader.num_workers=0")
+    assert done.code == 0, done.err
+    assert sys.path == path
+    assert not os.environ.get(project.VARIABLE)
+
+
+def test_what_others_can_write_is_not_imported_though_it_was_typed(typed, capsys):
+    (typed / "typed_rows.py").chmod(0o666)
+    done = run(capsys, "--trust", "typed_rows", *ROWS)
+    assert done.code == 2
+    assert "--trust: typed_rows is not imported from" in done.err
+    assert "everybody can write to it (chmod o-w). If you have read it: PYTHONPATH=." in done.err
+    assert "typed_rows" not in sys.modules
 
 
 def test_a_folder_above_counts_for_nothing(birds, capsys, monkeypatch):

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from pipeline.runs.trackers.tracker import measured
+from pipeline.runs.trackers.tracker import Measured
 
 TIMED = ("ms/", "seconds", "samples_per_second", "wait_share", "rank_wait_share")
 
@@ -14,7 +14,7 @@ TIMED = ("ms/", "seconds", "samples_per_second", "wait_share", "rank_wait_share"
 def expected(run):
     """Value by name and step, of metrics.jsonl."""
     found = {}
-    for points, step in measured(run):
+    for points, step in Measured(run):
         for name, value in points.items():
             assert (name, step) not in found
             found[name, step] = value

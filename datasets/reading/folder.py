@@ -239,7 +239,7 @@ def existing_root(root: str, holds: str) -> Path:
         raise ConfigError(Problem("dataset.root", f"{reason}. Copy the data here first"))
     path = Path(root).expanduser()
     if not path.exists():
-        wrong = f"({path.absolute()}) is missing"
+        wrong = "is missing" if path.is_absolute() else f"({path.absolute()}) is missing"
     elif not path.is_dir():
         wrong = "is not a folder"
     elif not os.access(path, os.R_OK | os.X_OK):

@@ -123,7 +123,8 @@ def decode_image(
             with _opened(content, name, limits) as header:
                 weight = header.width * header.height
         reserve(3 * weight, f"image {name!r}")
-        with temporary(_while_decoding(content, reader) * weight, f"to decode image {name!r}"):
+        decoding = _while_decoding(content, reader) * weight + len(content)  # of which one copies
+        with temporary(decoding, f"to decode image {name!r}"):
             return tv_tensors.Image(_READERS[reader](content, name, limits))
     except (ImportError, MemoryError, DataError):
         raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -130,13 +131,12 @@ class ColumnScan:
         blocks = self._index.blocks(_PIECE)
         for first, start, stop in watched(blocks, len(blocks), f"reading columns of {name}"):
             if stop - start > limit + 2 * _PIECE:
-                for number in range(first, len(self._index)):
-                    self._index[number]  # raises DataError for the record that is too long
+                self._index.check_lengths(start, stop)
             header = first == 0 and self._columns.in_file
             piece = _Piece(self._index.file.read(start, stop), first, header, self._format)
-            wrong = piece.field_counts != len(self._columns.names)
-            if wrong.any():
-                number = piece.first + int(wrong.argmax())
+            wrong = piece.miscounted(len(self._columns.names))
+            if wrong is not None:
+                number = piece.first + wrong
                 record = self._index[number]
                 try:  # a wrong encoding or wrong quotes say more
                     count = len(self._format.fields(record))
@@ -227,22 +227,38 @@ class _Piece:
         ends = ends[header:]
         before = self.text[np.maximum(ends - 1, 0)]
         self._stops = ends - ((before == _RETURN) & (ends > self._starts))
-        self._delimiters = np.flatnonzero(delimiters)
-        self._first_delimiter = np.searchsorted(self._delimiters, self._starts)
         self.lengths: IntArray = self._stops - self._starts
-        self.field_counts = np.searchsorted(self._delimiters, ends) - self._first_delimiter + 1
+        self._delimiters, self._ends = delimiters, ends
 
     def __len__(self) -> int:
         return len(self._starts)
 
+    def miscounted(self, count: int) -> int | None:
+        """The first record that has not `count` fields; None if all have."""
+        if np.count_nonzero(self._delimiters) >= count * (len(self) + 1):
+            # One has far too many: their places would take 8 bytes each.
+            spans = zip(self._starts.tolist(), self._ends.tolist(), strict=True)
+            counts = (np.count_nonzero(self._delimiters[begin:end]) + 1 for begin, end in spans)
+            return next((row for row, found in enumerate(counts) if found != count), None)
+        wrong = np.searchsorted(self._places, self._ends) - self._first_place + 1 != count
+        return int(wrong.argmax()) if wrong.any() else None
+
     def field(self, place: int, count: int) -> tuple[IntArray, IntArray]:
-        """Begin and end of a field in each record; records have `count` fields."""
+        """Begin and end of a field in each record; all records have `count` fields."""
         begin, end = self._starts, self._stops
         if place > 0:
-            begin = self._delimiters[self._first_delimiter + place - 1] + 1
+            begin = self._places[self._first_place + place - 1] + 1
         if place < count - 1:
-            end = self._delimiters[self._first_delimiter + place]
+            end = self._places[self._first_place + place]
         return begin, end
+
+    @cached_property
+    def _places(self) -> IntArray:
+        return np.flatnonzero(self._delimiters)
+
+    @cached_property
+    def _first_place(self) -> IntArray:
+        return np.searchsorted(self._places, self._starts)
 
 
 def _distinct(rows: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], IntArray, IntArray]:

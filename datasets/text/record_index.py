@@ -126,8 +126,9 @@ class RecordIndex:
             longest = len(record) + end - near
             if longest > self.limits.record_bytes + 2:
                 raise self._too_long(number, f"{longest - 2} bytes or more")
-            with temporary(2 * (end - start), "a long record of text"):
-                record, _ = self._part(start, end, count)
+            with temporary(2 * longest, "a long record of text"):
+                record = self.file.read(near - len(record), end)
+                record = record.removesuffix(b"\n") if end < self._stop else record
         record = record.removesuffix(b"\r")
         if len(record) > self.limits.record_bytes:
             raise self._too_long(number, f"{len(record)} bytes")
@@ -150,6 +151,17 @@ class RecordIndex:
         refusal = self.limits.refusal("record_bytes", f"the record has {size}")
         where = f"line {self.line(number)} (record {number})"
         return DataError(f"{str(self.file.path)!r}, {where}: {refusal}.")
+
+    def check_lengths(self, start: int, stop: int) -> None:
+        """Raise DataError for a far too long record between two of the places of `blocks`.
+
+        Only the last one that begins in a cell can be, so no other is read.
+        """
+        first, last = np.searchsorted(self._offsets, [start, stop])
+        ends = np.append(self._offsets[first + 1 : last], stop)
+        wide = np.flatnonzero(ends - self._offsets[first:last] > self.limits.record_bytes + CELL)
+        for block in (first + wide).tolist():
+            self[int(self._numbers[block + 1] if block + 1 < len(self._numbers) else len(self)) - 1]
 
     def blocks(self, size: int) -> list[tuple[int, int, int]]:
         """Pieces of about `size` bytes, whole records each: (first record, start, stop) of each."""

@@ -82,9 +82,8 @@ class _Splitter:
         self._path, self._limits = path, limits
         self._quoted = quoting == "standard"
         self._place = start  # of the next record
-        self._parts: list[bytes] = []  # of a record that is not complete yet
-        self._size = 0  # of all of them
-        self._inside = False  # a quoted field, at their end
+        self._begun = bytearray()  # of a record that is not complete yet
+        self._inside = False  # a quoted field, at its end
         self._blank: Batch = ([], [])  # records that count only if something follows
 
     def records(self, pieces: Iterable[bytes]) -> Iterator[Batch]:
@@ -94,20 +93,23 @@ class _Splitter:
                 piece, self._place = piece[3:], 3
             first = False
             yield self._without_blank_end(self._whole(piece))
-        if not self._size:
+        if not self._begun:
             return
         if self._inside:
             raise DataError(
                 f"{self._where(self._place)}: a quote in this record is not closed. {QUOTES}"
             )
-        yield self._without_blank_end(self._placed([b"".join(self._parts)]))
+        yield self._without_blank_end(self._placed([bytes(self._begun)]))
 
     def _whole(self, piece: bytes) -> Batch:
         """The records that end in a piece; the rest of it begins the next one."""
+        if self._inside and b'"' not in piece:
+            self._keep(piece, self._place)
+            return [], []
         *lines, rest = piece.split(b"\n")
         if lines and (self._inside or (self._quoted and b'"' in piece)):
             lines = self._joined(lines)
-        elif lines and self._parts:
+        elif lines and self._begun:
             lines[0] = self._ended(lines[0])
         batch = self._placed(lines)
         self._keep(rest, self._place)
@@ -121,7 +123,7 @@ class _Splitter:
             if inside:
                 self._keep(line + b"\n", place)
             else:
-                records.append(self._ended(line) if self._parts else line)
+                records.append(self._ended(line) if self._begun else line)
                 self._inside = False
                 place += len(records[-1]) + 1
         return records
@@ -129,16 +131,15 @@ class _Splitter:
     def _keep(self, part: bytes, place: int) -> None:
         """Add to the record that begins at `place`."""
         reserve(len(part), "a record of text")
-        self._parts.append(part)
-        self._size += len(part)
+        self._begun += part
         self._inside ^= self._quoted and part.count(b'"') % 2 == 1
-        if self._size > self._limits.record_bytes:
-            raise self._too_long(place, self._size)
+        if len(self._begun) > self._limits.record_bytes:
+            raise self._too_long(place, len(self._begun))
 
     def _ended(self, last: bytes) -> bytes:
-        reserve(self._size + len(last), "a record of text")
-        record = b"".join([*self._parts, last])
-        self._parts, self._size = [], 0
+        reserve(len(self._begun) + len(last), "a record of text")
+        record = b"".join([self._begun, last])
+        self._begun = bytearray()
         return record
 
     def _placed(self, lines: list[bytes]) -> Batch:

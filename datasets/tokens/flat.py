@@ -24,11 +24,12 @@ from pipeline.datasets.reading.mapped_array import MappedArray
 from pipeline.datasets.tokens.mapped import MappedNumbers
 from pipeline.datasets.tokens.megatron import samples_of
 from pipeline.errors import ConfigError, DataError, Problem
+from pipeline.files.limits import DEFAULT, Limits
 from pipeline.order.randomness import IntArray
 from pipeline.terminal import ProgressDisplay
 
 OFFSETS, LENGTHS = ".offsets.npy", ".lengths.npy"
-_PIECE = 1 << 24  # tokens that are looked through at once
+_PIECE = 1 << 22  # tokens that are looked through at once
 _VERSION = 1
 
 
@@ -43,15 +44,17 @@ class FlatFile:
         dtype: of a `.bin` file.
         eod: the token that ends documents, where no file says where they lie; it belongs to them.
         cache_dir: where computed offsets are kept.
+        limits: `files` of the documents whose offsets are computed, 8 bytes each.
 
     Raises:
-        DataError: a file is missing, damaged or of another kind.
+        DataError: a file is missing, damaged or of another kind, or has too many documents.
         ConfigError: `dtype` or `eod` is needed and not told.
     """
 
     def __init__(
-        self, folder: Folder, name: str, dtype: str | None, eod: int | None, cache_dir: str
-    ) -> None:
+        self, folder: Folder, name: str, dtype: str | None, eod: int | None, cache_dir: str,
+        limits: Limits = DEFAULT,
+    ) -> None:  # fmt: skip
         self.name, self._cache_dir = name, cache_dir
         self._tokens = _tokens(FolderFile(folder, name), dtype)
         self.dtype, self.total = self._tokens.dtype, len(self._tokens.array)
@@ -64,10 +67,12 @@ class FlatFile:
             self._check_ends(self._bounds.array, str(offsets))
         elif lengths.exists():
             counts = _integers(lengths)
-            self._find(["lengths", *counts.fingerprint_parts(True)], lambda: _summed(counts))
+            self._find(
+                ["lengths", *counts.fingerprint_parts(True)], lambda: _summed(counts, limits)
+            )
             self._check_ends(self._offsets, str(lengths))
         elif eod is not None:
-            self._find(["eod", eod], lambda: _ends_of(self.tokens, eod, str(self)))
+            self._find(["eod", eod], lambda: _ends_of(self.tokens, eod, str(self), limits))
         else:
             reason = (
                 f"nothing says where documents end in {str(self)!r}: put {stem + OFFSETS} or "
@@ -174,26 +179,44 @@ def _integers(file: FolderFile) -> MappedArray:
     return found
 
 
-def _summed(counts: MappedArray) -> IntArray:
-    lengths = counts.array.astype(np.int64)
-    if int(lengths.min()) < 0:
-        row = int(lengths.argmin())
-        raise DataError(f"dataset.tokens: {str(counts.path)!r}, row {row}: {lengths[row]} tokens.")
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+def _summed(counts: MappedArray, limits: Limits) -> IntArray:
+    _check_count(len(counts), str(counts.path), limits)
+    ends = np.zeros(len(counts) + 1, np.int64)
+    for start in range(0, len(counts), _PIECE):
+        lengths = counts.array[start : start + _PIECE].astype(np.int64)
+        if int(lengths.min()) < 0:
+            row = start + int(lengths.argmin())
+            raise DataError(
+                f"dataset.tokens: {str(counts.path)!r}, row {row}: {lengths.min()} tokens."
+            )
+        ends[start + 1 :][: len(lengths)] = ends[start] + np.cumsum(lengths)
+    return ends
 
 
-def _ends_of(tokens: npt.NDArray[Any], eod: int, name: str) -> IntArray:
+def _ends_of(tokens: npt.NDArray[Any], eod: int, name: str, limits: Limits) -> IntArray:
     """Where documents begin and end, each with its last token, `eod`."""
-    found = [np.zeros(1, np.int64)]
+    ends, count = np.zeros(1, np.int64), 1
     with ProgressDisplay(f"looking for documents in {name}", tokens.nbytes, "bytes") as shown:
         for start in range(0, len(tokens), _PIECE):
-            piece = tokens[start : start + _PIECE]
-            found.append(np.flatnonzero(piece == eod).astype(np.int64) + start + 1)
+            found = np.flatnonzero(tokens[start : start + _PIECE] == eod)
+            _check_count(count + len(found) - 1, name, limits)
+            if count + len(found) >= len(ends):
+                ends.resize(max(count + len(found) + 1, 9 * len(ends) // 8), refcheck=False)
+            ends[count : count + len(found)] = found + (start + 1)
+            count += len(found)
             shown.to(start * tokens.itemsize)
-    ends = np.concatenate(found)
-    if len(ends) == 1 and len(tokens):
+    if count == 1 and len(tokens):
         raise DataError(
             f"dataset.eod: {name!r} has no token {eod}, so nothing says where documents end. Set "
             "the token that ends them, and dataset.dtype to what is stored."
         )
-    return ends if ends[-1] == len(tokens) else np.append(ends, len(tokens))
+    if ends[count - 1] != len(tokens):
+        ends[count], count = len(tokens), count + 1
+    return ends[:count]
+
+
+def _check_count(documents: int, name: str, limits: Limits) -> None:
+    """Raise DataError for so many documents that their offsets take too much memory."""
+    if documents > limits.files:
+        refusal = limits.refusal("files", f"{documents} documents")
+        raise DataError(f"dataset.tokens: {name!r} has {refusal}; or put {OFFSETS} beside it.")

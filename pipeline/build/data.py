@@ -6,6 +6,7 @@ the training split's statistics, and the dataset's facts (`num_classes` ...).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,17 @@ from pipeline.build.mixtures import recorded_mixture
 from pipeline.build.samples import collate_of, dataset_of, fields_of, lengths_told, sampler_of
 from pipeline.build.sharing import contents_of, share_of
 from pipeline.build.vocabulary import is_learned, with_vocabulary
-from pipeline.config import allow_list, loader_options, tuned
+from pipeline.config import allow_list, changes, loader_options, tuned
 from pipeline.config.data_rules import mode_of
 from pipeline.config.instantiate import make
-from pipeline.config.nodes import FACTS, SAME_FACTS, choosing, of_the_build
+from pipeline.config.nodes import (
+    FACTS,
+    SAME_FACTS,
+    choosing,
+    is_of_a_split,
+    of_the_build,
+    validates,
+)
 from pipeline.config.schema import Config, LoaderSection
 from pipeline.distributed.world import World, from_environment
 from pipeline.errors import ConfigError, Problem
@@ -28,9 +36,11 @@ from pipeline.loading.bad_samples import BadSamples
 from pipeline.loading.budget import Budget, epoch_length
 from pipeline.loading.dataset_facts import classes_of, facts_of
 from pipeline.loading.fetch import Fetch
-from pipeline.loading.kept_rows import unfiltered_fingerprint
+from pipeline.loading.kept_rows import unfiltered, unfiltered_fingerprint
+from pipeline.loading.known_by import CONTENT, FINGERPRINT, KNOWN_BY, in_fingerprint
 from pipeline.loading.loader import Loader
 from pipeline.loading.named_fields import Fields
+from pipeline.loading.sampled_rows import SampleRequest
 from pipeline.loading.stream_fetch import StreamFetch
 from pipeline.loading.workers.backends import BackendName, LoaderOptions
 from pipeline.order.plan import Plan, not_empty
@@ -39,8 +49,10 @@ from pipeline.order.streams import StreamOrder, StreamPlan, is_stream, length_of
 from pipeline.packing.packing import backend_for, pack
 from pipeline.packing.recipe import Recipe, fits
 from pipeline.runs import quarantine
+from pipeline.runs.identity.dataset import code_and_arguments, tells_all
 from pipeline.runs.identity.fingerprints import fingerprint_of, other_than_own, recorded
 from pipeline.transforms.batch import BatchCompose
+from pipeline.transforms.device_decoding import files_first
 from pipeline.transforms.image import Compose, Normalize
 from pipeline.transforms.image_decoding import decode_step, fused
 from pipeline.transforms.statistics import statistics_of
@@ -74,6 +86,16 @@ class DataParts:
         """The split of that name, "train" or "val"."""
         return self.train if name == "train" else self.val
 
+    @property
+    def validates(self) -> bool:
+        """Whether there is a validation split; not if `dataset.val` is null."""
+        return validates(self.config.dataset)
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits that there are."""
+        return (self.train, self.val) if self.validates else (self.train,)
+
     @cached_property
     def fields(self) -> Fields:
         """Names for samples that are not dicts."""
@@ -83,7 +105,12 @@ class DataParts:
     def facts(self) -> dict[str, int]:
         """Facts of the training split for models and metrics: num_classes, num_outputs ..."""
         told = of_the_build(self.config.dataset, "facts") or {}
-        return facts_of(self.train.dataset, self.fields) | told
+        found = facts_of(self.train.dataset, self.fields)
+        if "num_classes" in told and found.get("num_outputs") == found.get("num_classes"):
+            found.pop("num_outputs", None)  # it was the number of classes, which is another one
+        facts = found | told
+        # A classifier has as many outputs as there are classes.
+        return {"num_outputs": facts["num_classes"], **facts} if "num_classes" in facts else facts
 
     def make_with_facts(self, key: str, node: Mapping[str, Any], nested: bool) -> Any:
         """Build a node, supplying the facts; see `instantiate.make`.
@@ -118,8 +145,8 @@ class DataParts:
     def with_statistics(self, node: Any) -> Any:
         """A step with the training split's statistics, or its vocabulary, in place of "dataset"."""
         if is_learned(node):
-            data = self.train.data_fingerprint(mode_of(self.config))
-            return with_vocabulary(node, self.train.dataset, data, self.config.cache_dir)
+            data = self.train.dataset
+            return with_vocabulary(node, data, self.train.cache_key(data), self.config.cache_dir)
         if not isinstance(node, Mapping) or node.get("statistics") != "dataset":
             return node
         found = allow_list.resolve(node["_target_"], "transform")
@@ -129,7 +156,7 @@ class DataParts:
     @cached_property
     def _statistics(self) -> dict[str, list[float]]:
         dataset, config = self.train.dataset, self.config
-        own, options = other_than_own(dataset, config), None
+        own, options = self.train.cache_key(dataset), None
         if config.loader.backend == "ray":
             options = self.train.loader_options("ray")
         return statistics_of(dataset, config.cache_dir, own, self.fields, options)
@@ -175,11 +202,13 @@ class Split:
     @cached_property
     def _chosen(self) -> tuple[Any, dict[str, int]]:
         config = self.config
+        whole = self._whole()
+        length_of(whole)  # refuses what is no number of rows
         given = {"dataset": chosen(config.dataset)}
-        if "_target_" not in config.dataset:
+        if "_target_" not in config.dataset or is_of_a_split(config.dataset, self.name):
             given[f"dataset.{self.name}"] = chosen(config.dataset.get(self.name) or {})
         told = partial(fingerprint_of, mode=mode_of(config), cache_dir=config.cache_dir)
-        return RowChoice(given, self.name, self.data.fields, told).of(self._whole())
+        return RowChoice(given, self.name, self.data.fields, told).of(whole)
 
     def _whole(self) -> Any:
         """The dataset with all its rows, packed or not."""
@@ -189,7 +218,8 @@ class Split:
             return self._unpacked(lazy=self._decodes)
         self._node()  # a split that the configuration lacks has no pack either
         folder = self.pack() if where == "auto" else where
-        node = {"_target_": _PACKED, "folder": str(folder)}
+        kept = f"{self.config.cache_dir}/text"
+        node = {"_target_": _PACKED, "folder": str(folder), "cache_dir": kept}
         return make(node, "dataset.packed", self._supply(lazy=self._decodes))
 
     def pack(self) -> Path:
@@ -211,7 +241,7 @@ class Split:
         return pack(
             dataset, self.name, recipe, self.config.cache_dir, given.out,
             self.loader_options(backend), other_than_own(dataset, self.config), self.data.fields,
-            self._batch_bytes,
+            self._batch_bytes, self.cache_key(dataset),
         )  # fmt: skip
 
     def _unpacked(self, lazy: bool) -> Any:
@@ -219,10 +249,14 @@ class Split:
         return dataset_of(node, key, self._supply(lazy))
 
     def _node(self) -> tuple[str, Any]:
+        if self.name == "val" and not self.data.validates:
+            raise ConfigError(Problem("dataset.val", "is null, so there are no rows to validate"))
         nodes = dict(choosing(self.config.dataset))
         key = "dataset" if "dataset" in nodes else f"dataset.{self.name}"
         if key not in nodes:
-            raise ConfigError(Problem(key, "is missing, and this task reads that split"))
+            null = "; null trains without validation" if self.name == "val" else ""
+            reason = f"is missing, and this task reads that split{null}"
+            raise ConfigError(Problem(key, reason))
         return key, nodes[key]
 
     def _supply(self, lazy: bool) -> dict[str, Any]:
@@ -272,6 +306,9 @@ class Split:
             if self._is_train and allow_list.resolve(target, "sampler._target_") is StreamOrder:
                 order = make(config.sampler, "sampler", {"seed": config.seed})
             return StreamPlan(order, self._batch_size, tail, length_of(dataset), *short)
+        rows = length_of(dataset)
+        if not rows:
+            raise ConfigError(Problem(self._node()[0], self._empty(rows)))
         sampler: Any = Sequential(len(dataset))
         steps, costs = self.transform.steps, None
         if self._is_train:
@@ -280,7 +317,19 @@ class Split:
             given = (config, dataset, self._batch_size, self.data.fields, steps)
             sampler = sampler_of(*given, order=None if self._is_train else sampler)
         together = self.batch_transform.together
-        return not_empty(Plan(sampler, self._batch_size, tail, together, *short, costs=costs))
+        plan = Plan(sampler, self._batch_size, tail, together, *short, costs=costs)
+        return not_empty(plan, rows, config.sampler["_target_"].rpartition(".")[2])
+
+    def _empty(self, rows: int | None) -> str:
+        """Why there is no epoch."""
+        kind = type(unfiltered(self.dataset)).__name__
+        if rows is None:
+            return f"{kind} has rows by index, and no length: give it `__len__`"
+        return (
+            f"{kind} has no rows for the {self.name} split, and an epoch needs one; change what it "
+            "reads, or how it is divided"
+            + ("" if self._is_train else ", or train without validation: +dataset.val=null")
+        )
 
     @property
     def _packs(self) -> bool:
@@ -304,6 +353,8 @@ class Split:
         """
         transform, plan, batch_steps = self.transform, self.plan, self.batch_transform
         of_batch = batch_steps if whole or not self.data.on_device else None
+        if self.data.world.device == "cpu" or whole:
+            transform = files_first(transform, batch_steps)
         if of_batch:
             transform, of_batch = fused(transform, of_batch)
         fields = self.data.fields
@@ -329,15 +380,22 @@ class Split:
         return quarantine.policy(given.on_error, path, self.name, self.plan, self.dataset,
                                  fingerprint, self.config.seed)  # fmt: skip
 
-    def loader(self, hashed: bool = False) -> Loader:
-        """Batches of the split; to be closed."""
+    def loader(self, hashed: bool = False, sampled: bool = False) -> Loader:
+        """Batches of the split; to be closed.
+
+        Args:
+            hashed: as of `fetch`.
+            sampled: look at some rows of a dataset that has no fingerprint.
+        """
         share = share_of(self, hashed)
+        sample = SampleRequest.of(length_of(self.dataset) if isinstance(self.plan, Plan) else None)
         return Loader(
             self.plan, self.fetch(hashed, whole=False), self.loader_options(), self.data.world,
             self.fingerprint,
             batch_transform=(self.batch_transform or None) if self.data.on_device else None,
             budget=self.budget, share=share,
             costs=sample_costs(self.config, self.dataset, self.data.fields),
+            sample=sample if sampled and not self.is_told else None,
         )  # fmt: skip
 
     def loader_options(self, backend: BackendName | None = None) -> LoaderOptions:
@@ -367,21 +425,65 @@ class Split:
         return self._fingerprints[mode]
 
     @cached_property
+    def is_told(self) -> bool:
+        """Whether the dataset tells what it is, so that nothing need be looked at."""
+        return self._tells(self.dataset)
+
+    def _tells(self, dataset: Any) -> bool:
+        return mode_of(self.config) != "sizes" or tells_all(dataset)
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """What the dataset is known by beside its fingerprint; nothing of one of ours."""
+        return self._known_by(self.dataset)
+
+    def _known_by(self, dataset: Any) -> dict[str, str]:
+        node = self.config.compared()["dataset"]
+        if node.get("packed") not in (None, "auto"):
+            return {}  # the pack is the dataset, and has a fingerprint
+        built_of = dict(choosing(node))[self._node()[0]]
+        found = code_and_arguments(built_of, dataset, self._tells(dataset))
+        names = of_the_build(self.config.dataset, "fields")
+        if found and names is not None:
+            found["fields"] = ", ".join(map(str, names))
+        return found
+
+    @property
+    def known_by(self) -> dict[str, str]:
+        """The same for a manifest, with what stands for the content; nothing of one of ours."""
+        by = FINGERPRINT if self.is_told else CONTENT
+        return {KNOWN_BY: by, **self.identity} if self.identity or by == CONTENT else {}
+
+    def cache_key(self, dataset: Any) -> str:
+        """The name of what is kept of a dataset of this split; "" where nothing may be kept, since
+        nothing tells when it changes.
+        """
+        if not self._tells(dataset):
+            return ""
+        config = self.config
+        own, known_by = fingerprint_of(dataset, mode_of(config), config.cache_dir), ""
+        for name, value in sorted(self._known_by(dataset).items()):
+            known_by += f"{name}={value}\n"
+        digest = hashlib.blake2b(f"{own}\n{known_by}".encode(), digest_size=16).hexdigest()
+        return digest if known_by else own
+
+    @cached_property
     def contents(self) -> str:
         """What tells the data apart from that of other runs; see `sharing.contents_of`."""
-        return contents_of(self.dataset, self.data_fingerprint(mode_of(self.config)))
+        told = self.data_fingerprint(mode_of(self.config))
+        return contents_of(self.dataset, told)
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        """Everything that the addresses of the split depend on, by key."""
+        """Everything that the batches of the split depend on, by key."""
         config, mode = self.config, mode_of(self.config)
-        parts = {"seed": config.seed, "dataset": self.data_fingerprint(mode), **recorded(mode)}
-        if self._is_train:
-            parts |= {"batch.size": config.batch.size, "batch.tail": config.batch.tail}
-        else:
-            parts["batch.val_size"] = self._batch_size
+        parts = changes.recorded(config, self.name)
+        parts |= {"dataset": self.data_fingerprint(mode), **recorded(mode)}
+        parts |= in_fingerprint(self.identity)
+        if not self._is_train:
+            parts["batch.val_size"] = str(self._batch_size)
         if self._is_train or self._packs:
-            parts["sampler"] = config.sampler
+            parts |= {key: str(value) for key, value in changes.leaves(config.sampler, "sampler")}
             told = partial(fingerprint_of, mode=mode, cache_dir=config.cache_dir)
             parts |= recorded_mixture(self.dataset, told)
             parts |= lengths_told(config, self.transform.steps)
@@ -391,7 +493,7 @@ class Split:
         elif self._decodes:  # whole batches do
             device = self.data.world.device if self.data.on_device else "cpu"
             parts["decoder"] = f"torchvision on {device}"
-        return {key: str(value) for key, value in parts.items()}
+        return parts
 
 
 def build_train_loader(config: Config, world: World | None = None) -> Loader:

@@ -42,7 +42,8 @@ class RowChoice:
 
     Args:
         given: the keys `filter`, `unique` and `without`, by the key that they stand below.
-        split: "train" or "val". A list of rows in `without` is of the training split.
+        split: "train" or "val". A list of rows in `without` is of the training split, unless it
+            stands below `dataset.val`.
         fields: names for samples that are no dicts.
         fingerprint: dataset -> fingerprint, for quarantine files; None: by path alone.
     """
@@ -112,7 +113,8 @@ class RowChoice:
             except ConfigError as error:
                 raise ConfigError([Problem(key, one.message) for one in error.problems]) from None
             return sorted(known)
-        by_split = value if isinstance(value, Mapping) else {"train": value}
+        of = "val" if key.split(".")[1] == "val" else "train"
+        by_split = value if isinstance(value, Mapping) else {of: value}
         rows = sorted(set(by_split.get(self._split) or ()))
         for row in rows:
             if not 0 <= row < length:

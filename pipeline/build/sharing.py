@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.schema import TASK_KEYS
+from pipeline.config import changes
 from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, Problem
+from pipeline.loading.kept_rows import unfiltered
+from pipeline.loading.known_by import tells
 from pipeline.loading.sharing.folder import KEY, ShareFolder
 from pipeline.loading.sharing.share import Share
 from pipeline.order.streams import length_of
-from pipeline.runs.identity.effects import tells
 from pipeline.runs.identity.sources import UNKNOWN, code_of, of_penstock
 from pipeline.runs.manifest import PACKAGES
 from pipeline.runs.run_folder import version_of
@@ -27,12 +28,6 @@ if TYPE_CHECKING:
 TASKS = ("fit", "validate", "digest", "lr_find")
 _READERS = ("pyarrow", "soundfile", "scipy", "opencv-python", "av", "transformers", "tokenizers")
 _GIB = 2**30
-# No batch depends on them; what the rest says of the objective are the names of fields.
-_OTHER_KEYS = frozenset({
-    "loader", "tune", "lr_find", "diff", "distributed", "model", "objective", "optimizer",
-    "scheduler", "trainer", "tracker", "resume", "resume_despite", "sweep", "task", "run_dir",
-    "cache_dir", *TASK_KEYS,
-})  # fmt: skip
 
 
 def share_of(
@@ -65,7 +60,8 @@ def share_of(
 def _parts(split: Split) -> Iterator[Any]:
     config, fields = split.config, split.data.fields
     yield split.name
-    yield {key: value for key, value in config.plain().items() if key not in _OTHER_KEYS}
+    yield changes.making(config, split.name)
+    # What batches have of the objective are the names of fields.
     yield split.fingerprint, fields.given, fields.usual, split.data.on_device
     # Statistics and facts of the training split go into steps of both.
     for one in dict.fromkeys((split, split.data.train)):
@@ -97,12 +93,19 @@ def contents_of(dataset: Any, told: str) -> str:
                     "other runs may have other samples; give it a `fingerprint` "
                     "(docs/own_dataset.md), or set loader.share=null")
         )  # fmt: skip
+    digest = hashlib.blake2b(told.encode(), digest_size=16)
+    sources = getattr(dataset, "sources", None)
+    mixes = type(unfiltered(dataset)).__module__.startswith("pipeline.")
+    if mixes and isinstance(sources, Mapping):  # which tell it each in its own way
+        for name, source in sources.items():
+            own = contents_of(source, str(getattr(source, "fingerprint", None)))
+            digest.update(json.dumps([name, own]).encode() + b"\n")
+        return digest.hexdigest()
     files: Iterable[Sequence[str]] = ()
     if hasattr(dataset, "data_files"):
         files = ((str(path), *map(str, rest)) for _, path, *rest in dataset.data_files())
     elif callable(getattr(dataset, "path", None)):
         files = ((str(dataset.path(index)),) for index in range(length_of(dataset) or 0))
-    digest = hashlib.blake2b(told.encode(), digest_size=16)
     for one in files:
         try:
             found = Path(one[0]).stat()

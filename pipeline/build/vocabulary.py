@@ -39,7 +39,8 @@ def with_vocabulary(
 
     Args:
         dataset: the training split.
-        fingerprint: of its data, by which the file is found again.
+        fingerprint: of its data, by which the file is found again; "": the texts are read each
+            time, and the file is named by what was learned.
 
     Raises:
         ConfigError: the training split is a stream.
@@ -51,13 +52,15 @@ def with_vocabulary(
     size, field = int(node.get("size", 2048)), str(node.get("field", "text"))
     begin = str(node.get("begin", BEGIN))
     folder = own_folder(own_folder(Path(cache_dir).expanduser(), link=True) / "vocabularies")
-    key = hash64("vocabulary", fingerprint, size, field, begin)
+    learned = "" if fingerprint else learn(_texts(dataset, field), size, begin)
+    key = hash64("vocabulary", fingerprint or learned, size, field, begin)
     path = folder / f"{key:016x}.json"
     if not os.path.lexists(path):
         with one_writer(path, "learns the vocabulary") as lock:
             if not os.path.lexists(path):
                 _log.info("learning a vocabulary of %d byte pairs from the training texts", size)
-                write_atomically(path, learn(_texts(dataset, field), size, begin).encode())
+                learned = learned or learn(_texts(dataset, field), size, begin)
+                write_atomically(path, learned.encode())
             lock.unlink(missing_ok=True)
     check_own(path)
     return {**node, "vocabulary": str(path)}

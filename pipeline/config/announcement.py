@@ -1,8 +1,8 @@
 """The first line of a run, printed before torch is imported, about half a second after the start.
 
-    fit: training landmark_net on synthetic_faces for 20 epochs; run folder outputs/DATE/TIME
+    fit: training LandmarkNet on SyntheticFaces for 20 epochs; run folder outputs/DATE/TIME
 
-It is made from the configuration alone.
+It is made from the configuration alone, and has the names of what that calls.
 """
 
 from __future__ import annotations
@@ -17,13 +17,8 @@ from pipeline.config.schema import Config
 _WRITES = ("fit", "replay", "profile", "check")  # into the run's folder
 
 
-def of_run(config: Config, choices: Mapping[str, Any]) -> str:
-    """One line on what a single run will do.
-
-    Args:
-        config: typed; its parts have not been looked at.
-        choices: the option chosen by group; a part without one goes by the name of what it calls.
-    """
+def of_run(config: Config) -> str:
+    """One line on what a single run will do; the parts of `config` need not have been looked at."""
     shown = config.written()  # without secrets
     trainer, place = config.trainer, ""
     length = f"for {trainer.max_epochs} epoch{'s' * (trainer.max_epochs != 1)}"
@@ -33,11 +28,12 @@ def of_run(config: Config, choices: Mapping[str, Any]) -> str:
         place = f"; resuming {shown['resume']}"
     elif config.task in _WRITES:
         place = f"; run folder {shown['run_dir']}"
-    data = _name("dataset", shown, choices)
-    both = f"{_name('model', shown, choices)} on {data}"
+    data = name_of(shown["dataset"])
+    both = f"{name_of(shown['model'])} on {data}"
     doing = {
         "fit": f"training {both} {length}",
-        "validate": f"measuring {shown['checkpoint']} on {data}",
+        # The run's folder may give the data, which is read later.
+        "validate": f"measuring {shown['checkpoint'] or shown['run']}",
         "digest": f"hashing the batches of {data}",
         "replay": f"making batch ({config.epoch}, {config.step}) of {data} again",
         "verify": f"comparing {' and '.join(shown['runs'] or ['two runs'])}",
@@ -81,8 +77,16 @@ def of_study(lines: Sequence[str], trials: int) -> str:
     return f"a study of {trials} {'trial' if trials == 1 else 'trials'} over {over}"
 
 
-def _name(part: str, shown: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
-    node = shown[part]
-    called = str(node.get("_target_", "")).rpartition(".")[2]
-    name = str(choices.get(part) or called or part)
-    return f"{name} {node['name']}" if isinstance(node.get("name"), str) else name
+def name_of(node: Any) -> str:
+    """The name of what a node calls, which may be another thing than the option of its group.
+
+    A dataset that is given by split goes by the training split's.
+    """
+    if not isinstance(node, Mapping):
+        return "?"
+    target = node.get("_target_")
+    if target is None and isinstance(node.get("train"), Mapping):
+        return name_of(node["train"])
+    if str(target).endswith(".torchvision_model"):
+        target = node.get("name", target)
+    return str(target or "?").rpartition(".")[2]

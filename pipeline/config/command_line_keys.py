@@ -11,14 +11,13 @@ somewhere too. Cost: nothing where the keys are not used, else 1 ms a configurat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from omegaconf import OmegaConf
+from hydra.errors import HydraException
 
 from pipeline.config import allow_list
 from pipeline.config.environment import HARMLESS
@@ -39,18 +38,19 @@ def check(config: Values, lines: Sequence[str]) -> list[Problem]:
         content = _at(config, key)
         if not isinstance(content, Mapping) or not content:  # or the schema refuses it
             continue
-        typed = _typed(lines, key)
+        typed = dict(typed_values(line for line in lines if _may_give(line, key)))
         for name, value in content.items():
             below = f"{key}.{name}"
+            foreign = [at for at, leaf in _leaves(value, below) if typed.get(at, _NOTHING) != leaf]
             if name not in rules:
                 reason = (
                     f"is not handed on, {_WHY}. What it installs, starts or sets belongs on the "
                     f"nodes. Allowed: {', '.join(rules)}{nearest(str(name), rules)}"
                 )
                 problems.append(Problem(below, reason))
-            elif name in typed and typed[name] == value:
+            elif not foreign:
                 problems += rules[name](value, below)
-            elif "${" in str(typed.get(name)):
+            elif "${" in str(typed.get(foreign[0])):
                 reason = "holds an interpolation, which a file may change; type the value itself"
                 problems.append(Problem(below, reason))
             else:
@@ -81,7 +81,7 @@ def of_folder(words: Sequence[str], typed: Sequence[str], folder: Path) -> list[
     """
     anew = {key for word in typed if (key := named(word))}
     kept = [word for word in words if named(word) not in anew]
-    if keys := {key for word in kept if (key := _set_by(word))}:
+    if keys := {key for word in kept if (key := given(word))}:
         raise ConfigError(
             [
                 Problem(
@@ -103,19 +103,57 @@ def named(word: str) -> str | None:
 
 def swept(name: str, value: Any) -> str | None:
     """The key that a sweep's parameter gives values, also inside of a mapping; None if none."""
-    return _set_by(f"{name}={value}")
+    return given(f"{name}={value}")
 
 
-def _set_by(word: str) -> str | None:
+def given(word: str) -> str | None:
+    """The key that an override gives values, also inside of a mapping; None if it gives none."""
     for key in KEYS:
-        # Only a mapping holds what is below of its key.
-        if named(word) == key or (key.startswith(f"{_name(word)}.") and "{" in word):
-            try:
-                if _typed([word], key, strict=True):
-                    return key
-            except Exception:  # it cannot be read, or is several values
+        if _may_give(word, key):
+            values = dict(typed_values([word]))
+            inside = [one for at, one in values.items() if at == key or at.startswith(f"{key}.")]
+            if not values or any(one not in ({}, None) for one in inside):  # or it cannot be read
                 return key
     return None
+
+
+def typed_values(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Full key and value of everything that override lines give; of several values, each."""
+    parser = OverridesParser.create()
+    for line in lines:
+        try:
+            (override,) = parser.parse_overrides([line])
+        except (HydraException, RecursionError, ValueError):
+            continue  # it is reported where it is composed
+        value = override.value()
+        for one in getattr(value, "list", None) or [value]:
+            key = override.key_or_group
+            yield key, one
+            yield from ((place, leaf) for place, _, leaf in entries(one, key))
+
+
+def entries(node: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
+    """Full key, own name and value of everything inside of a node, at any depth."""
+    items = node.items() if isinstance(node, Mapping) else ()
+    for name, value in enumerate(node) if isinstance(node, list) else items:
+        below = f"{key}[{name}]" if isinstance(node, list) else f"{key}.{name}"
+        yield below, name, value
+        yield from entries(value, below)
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Key and value of all that is no mapping; a list is typed whole."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}")
+    else:
+        yield key, value
+
+
+def _may_give(word: str, key: str) -> bool:
+    """Whether an override is about a key, what is below of it, or a mapping that holds it."""
+    name = _name(word)
+    return named(word) == key or (key.startswith(f"{name}.") and "{" in word)
 
 
 def _name(word: str) -> str:
@@ -128,49 +166,7 @@ def _at(config: Any, key: str) -> Any:
     return config
 
 
-def _typed(lines: Sequence[str], key: str, strict: bool = False) -> dict[str, Any]:
-    """What overrides alone make of a mapping that is empty before them; interpolations are text.
-
-    Args:
-        strict: raise what is wrong with them, which else is left to the composition.
-    """
-    made: Any = OmegaConf.create({})
-    parser = OverridesParser.create()
-    for line in lines:
-        if named(line) != key and not key.startswith(f"{_name(line)}."):
-            continue
-        try:
-            _apply(parser.parse_override(line), key, made)
-        except Exception:  # hydra and OmegaConf have many kinds
-            if strict:
-                raise
-    plain: Any = OmegaConf.to_container(made, resolve=False)
-    return dict(plain)
-
-
-def _apply(override: Override, key: str, made: Any) -> None:
-    name, value = override.key_or_group, override.value()
-    if override.package is not None:
-        return  # a group's file
-    if override.is_sweep_override():
-        raise ValueError(override.input_line)
-    below = name[len(key) + 1 :]
-    if key.startswith(f"{name}."):
-        value, below = _at(value, key[len(name) + 1 :]), ""
-        if value is None:
-            return
-    if override.is_delete():
-        parent, _, last = below.rpartition(".")
-        node = OmegaConf.select(made, parent) if parent else made
-        node.pop(last) if last else node.clear()
-    elif below:
-        OmegaConf.update(made, below, value, merge=True, force_add=True)
-    elif isinstance(value, Mapping):
-        made.merge_with(OmegaConf.create(dict(value)))
-    else:
-        made.clear()
-
-
+_NOTHING = object()
 _WHY = "so that only the program and packages that you trust run in actors"
 
 

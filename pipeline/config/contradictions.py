@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.config import allow_list, data_rules, order_rules
 from pipeline.config.messages import nearest, show
-from pipeline.config.nodes import called, datasets, direction, metrics, trackers, walk
+from pipeline.config.nodes import called, datasets, direction, metrics, trackers, validates, walk
 from pipeline.config.order_rules import datasets_found
 from pipeline.config.schema import Config, RaySection
 from pipeline.config.signatures import arguments
@@ -232,6 +232,8 @@ def streams(config: Config, found: Found) -> Messages:
 
 def same_data_twice(config: Config, found: Found) -> Messages:
     dataset = found.get("dataset")
+    if not validates(config.dataset):
+        return
     if dataset is None or config.task not in ("fit", "validate"):
         return
     for _, node in walk(dict(datasets(config.dataset)), ""):
@@ -243,6 +245,26 @@ def same_data_twice(config: Config, found: Found) -> Messages:
         "validation would read the same samples; add it, or write one node under dataset.train and "
         "one under dataset.val"
     )
+
+
+def no_validation(config: Config, found: Found) -> Messages:
+    """What asks for a validation that `dataset.val=null` leaves out."""
+    if validates(config.dataset):
+        return
+    why = "there is no validation, as dataset.val is null"
+    if config.split == "val":
+        yield f"split: val, but {why}; set split=train"
+    if config.task != "fit":
+        return
+    trainer, scheduler = config.trainer, config.scheduler or {}
+    if trainer.monitor is not None:
+        yield f"trainer.monitor: {trainer.monitor}, but {why}; set trainer.monitor=null"
+    if trainer.patience is not None:
+        yield f"trainer.patience: {trainer.patience}, but {why}; set trainer.patience=null"
+    if str(scheduler.get("_target_", "")).endswith(".ReduceLROnPlateau"):
+        yield f"scheduler: ReduceLROnPlateau follows a metric, but {why}; set scheduler=none"
+    if config.sweep.optuna is not None:
+        yield f"sweep.optuna: chooses by a metric, but {why}; set sweep=grid"
 
 
 def device(config: Config, found: Found) -> Messages:
@@ -341,6 +363,6 @@ def skipped_ranges(config: Config, found: Found) -> Messages:
 
 RULES: tuple[Callable[[Config, Found], Messages], ...] = (
     no_workers, threads, actors, start_method, worker_function, share, unordered, pinned_device,
-    ranks, streams, same_data_twice, both_splits, bad_samples, device, monitor, schedule,
-    skipped_ranges, tracker_packages, *order_rules.RULES, *data_rules.RULES,
+    ranks, streams, same_data_twice, no_validation, both_splits, bad_samples, device, monitor,
+    schedule, skipped_ranges, tracker_packages, *order_rules.RULES, *data_rules.RULES,
 )  # fmt: skip

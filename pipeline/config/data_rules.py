@@ -9,8 +9,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.messages import not_allowed
-from pipeline.config.nodes import called, choices_of_rows, datasets, filters, of_the_build
+from pipeline.config.messages import nearest, not_allowed
+from pipeline.config.nodes import (
+    KEPT,
+    SPLITS,
+    called,
+    choices_of_rows,
+    datasets,
+    filters,
+    is_of_a_split,
+    of_the_build,
+)
 from pipeline.config.schema import Config
 from pipeline.distributed import world
 from pipeline.errors import ConfigError
@@ -41,6 +50,13 @@ def dataset_keys(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
         elif len(set(names)) != len(names) or not names:
             given = ", ".join(names) or "no name"
             yield f"{key}.fields: got {given}; every position needs a name of its own"
+    for split in SPLITS:
+        own = config.dataset.get(split) if is_of_a_split(config.dataset, split) else None
+        for name in (own or {}).keys() - set(KEPT):
+            yield (
+                f"dataset.{split}.{name}: unknown{nearest(name, KEPT)}; beside dataset._target_, a "
+                f"split may have {', '.join(KEPT)}"
+            )
     facts = of_the_build(config.dataset, "facts")
     if facts is not None and not (
         isinstance(facts, Mapping) and all(type(one) is int for one in facts.values())
@@ -141,11 +157,12 @@ def _steps(config: Config, section: str) -> dict[str, Any]:
 
 def rows(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
     """Filters, and what else chooses rows: expressions, names of columns and rows, files."""
+    of_splits = {"dataset": [f"dataset.{name}" for name in SPLITS]}
     for where, given in choices_of_rows(config.dataset):
         kinds = [
             kind
             for key, kind in ((key, found.get(key)) for key, _ in datasets(config.dataset))
-            if kind is not None and where in ("dataset", key)
+            if kind is not None and where in ("dataset", key, *of_splits.get(key, ()))
         ]
         for kind in kinds:
             if is_stream(kind):

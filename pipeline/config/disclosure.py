@@ -8,7 +8,8 @@ Manifests, config.yaml, results of sweeps and checkpoints are sent along with bu
 
 A key names a secret by its last part, or by any part that says "secret", "password", "credential"
 or "auth". Of keys and tokens, numbers of up to five digits and those that count (`num_tokens`) are
-kept; true, false and null always are.
+kept, and `tokens` of datasets, samplers and collate functions, which are fields and files; true,
+false and null always are.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _ALWAYS = re.compile(
 _AT_THE_END = re.compile(rf"key|token|signature|(?:^|[_-])(?:sas|pat|sig)$|{_ALWAYS.pattern}",
                          re.IGNORECASE)  # fmt: skip
 _HARMLESS = re.compile(r"tokeni[sz]\w*|key(?:point|word|frame|board|ed)|author(?!i)", re.IGNORECASE)
+_OF_DATA = re.compile(
+    r"(dataset|sampler|collate)(\.(?!options\b)[\w\-]+)*\.(val_)?tokens(\[\d+\])*"
+)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _COUNTS = re.compile(r"^(num|n|max|min)_|s$", re.IGNORECASE)
 _CONSTANT = re.compile(r"true|false|null|''|\"\"|", re.IGNORECASE)
@@ -69,6 +73,8 @@ def names_secret(key: str, value: object = "") -> bool:
         return False
     if any(map(_ALWAYS.search, (*above, last))):
         return True
+    if _OF_DATA.fullmatch(key):
+        return False
     counts = _NUMBER.fullmatch(str(value)) and (_COUNTS.search(last) or len(str(value)) <= 5)
     return bool(_AT_THE_END.search(last)) and not counts
 

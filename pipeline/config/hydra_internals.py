@@ -125,6 +125,14 @@ class HookedLoader(ConfigLoaderImpl):
         """Merge one YAML file into those before it."""
         config.merge_with(addition)
 
+    def merged(self, config: DictConfig, files: Sequence[tuple[str, bool, Any]]) -> None:
+        """Called with all files that were merged, in order.
+
+        Args:
+            files: path without ending, whether it lies in a folder of `--config-dir`, and its plain
+                values, interpolations as text.
+        """
+
     def apply(self, override: Override, config: DictConfig) -> None:
         """Apply one override to the merged files."""
         apply_override(override, config)
@@ -183,9 +191,15 @@ class HookedLoader(ConfigLoaderImpl):
 
     def _composed(self, defaults: list[Any], repo: Any) -> DictConfig:
         config = OmegaConf.create()
+        files: list[tuple[str, bool, Any]] = []
         with flag_override(config, "no_deepcopy_set_nodes", True):
             for default in defaults:
                 one = super()._compose_config_from_defaults_list([default], repo)
+                path = str(default.config_path)
+                found = repo.load_config(path)
+                theirs = found is not None and found.provider == "command-line"
+                # Before it is merged, as the two share nodes from then on.
+                files.append((path, theirs, OmegaConf.to_container(one, resolve=False)))
                 try:
                     self.merge(config, one)
                 except OmegaConfBaseException as error:
@@ -193,6 +207,7 @@ class HookedLoader(ConfigLoaderImpl):
                         f"In '{default.config_path}': {type(error).__name__} raised while "
                         f"composing config:\n{error}"
                     ) from error
+        self.merged(config, files)
         return config
 
     def _process_config_searchpath(

@@ -62,6 +62,10 @@ class ConfigLoader(hydra_internals.HookedLoader):
     def merge(self, config: DictConfig, addition: DictConfig) -> None:
         whole_nodes.merge(config, addition)
 
+    def merged(self, config: DictConfig, files: Sequence[tuple[str, bool, Any]]) -> None:
+        if found := [*whole_nodes.overruled(config, files)]:
+            self._refuse(found)
+
     def apply(self, override: Override, config: DictConfig) -> None:
         whole_nodes.apply(override, config)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -27,9 +27,7 @@ from typing import Any
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
@@ -37,6 +35,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import allow_list, batch_scripts, command_line_keys, outputs
+from pipeline.config.command_line_keys import entries, typed_values
 from pipeline.config.environment import HARMLESS
 from pipeline.config.messages import allowing, show
 from pipeline.errors import ConfigError, Problem
@@ -121,21 +120,6 @@ def _resolved(node: Any, name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
             container = OmegaConf.is_config(entry)
             found[key] = OmegaConf.to_container(entry, resolve=True) if container else entry
     return found
-
-
-def typed_values(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Full key and value of everything that override lines give; of several values, each."""
-    parser = OverridesParser.create()
-    for line in lines:
-        try:
-            (override,) = parser.parse_overrides([line])
-        except (HydraException, RecursionError, ValueError):
-            continue  # it is reported where it is composed
-        value = override.value()
-        for one in getattr(value, "list", None) or [value]:
-            key = override.key_or_group
-            leaves = ((key, key, one), *_entries(one, key))
-            yield from ((place, leaf) for place, _, leaf in leaves)
 
 
 def _of_plugin(line: str) -> bool:
@@ -401,21 +385,12 @@ def _logging(section: Any, key: str, importing: bool) -> Iterator[Problem]:
             yield Problem(place, f"got {text}, expected {' | '.join(STREAMS)}")
 
 
-def _entries(node: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
-    """Full key, own name and value of everything inside of a node, at any depth."""
-    items = node.items() if isinstance(node, Mapping) else ()
-    for name, value in enumerate(node) if isinstance(node, list) else items:
-        below = f"{key}[{name}]" if isinstance(node, list) else f"{key}.{name}"
-        yield below, name, value
-        yield from _entries(value, below)
-
-
 def _called(node: Any, key: str, wanted: str) -> Iterator[tuple[str, Any]]:
     """Key and value of every entry called `wanted`, at any depth."""
-    return ((below, value) for below, name, value in _entries(node, key) if name == wanted)
+    return ((below, value) for below, name, value in entries(node, key) if name == wanted)
 
 
 def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
     """Key and value of every text, at any depth; names of entries are none."""
-    every = ((key, key, node), *_entries(node, key))
+    every = ((key, key, node), *entries(node, key))
     return ((below, value) for below, _, value in every if isinstance(value, str))

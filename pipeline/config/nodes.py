@@ -19,7 +19,7 @@ from pipeline.errors import ConfigError, Problem
 # Facts of a dataset for a model, an objective and its metrics; and torch's names for them.
 SAME_FACTS = {"in_features": "num_features", "out_features": "num_outputs"}
 FACTS = ("num_classes", "num_features", "num_landmarks", "num_outputs", "classes", *SAME_FACTS)
-_DATASET = ("split", "train", "lazy", "limits")
+SUPPLIED = ("split", "train", "lazy", "limits")  # arguments of a dataset
 _SAMPLER = ("length", "seed", "metadata", "batch_size", "tail", "dataset", "data_source",
             "long_tail", "mixing")  # fmt: skip
 _SCHEDULER = ("optimizer", "total_steps", "T_max", "total_iters")
@@ -34,6 +34,7 @@ _OWN_STEPS = {
     "configure_optimizers": "optimizer and scheduler", "train_dataloader": "dataset",
     "val_dataloader": "dataset",
 }  # fmt: skip
+SPLITS = ("train", "val")
 KEPT = ("filter", "unique", "without")  # keys of any dataset node that choose its rows
 # Keys of `dataset` that are not arguments; all but two may be, where the dataset takes them.
 OF_THE_BUILD = ("packed", "fingerprint", "fields", "facts", *KEPT)
@@ -64,7 +65,7 @@ def parts(config: Config) -> list[Part]:
     """Every part of a configuration; those whose section is wrong are left out."""
     sections = vars(config)
     data = datasets(sections.get("dataset"))
-    found = [Part(key, node, _DATASET, nested=True) for key, node in data]
+    found = [Part(key, node, SUPPLIED, nested=True) for key, node in data]
     # A function that filters is called with the table.
     found += [Part(key, {**node, "_partial_": True})
               for where, given in choices_of_rows(sections.get("dataset"))
@@ -104,10 +105,32 @@ def datasets(node: Any) -> list[tuple[str, Any]]:
 def choosing(node: Any) -> list[tuple[str, Any]]:
     """The same with the keys of nodes inside that choose rows."""
     if isinstance(node, Mapping):
+        splits = {name for name in SPLITS if is_of_a_split(node, name)}
         node = without_own(node, OF_THE_BUILD)
         if "_target_" not in node and ("train" in node or "val" in node):
-            return [(f"dataset.{name}", without_own(node[name], KEPT)) for name in node]
+            nodes = {name: without_own(one, KEPT) for name, one in node.items()}
+            return [(f"dataset.{name}", one) for name, one in nodes.items() if one is not None]
+        node = {name: value for name, value in node.items() if name not in splits}
     return [] if node is None else [("dataset", node)]
+
+
+def is_of_a_split(node: Mapping[str, Any], name: str) -> bool:
+    """Whether `dataset.train` or `dataset.val`, beside a `_target_`, is about that split: keys that
+    choose rows, or null for no validation; and no argument of what is called.
+    """
+    if "_target_" not in node or name not in node:
+        return False
+    value = node[name]
+    if isinstance(value, Mapping) and "_target_" not in value:
+        return not _takes(node, name) or value.keys() <= set(KEPT)
+    return name == "val" and value is None and not _takes(node, name)
+
+
+def validates(dataset: Mapping[str, Any]) -> bool:
+    """Whether a run has validation; not if `dataset.val` is null."""
+    if "val" not in dataset or dataset["val"] is not None:
+        return True
+    return "_target_" in dataset and not is_of_a_split(dataset, "val")
 
 
 def without_own(node: Any, names: Sequence[str] = KEPT) -> Any:
@@ -140,6 +163,8 @@ def choices_of_rows(node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     if not isinstance(node, Mapping):
         return
     nodes = [("dataset", node), *(one for one in walk(node, "dataset") if one[0] != "dataset")]
+    nodes += [(f"dataset.{name}", node[name] or {}) for name in SPLITS
+              if is_of_a_split(node, name)]  # fmt: skip
     for key, one in nodes:
         given = {name: of_the_build(one, name) for name in KEPT}
         given = {name: value for name, value in given.items() if value is not None}

@@ -179,7 +179,7 @@ def mixture(config: Config, found: Found) -> Messages:
                     f"{dataset.__name__} has none; set sampler=random"
                 )
             continue
-        given = config.dataset.get("train", config.dataset)
+        given = config.dataset if "_target_" in config.dataset else config.dataset["train"]
         if not {"mixing", "order"} & set(taken):
             yield (
                 f"sampler: {sampler.__name__} chooses rows of all sources by itself, and "

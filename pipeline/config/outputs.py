@@ -48,6 +48,7 @@ SWEEP = "hydra.sweep.dir"
 
 _FOR_ALL = ("run_dir", "cache_dir", "out", "dir")  # last names of keys that allow a folder for any
 _FOR_ONE = ("resume", "runs", "run", "root", "page", "uri", "folder")  # ... for such a key alone
+_OF_FILES = ("page", "folder")  # ... of which these name a file
 _REMEMBERED = (*_FOR_ALL, "root")
 _LINE = re.compile(rf"({'|'.join([*_FOR_ALL, *_FOR_ONE])})['\"]?\s*[=:]")
 _DRAWN = ("pipeline.datasets.synthetic_faces.SyntheticFaces",
@@ -91,6 +92,18 @@ def named(values: Iterable[tuple[str, Any]]) -> tuple[Place, ...]:
             if head and "\0" not in head:
                 found.append(Place(name, str(Path(head).expanduser().absolute())))
     return tuple(dict.fromkeys(found))
+
+
+def may_stand(values: Iterable[tuple[str, Any]]) -> bool:
+    """Whether values that nobody has typed may stand in a command that is offered for pasting.
+
+    There they would count as typed, and be remembered: so all that they would name is allowed.
+
+    Args:
+        values: full key and value of all that an override gives.
+    """
+    return all(_is_allowed(one.name, str(_real(one.path)), one.name in _OF_FILES)
+               for one in named(values)[1:])  # fmt: skip
 
 
 @contextmanager

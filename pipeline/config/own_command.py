@@ -3,21 +3,28 @@
 Whatever a message, a table or a report offers for pasting is made by `suggested`: this program, the
 options that the person typed for this very command, and overrides. A run folder, which may come
 from anybody, adds overrides at most (`pipeline/reports/values.py` checks them), and never an option
-that trusts something: those are taken from this process only.
+that trusts something: those are taken from this process only. Once pasted, an override counts as
+typed, so those that a person alone may type (`must_be_typed`) are left to the folder: the command
+names it by `resume=`, and what it says stays its own.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
 from pipeline import program
-from pipeline.config import command_line_keys, disclosure, hydra_output, project
+from pipeline.config import command_line_keys, disclosure, hydra_output, outputs, project
 from pipeline.config.allowances import OPTIONS
+from pipeline.config.command_line_keys import typed_values
 from pipeline.config.schema import TASK_KEYS
 from pipeline.order.skipped import Skipped
+
+_OF_A_START = ("task", "run_dir", "resume", "resume_despite", "hydra", *TASK_KEYS)
 
 
 def suggested(*words: str) -> str:
@@ -38,14 +45,30 @@ def how_to_skip(folder: Path, skipped: Skipped) -> str:
 
 def command_line(*given: str) -> str:
     """This job's command with its task's overrides replaced by `given`."""
-    mine = ("task", "run_dir", "resume", "resume_despite", *TASK_KEYS)
-    own = [word for word in overrides() if word.split("=")[0] not in mine]
-    return suggested(*own, *given)
+    own = of_run(overrides())
+    kept = [word for word in own if outputs.may_stand(typed_values([word]))]
+    if len(kept) < len(own):  # typed ones may, so the folder that is resumed gives it
+        kept = [*(word for word in overrides() if word.startswith("resume=")), *kept]
+    return suggested(*kept, *given)
+
+
+def of_run(words: Sequence[str]) -> list[str]:
+    """Overrides without those of a task, of where it writes, and of how it is started."""
+    return [word for word in words if re.split(r"[=./@]", word.lstrip("+~"))[0] not in _OF_A_START]
+
+
+def must_be_typed(word: str) -> bool:
+    """Whether a person alone may type an override: it names a place to write to, or what runs."""
+    return bool(command_line_keys.given(word)) or not outputs.may_stand(typed_values([word]))
 
 
 def _typed_again() -> list[str]:
     """This job's overrides that its folder does not give when it is resumed."""
-    return [word for word in overrides() if command_line_keys.named(word)]
+    return [
+        word
+        for word in overrides()
+        if command_line_keys.named(word) or command_line_keys.given(word)
+    ]
 
 
 def _typed_options() -> list[str]:

@@ -82,8 +82,10 @@ def taken(
         said = ours.said(trusts, configures)
         if said and not args.shell_completion:
             announce(said)
-        if args.shell_completion:  # who presses Tab has not asked for a folder's code yet
-            ours = None
+    elif not args.shell_completion:
+        ours = project.of_trusted(Path.cwd(), [*allow_list.trusted(), *named[allow_list.VARIABLE]])
+    if args.shell_completion:  # who presses Tab has not asked for a folder's code yet
+        ours = None
     overrides = args.overrides
     left = list(overrides)
     options = [word for word in rest if not (left and word == left[0] and left.pop(0))]

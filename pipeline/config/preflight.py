@@ -108,7 +108,7 @@ def compose(*overrides: str, config_dir: str | None = None) -> Config:
     """
     lines = with_run_dir(overrides)
     words = filter(outputs.may_name, lines)
-    with outputs.naming(outputs.named(hydra_section.typed_values(words))):
+    with outputs.naming(outputs.named(command_line_keys.typed_values(words))):
         config = run(Composer(config_dir=config_dir), lines)
     if config is None:
         raise ConfigError(Problem("hydra.mode", "a sweep is several configurations, not one"))
@@ -169,9 +169,7 @@ def run(
         for one in overrides
         if one.is_sweep_override()
     ]  # fmt: skip
-    choices = base.hydra.get("runtime", {}).get("choices", {})
-    config, more = _job(base, None if problems else lambda one: announce(
-        announcement.of_run(one, choices)))  # fmt: skip
+    config, more = _job(base, None if problems else lambda one: announce(announcement.of_run(one)))
     raise_if(problems + more)
     return config
 

@@ -8,18 +8,23 @@ The folder is put on `sys.path`. What is typed wins over the file. As the file s
 run, it counts only in the working folder itself (folders above are not searched), and only if
 nobody but this user can have written it. Processes that this program starts (ranks, a launcher's
 jobs) find it in PENSTOCK_PROJECT. Cost: 5 ms where a pyproject.toml names penstock at all.
+
+Without such a file, a package that was typed after --trust may lie in the working folder too. The
+folder then comes last on `sys.path`, so that nothing in it takes the place of what is installed.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import stat
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +42,15 @@ _LARGEST = 1 << 20  # bytes
 
 @dataclass(frozen=True)
 class Project:
-    """A folder with such a table: in full, as is `config_dir`; `trust` are names of packages."""
+    """A folder with such a table: in full, as is `config_dir`; `trust` are names of packages.
+
+    `last`: the folder has no table, and comes behind all others on `sys.path`.
+    """
 
     folder: str
     trust: tuple[str, ...] = ()
     config_dir: str | None = None
+    last: bool = False
 
     def said(self, trusts: bool, configures: bool) -> str:
         """The announcement; empty if neither counts."""
@@ -80,6 +89,34 @@ def find(folder: Path, needed: bool = True) -> Project | None:
                                   "what it says to trust is run. If you have read it, type --trust "
                                   "and --config-dir yourself, with PYTHONPATH=."))  # fmt: skip
     return _project(folder.resolve(), table)
+
+
+def of_trusted(folder: Path, names: Iterable[str]) -> Project | None:
+    """A project for packages that were typed after --trust and lie in `folder` alone, if any do.
+
+    Raises:
+        ConfigError: others can write such a package, or into the folder.
+    """
+    wanted = None
+    for name in dict.fromkeys(name.partition(".")[0] for name in names):
+        if name in sys.modules or importlib.util.find_spec(name) is not None:
+            continue
+        spec = PathFinder.find_spec(name, [str(folder)])
+        if spec is None:
+            continue
+        inside = next(iter(spec.submodule_search_locations or ()), None)
+        for path in map(Path, filter(None, (inside, spec.origin))):
+            reason = why_others_write(path, path.stat())
+            if reason is not None:
+                raise ConfigError(
+                    Problem(
+                        "--trust",
+                        f"{name} is not imported from {path}, as "
+                        f"{reason}. If you have read it: PYTHONPATH=.",
+                    )
+                )
+        wanted = Project(str(folder.resolve()), last=True)
+    return wanted
 
 
 def _read(path: Path) -> tuple[bytes, os.stat_result | None]:
@@ -134,12 +171,12 @@ def as_variable(project: Project | None) -> str:
 
 @contextmanager
 def importable() -> Iterator[None]:
-    """Have the current project's folder first on `sys.path` for a time."""
+    """Have the current project's folder on `sys.path` for a time: first, or `last`."""
     project = current()
     if project is None or project.folder in sys.path:
         yield
         return
-    sys.path.insert(0, project.folder)
+    sys.path.insert(len(sys.path) if project.last else 0, project.folder)
     try:
         yield
     finally:

@@ -1,11 +1,15 @@
 """The typed schema of every key of ours in a configuration; docs/keys.md lists them.
 
-The comments in conf/ say what a key does; here are its type and bounds. `config/parsing.py` makes a
-`Config` of plain values. pydantic's import costs 0.1 s, once.
+The comments in conf/ say what a key does; here are its type, its bounds, and what changes with it,
+which `config/changes.py` answers from. `config/parsing.py` makes a `Config` of plain values.
+pydantic's import costs 0.1 s, once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
@@ -22,6 +26,66 @@ Task = Literal["fit", "validate", "digest", "replay", "verify", "diff", "check",
 RunState = Literal["done", "running", "failed", "preempted", "interrupted", "killed", "damaged"]
 
 
+class Changes(IntEnum):
+    """What differs if a key does; each includes those before it."""
+
+    NOTHING = 0  # what only measures, places, speeds up or stops a run
+    RESULTS = 1  # what is measured of the weights, and which epoch is best
+    WEIGHTS = 2  # how they are learned, from how many batches, or by rounding
+    BATCHES = 3  # some training batch (epoch, step), in its samples or in what is made of them
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What changes with a key and the keys below it.
+
+    Attributes:
+        changes: the careful answer: for any two values, whatever else is configured.
+        why: where it is not plain.
+        asks: a question of `config/changes.py` that may find less for two runs.
+        resumes: the most that may change with it in a run that is resumed.
+        makes: the splits whose batches are made by it.
+        cuts: whether it decides at which addresses a run trains.
+        below: keys below it with effects of their own.
+    """
+
+    changes: Changes
+    why: str = ""
+    asks: str = ""
+    resumes: Changes = Changes.NOTHING
+    makes: tuple[str, ...] = ()
+    cuts: bool = False
+    below: Mapping[str, Effect] = field(default_factory=dict)
+
+
+_ALL = ("train", "val")
+NOTHING, WEIGHTS = Effect(Changes.NOTHING), Effect(Changes.WEIGHTS)
+BATCHES = Effect(Changes.BATCHES, makes=_ALL)
+TRAINING = Effect(Changes.BATCHES, makes=("train",))
+VALIDATION = Effect(Changes.WEIGHTS, asks="validation", resumes=Changes.RESULTS, makes=("val",))
+VALIDATES = Effect(Changes.WEIGHTS, asks="validation", resumes=Changes.RESULTS)
+CHOOSES_BEST = Effect(Changes.WEIGHTS, asks="validation")
+LENGTH = Effect(Changes.WEIGHTS, "the length of the run", resumes=Changes.WEIGHTS, cuts=True)
+ROUNDING = Effect(Changes.WEIGHTS, "rounding", resumes=Changes.WEIGHTS)
+RANKS = Effect(Changes.WEIGHTS, asks="ranks", resumes=Changes.WEIGHTS)
+STOPS = Effect(Changes.NOTHING, "only stops a run")
+TASK = Effect(Changes.RESULTS, "what a task is asked", resumes=Changes.RESULTS)
+# A resumed run compares the fingerprint of the data in place of what it is read by.
+PACK = Effect(Changes.BATCHES, asks="pack", resumes=Changes.BATCHES, makes=_ALL)
+DATA = Effect(
+    Changes.BATCHES, asks="data", resumes=Changes.BATCHES, makes=_ALL,
+    below={
+        "packed": Effect(Changes.BATCHES, asks="packed", resumes=Changes.BATCHES, makes=_ALL),
+        "fields": BATCHES,
+        "facts": Effect(Changes.BATCHES, asks="facts", makes=_ALL),
+        "fingerprint": NOTHING,
+    },
+)  # fmt: skip
+OBJECTIVE = Effect(Changes.WEIGHTS, below={"metrics": CHOOSES_BEST})
+LIMIT = Effect(Changes.BATCHES, asks="limits", makes=_ALL,
+               below={"batch_bytes": STOPS, "files": STOPS})  # fmt: skip
+
+
 class Section(BaseModel):
     """A mapping with known keys; a wrong type is refused, never converted."""
 
@@ -31,10 +95,10 @@ class Section(BaseModel):
 class BatchSection(Section):
     """How positions are cut into batches."""
 
-    size: Count | None
-    tail: Literal["keep", "drop", "pad"]
-    val_size: Count | None
-    balance: str | None = None
+    size: Annotated[Count | None, TRAINING]
+    tail: Annotated[Literal["keep", "drop", "pad"], TRAINING]
+    val_size: Annotated[Count | None, VALIDATION]
+    balance: Annotated[str | None, RANKS] = None
 
 
 class TransformSection(Section):
@@ -43,11 +107,14 @@ class TransformSection(Section):
     `train` and `val` are for samples, before they are collated, the others for batches.
     """
 
-    train: dict[str, Node | None]
-    val: dict[str, Node | None]
-    train_batch: dict[str, Node | None] = {}
-    val_batch: dict[str, Node | None] = {}
-    batch_on: Literal["auto", "loader", "device"] = "auto"
+    train: Annotated[dict[str, Node | None], TRAINING]
+    val: Annotated[dict[str, Node | None], VALIDATION]
+    train_batch: Annotated[dict[str, Node | None], TRAINING] = {}
+    val_batch: Annotated[dict[str, Node | None], VALIDATION] = {}
+    batch_on: Annotated[
+        Literal["auto", "loader", "device"],
+        Effect(Changes.BATCHES, asks="batch_on", resumes=Changes.BATCHES),
+    ] = "auto"
 
 
 class RaySection(Section):
@@ -69,32 +136,42 @@ class LoaderSection(Section):
     `config/loader_options.py` resolves "auto" and None, `config/tuned.py` "tuned".
     """
 
-    backend: Literal["auto", "process", "thread", "main", "ray"]
-    num_workers: Index | Literal["auto", "tuned"]
-    prefetch_factor: Count | None
-    persistent_workers: bool | None
-    pin_memory: bool | None
-    pin_memory_device: str
-    timeout: Annotated[float, Field(ge=0)] | None
-    max_deaths: Count
-    worker_init_fn: str | None
-    multiprocessing_context: str | None
-    in_order: bool
-    generator: int | None
-    max_memory: Annotated[float, Field(gt=0)] | None = None
-    share: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
-    share_size: Annotated[float, Field(gt=0)] | None = None
-    slow_memory: Annotated[float, Field(ge=0)] = 0.25
-    cost: str | None = None
-    ray: RaySection = RaySection()
+    backend: Annotated[Literal["auto", "process", "thread", "main", "ray"], NOTHING]
+    num_workers: Annotated[Index | Literal["auto", "tuned"], NOTHING]
+    prefetch_factor: Annotated[Count | None, NOTHING]
+    persistent_workers: Annotated[bool | None, NOTHING]
+    pin_memory: Annotated[bool | None, NOTHING]
+    pin_memory_device: Annotated[str, NOTHING]
+    timeout: Annotated[Annotated[float, Field(ge=0)] | None, NOTHING]
+    max_deaths: Annotated[Count, STOPS]
+    worker_init_fn: Annotated[
+        str | None, Effect(Changes.BATCHES, "may change a worker's dataset", makes=_ALL)
+    ] = None
+    multiprocessing_context: Annotated[str | None, NOTHING]
+    in_order: Annotated[bool, Effect(Changes.WEIGHTS, "the order in which batches arrive")] = True
+    generator: Annotated[int | None, NOTHING]
+    max_memory: Annotated[Annotated[float, Field(gt=0)] | None, NOTHING] = None
+    share: Annotated[
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None, NOTHING
+    ] = None
+    share_size: Annotated[Annotated[float, Field(gt=0)] | None, NOTHING] = None
+    slow_memory: Annotated[float, Field(ge=0), NOTHING] = 0.25
+    cost: Annotated[str | None, NOTHING] = None
+    ray: Annotated[RaySection, NOTHING] = RaySection()
 
 
 class BadSamplesSection(Section):
     """How unreadable samples are handled; see docs/bad_samples.md."""
 
-    on_error: Literal["raise", "substitute", "skip"]
-    budget: Index | Annotated[float, Field(gt=0, le=1)]
-    quarantine: str | None
+    on_error: Annotated[
+        Literal["raise", "substitute", "skip"],
+        Effect(Changes.BATCHES, asks="left_out", makes=_ALL),
+    ] = "raise"
+    budget: Annotated[Index | Annotated[float, Field(gt=0, le=1)], STOPS]
+    quarantine: Annotated[
+        str | None,
+        Effect(Changes.BATCHES, asks="which_left_out", resumes=Changes.BATCHES, makes=_ALL),
+    ]
 
 
 class TuneSection(Section):
@@ -148,13 +225,13 @@ class DiffSection(Section):
 class DistributedSection(Section):
     """How several processes share a run; see docs/training.md."""
 
-    strategy: Literal["none", "ddp", "fsdp"]
-    nproc: Count | Literal["auto"] = "auto"
-    backend: str | None = None
-    timeout: Annotated[float, Field(gt=0)] = 300.0
-    max_restarts: Index = 0
-    find_unused_parameters: bool = False
-    sync_batchnorm: bool = False
+    strategy: Annotated[Literal["none", "ddp", "fsdp"], RANKS]
+    nproc: Annotated[Count | Literal["auto"], RANKS] = "auto"
+    backend: Annotated[str | None, RANKS] = None
+    timeout: Annotated[float, Field(gt=0), STOPS] = 300.0
+    max_restarts: Annotated[Index, NOTHING] = 0
+    find_unused_parameters: Annotated[bool, RANKS] = False
+    sync_batchnorm: Annotated[bool, RANKS] = False
 
 
 class StudySection(Section):
@@ -194,38 +271,48 @@ class CheckpointSection(Section):
 class LimitBatches(Section):
     """Batches of an epoch at most; None: all."""
 
-    train: Count | None = None
-    val: Count | None = None
+    train: Annotated[Count | None, Effect(Changes.WEIGHTS, "the length of the run", cuts=True)] = (
+        None
+    )
+    val: Annotated[Count | None, VALIDATES] = None
 
 
 class TrainerSection(Section):
     """The training loop."""
 
-    max_epochs: Count
-    max_steps: Count | None
-    accumulate: Count
-    clip_norm: Annotated[float, Field(gt=0)] | None
-    precision: Literal["fp32", "bf16", "fp16"]
-    compile: bool
-    channels_last: bool
-    device: Literal["auto", "cpu", "cuda"]
-    log_every: Count
-    val_every: Count
-    monitor: str | None
-    mode: Literal["min", "max"]
-    patience: Count | None
-    checkpoint: CheckpointSection | None
-    baseline: bool
-    digest: bool
-    ledger: bool
-    progress: Literal["auto", "rich", "plain", "none"]
-    pictures: bool
-    report: bool
-    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    max_epochs: Annotated[Count, LENGTH]
+    max_steps: Annotated[Count | None, LENGTH]
+    accumulate: Annotated[Count, WEIGHTS]
+    clip_norm: Annotated[Annotated[float, Field(gt=0)] | None, WEIGHTS]
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], Effect(Changes.WEIGHTS, "rounding")]
+    compile: Annotated[bool, ROUNDING]
+    channels_last: Annotated[bool, ROUNDING]
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Effect(Changes.BATCHES, asks="device", resumes=Changes.BATCHES),
+    ]
+    log_every: Annotated[Count, NOTHING]
+    val_every: Annotated[Count, VALIDATES]
+    monitor: Annotated[str | None, CHOOSES_BEST]
+    mode: Annotated[Literal["min", "max"], CHOOSES_BEST]
+    patience: Annotated[Count | None, WEIGHTS]
+    checkpoint: Annotated[CheckpointSection | None, NOTHING]
+    baseline: Annotated[bool, NOTHING]
+    digest: Annotated[bool, NOTHING]
+    ledger: Annotated[bool, NOTHING]
+    progress: Annotated[Literal["auto", "rich", "plain", "none"], NOTHING]
+    pictures: Annotated[bool, NOTHING]
+    report: Annotated[bool, NOTHING]
+    ema: Annotated[
+        Annotated[float, Field(gt=0, lt=1)] | None,
+        Effect(Changes.WEIGHTS, "those that are validated and predict"),
+    ] = None
     limit_batches: LimitBatches = LimitBatches()
-    overfit_batches: Count | None = None
-    skip: list[Any] | None = None
-    fast_dev_run: bool = False
+    overfit_batches: Annotated[Count | None, TRAINING] = None
+    skip: Annotated[
+        list[Any] | None, Effect(Changes.WEIGHTS, "which batches are learned from", cuts=True)
+    ] = None
+    fast_dev_run: Annotated[bool, LENGTH] = False
 
     def short(self, split: str) -> tuple[int | None, bool, Skipped]:
         """`most`, `again` and `skipped` of a split's plan; a trial run skips nothing."""
@@ -246,44 +333,54 @@ class Config(Section):
         resume_despite: keys that may differ from those of the run that is resumed.
     """
 
-    seed: Seed
+    seed: Annotated[Seed, BATCHES]
     batch: BatchSection
-    run_dir: str
-    cache_dir: str
-    dataset: Node
+    run_dir: Annotated[str, NOTHING]
+    cache_dir: Annotated[str, NOTHING]
+    dataset: Annotated[Node, DATA]
     transform: TransformSection
-    sampler: Node
-    collate: Node
+    sampler: Annotated[Node, TRAINING]
+    collate: Annotated[
+        Node,
+        Effect(Changes.BATCHES, "the digest covers samples, not how they are joined", makes=_ALL),
+    ]
     loader: LoaderSection
     bad_samples: BadSamplesSection
-    limits: Limits = Limits()
-    pack: PackSection = PackSection()
-    tune: TuneSection = TuneSection()
-    profile: ProfileSection = ProfileSection()
-    lr_find: LrFindSection = LrFindSection()
-    diff: DiffSection = DiffSection()
+    limits: Annotated[Limits, LIMIT] = Limits()
+    pack: Annotated[PackSection, PACK] = PackSection()
+    tune: Annotated[TuneSection, TASK] = TuneSection()
+    profile: Annotated[ProfileSection, TASK] = ProfileSection()
+    lr_find: Annotated[LrFindSection, TASK] = LrFindSection()
+    diff: Annotated[DiffSection, TASK] = DiffSection()
     distributed: DistributedSection
-    model: Node
-    objective: Node
-    optimizer: Node
-    scheduler: Node | None
+    model: Annotated[Node, WEIGHTS]
+    objective: Annotated[Node, OBJECTIVE]
+    optimizer: Annotated[Node, WEIGHTS]
+    scheduler: Annotated[Node | None, WEIGHTS]
     trainer: TrainerSection
-    tracker: Node = {}  # one, or several by name
-    resume: str | None
-    resume_despite: list[str]
-    sweep: SweepSection
-    task: Task
-    split: Literal["train", "val", "both"] = "train"
-    epoch: Index = 0
-    step: Index = 0
-    steps: Count | None = None
-    checkpoint: str | None = None
-    runs: list[str] | None = None
-    run: str | None = None
-    sample: int | str | list[int | str] | None = None
-    address: Annotated[list[Index], Field(min_length=2, max_length=2)] | None = None
-    epochs: Index | Annotated[str, Field(pattern=r"^\d{1,9}:\d{1,9}$")] | None = None
-    find: FindSection = FindSection()
+    tracker: Annotated[Node, NOTHING] = {}  # one, or several by name
+    resume: Annotated[str | None, NOTHING]
+    resume_despite: Annotated[
+        list[str],
+        Effect(Changes.BATCHES, "a part of the run had other settings", resumes=Changes.BATCHES),
+    ]
+    sweep: Annotated[SweepSection, NOTHING]
+    task: Annotated[Task, TASK]
+    split: Annotated[Literal["train", "val", "both"], TASK] = "train"
+    epoch: Annotated[Index, TASK] = 0
+    step: Annotated[Index, TASK] = 0
+    steps: Annotated[Count | None, TASK] = None
+    checkpoint: Annotated[str | None, TASK] = None
+    runs: Annotated[list[str] | None, TASK] = None
+    run: Annotated[str | None, TASK] = None
+    sample: Annotated[int | str | list[int | str] | None, TASK] = None
+    address: Annotated[Annotated[list[Index], Field(min_length=2, max_length=2)] | None, TASK] = (
+        None
+    )
+    epochs: Annotated[Index | Annotated[str, Field(pattern=r"^\d{1,9}:\d{1,9}$")] | None, TASK] = (
+        None
+    )
+    find: Annotated[FindSection, TASK] = FindSection()
 
     _origins: dict[str, disclosure.Origin] = PrivateAttr(default_factory=dict)
 

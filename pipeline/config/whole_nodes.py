@@ -17,12 +17,18 @@ one node for both splits. The section `hydra:` is hydra's own and left alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from pipeline.config.changes import leaves
 from pipeline.config.hydra_internals import apply_override, is_mapping, raw_node, raw_value
+from pipeline.config.messages import show
+from pipeline.errors import Problem
+
+_OVER_ALL = "experiment"  # the group that is laid over all others
 
 
 def merge(config: DictConfig, addition: DictConfig) -> None:
@@ -45,6 +51,49 @@ def apply(override: Override, config: DictConfig) -> None:
         if isinstance(value, dict) and not override.is_delete() and override.package is None:
             make_way(node, OmegaConf.create({name: value}))
     apply_override(override, config)
+
+
+def overruled(config: DictConfig, files: Sequence[tuple[str, bool, Any]]) -> Iterator[Problem]:
+    """The keys of options that have no effect, since an option of a later group sets them too.
+
+    An option may set keys of other groups (`# @package _global_`), and a dataset brings arguments
+    of the parts that it chooses. Of our own options, the latter replace what is there by default.
+
+    Args:
+        files: in the order in which they were merged; see `HookedLoader.merged`.
+    """
+    groups = [path.rpartition("/")[0] for path, *_ in files]
+    known = [
+        {} if group.partition("/")[0] in ("", "hydra")
+        else dict(leaves(file))
+        for group, (*_, file) in zip(groups, files, strict=True)
+    ]  # fmt: skip
+    whole: dict[str, Any] | None = None
+    for place, (path, theirs, _) in enumerate(files):
+        group = groups[place]
+        for key, value in known[place].items():
+            own = key.partition(".")[0] == group
+            if group == _OVER_ALL or (own and not theirs) or value == {}:
+                continue
+            whole = whole or dict(leaves(OmegaConf.to_container(config, resolve=False)))
+            if key in whole and whole[key] == value:
+                continue
+            later = [
+                files[other][0] for other in range(place + 1, len(files))
+                if groups[other] != group and any(_touches(key, one) for one in known[other])
+            ]  # fmt: skip
+            if later and not later[-1].startswith(f"{_OVER_ALL}/"):
+                reason = (
+                    f"{path}.yaml sets it to {show(value)}, and {later[-1]}.yaml, which comes "
+                    "later, to something else. Leave it out of one of the two; or put it into an "
+                    "experiment, which is laid over all options, or on the command line"
+                )
+                yield Problem(key, reason)
+
+
+def _touches(key: str, other: str) -> bool:
+    """Whether one of two keys is the other, or lies below it."""
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
 def make_way(config: DictConfig, addition: DictConfig, but: str | None = None) -> None:

@@ -19,7 +19,7 @@ from pipeline import program
 from pipeline.distributed import meeting
 from pipeline.distributed.presence import LateError, Presence
 from pipeline.distributed.world import World, is_launched
-from pipeline.errors import ConfigError, Problem
+from pipeline.errors import ConfigError, PenstockError, Problem
 
 # The watchdog of NCCL ends the process with a traceback of its own; agreements, on gloo, find out
 # first who is late.
@@ -74,6 +74,25 @@ class Group:
         found: list[Any] = [None] * self.world.size
         dist.all_gather_object(found, value, group=self._control)
         return found
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Raise on every rank if any of them raises inside, where none waits for another.
+
+        Raises:
+            PenstockError: on the ranks that did not.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as caught:
+            error = caught
+        told = self.gather(None if error is None else f"{type(error).__name__}: {error}"[:1000])
+        if error is not None:
+            raise error
+        for rank, reason in enumerate(told):
+            if reason is not None:
+                raise PenstockError(f"rank {rank}: {reason}")
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's value, on all ranks."""

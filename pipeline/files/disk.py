@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NoReturn
 from pipeline.errors import PenstockError
 from pipeline.files import plain_json
 from pipeline.files.own_files import NotOwnError, check_own, open_own
+from pipeline.files.plain_json import LONGEST_LINE
 from pipeline.files.regular_file import open_regular, regular_descriptor
 
 try:
@@ -30,7 +31,6 @@ except ImportError:  # Windows
 
 _LEFTOVER = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _BLOCK = 1 << 16
-LONGEST_LINE = 16 << 20  # bytes of one record
 HELD = "writing"  # the file that is locked for a folder in progress
 
 _CAUSES = {

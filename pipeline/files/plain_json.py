@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from pipeline.files.regular_file import open_regular
+from pipeline.files.regular_file import TooLargeError, open_regular, read_bounded
 
 MAX_BYTES = 64 << 20
+LONGEST_LINE = 16 << 20  # bytes of a record of a .jsonl file
 _MAX_DEPTH = 100
 _VALUE = 64  # bytes in memory that a value takes, with its place in a list; about
 _MAX_DIGITS = 100  # of a number; a generator's state has 39
@@ -34,9 +36,41 @@ def read(path: Path, limit: int = MAX_BYTES, nan: bool = False) -> Any:
         JsonError: it is too large, nested too deeply, or not JSON.
         OSError: it cannot be read, or is not a regular file.
     """
+    try:
+        return parse(read_bounded(path, limit), limit, nan)
+    except TooLargeError as error:
+        raise JsonError(str(error)) from None
+
+
+def lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The records of a .jsonl file with the numbers of their lines, from 1, one at a time.
+
+    A last line without its end is left out: a process that writes or was killed left it.
+
+    Raises:
+        JsonError: a line is longer than LONGEST_LINE, or no JSON object; with its number.
+        OSError: the file cannot be read, or is not a regular file.
+    """
     with open_regular(path) as file:
-        content = file.read(limit + 1)
-    return parse(content, limit, nan)
+        yield from lines_of(file)
+
+
+def lines_of(
+    file: BinaryIO, before: int = 0, stop: int | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The same from where `file` stands, after `before` lines, to the first line from `stop` on."""
+    number = before
+    while stop is None or file.tell() < stop:
+        line, number = file.readline(LONGEST_LINE), number + 1
+        if not line.endswith(b"\n"):
+            if len(line) < LONGEST_LINE:
+                return
+            raise JsonError(f"line {number} is longer than {LONGEST_LINE} bytes")
+        try:
+            record = mapping(parse(line))
+        except JsonError as error:
+            raise JsonError(f"line {number} is broken: {error}") from error
+        yield number, record
 
 
 def parse(text: str | bytes, limit: int = MAX_BYTES, nan: bool = False) -> Any:
@@ -52,7 +86,7 @@ def parse(text: str | bytes, limit: int = MAX_BYTES, nan: bool = False) -> Any:
     try:
         found = json.loads(
             text, parse_int=_integer, parse_float=_number,
-            parse_constant=float if nan else _no_constant,
+            parse_constant=float if nan else _no_constant, object_pairs_hook=_mapping,
         )  # fmt: skip
         _check_depth(found)
     except json.JSONDecodeError as error:
@@ -109,6 +143,14 @@ def _number(text: str) -> float:
     if math.isinf(number):
         raise JsonError(f"it has the number {text}, which is too large")
     return number
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise JsonError(f"it has the key {shown(twice)} twice")
+    return found
 
 
 def _no_constant(text: str) -> float:

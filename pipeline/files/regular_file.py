@@ -22,6 +22,7 @@ KINDS = {
     stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
+_UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -54,6 +55,27 @@ def regular_descriptor(path: str | os.PathLike[str]) -> tuple[int, int]:
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
     """A regular file, or a link to one, open for reading; errors as for `regular_descriptor`."""
     return open(regular_descriptor(path)[0], "rb")
+
+
+class TooLargeError(ValueError):
+    """A file is larger than any of its kind that is ours; the message does not name it."""
+
+
+def read_bounded(path: str | os.PathLike[str], most: int) -> bytes:
+    """All of a file that is known to be small: of a run's folder, which anybody may have made.
+
+    Raises:
+        TooLargeError: it has more than `most` bytes; it is not read.
+        OSError: as for `regular_descriptor`.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = b"" if size > most else file.read(most + 1)
+    if len(content) > most or size > most:  # it may have grown meanwhile
+        unit, letter = next((unit, letter) for unit, letter in _UNITS if most >= unit)
+        claim = f"{max(size, len(content))} bytes"
+        raise TooLargeError(f"it is larger than {most // unit} {letter}: it has {claim}")
+    return content
 
 
 def _check_kind(status: os.stat_result, path: str | os.PathLike[str]) -> None:

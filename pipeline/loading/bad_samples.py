@@ -74,6 +74,10 @@ class BadSampleError(Exception):
         super().__init__(cause)
         self.cause, self.known = cause, known
 
+    def kept(self) -> BadSampleError:
+        """The same without its traceback, whose frames hold all that was read of the sample."""
+        return BadSampleError(self.cause, self.known)
+
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
@@ -114,11 +118,13 @@ class BadSamples:
         on_error: see the module. Known samples are skipped under "raise", too.
         substitutes: needed by "substitute"; otherwise they fill shares that would be empty.
         known: causes by row, from a quarantine; these rows are not read.
+        way_out: what a message that ends the run says about samples that cannot be read.
     """
 
     on_error: OnError = "raise"
     substitutes: Substitutes | None = None
     known: Mapping[int, str] = field(default_factory=dict)
+    way_out: str = _WAY_OUT
 
     @property
     def action(self) -> OnError:
@@ -220,18 +226,19 @@ def _is_content(error: Exception) -> bool:
 
 def explained(
     error: Exception, stage: Stage, request: Request, place: int = 0, path: str = "",
-    on_error: OnError = "raise", own: int | None = None,
+    on_error: OnError = "raise", own: int | None = None, way_out: str = _WAY_OUT,
 ) -> PenstockError:  # fmt: skip
     """The error that ends the run, with the sample's index, address, file and cause.
 
     Args:
         own: the dataset's own row, see `LeftOut.row`.
+        way_out: see `BadSamples`.
     """
     row, position = sample_name(int(request.indices[place]), own), int(request.positions[place])
     where = f"sample {row} (epoch {request.epoch}, step {request.step}, position {position})"
     path = f" {path}" if path and path not in str(error) else ""
     leaves_out = on_error == "raise" and is_bad(error, stage)
-    way_out = _WAY_OUT if leaves_out else ""
+    way_out = way_out if leaves_out else ""
     if isinstance(error, ConfigError) and stage == "transform":
         return error
     if is_too_large(error):

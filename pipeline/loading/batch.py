@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 
 from pipeline.loading.bad_samples import LeftOut
@@ -22,9 +23,14 @@ class Batch(dict[str, Any]):
     Batch transforms may replace fields. Attributes are read-only, and so are the mappings among
     them; `replace` makes a batch with others.
 
+    A batch can also be made of its fields alone, as a dict is: `type(batch)({name: ...})` is how
+    transformers, accelerate and torch rebuild mappings to move or convert their tensors. Such a
+    batch has no address: `request`, `places`, `positions`, `indices` and `valid` are None.
+
     Args:
-        fields: values by name.
-        order: the place in `request` of each row, int64[B].
+        fields: values by name, or pairs of them.
+        request: where they come from.
+        order: the place in `request` of each row, int64[B]; as dealt out when None.
 
     Attributes:
         request: the address, positions and indices that were asked for; without those of samples
@@ -43,9 +49,9 @@ class Batch(dict[str, Any]):
         slow: rows that took far longer than the others.
     """
 
-    fields: InitVar[Mapping[str, Any]]
-    request: Request
-    order: InitVar[IntArray]
+    fields: InitVar[Mapping[str, Any] | Iterable[tuple[str, Any]]] = ()
+    request: Request = None  # type: ignore[assignment]  # only in a batch of fields alone
+    order: InitVar[IntArray | None] = None
     places: IntArray = None  # type: ignore[assignment]  # by default the order
     kinds: Mapping[str, str] = field(default_factory=dict)
     timing: Mapping[str, float] = field(default_factory=dict)
@@ -58,15 +64,22 @@ class Batch(dict[str, Any]):
     indices: IntArray = field(init=False)
     valid: torch.Tensor | None = field(init=False)
 
-    def __post_init__(self, fields: Mapping[str, Any], order: IntArray) -> None:
+    def __post_init__(
+        self, fields: Mapping[str, Any] | Iterable[tuple[str, Any]], order: IntArray | None
+    ) -> None:
         self.update(fields)
-        request = self.request
-        padded = request.valid < len(request)
+        request, rows = self.request, dict.fromkeys(("positions", "indices", "valid"))
+        if request is not None:
+            order = np.arange(len(request)) if order is None else order
+            padded = request.valid < len(request)
+            rows = {
+                "positions": request.positions[order],
+                "indices": request.indices[order],
+                "valid": torch.from_numpy(order < request.valid) if padded else None,
+            }
         self.__dict__.update(
             places=order if self.places is None else self.places,
-            positions=request.positions[order],
-            indices=request.indices[order],
-            valid=torch.from_numpy(order < request.valid) if padded else None,
+            **rows,
             kinds=MappingProxyType(self.kinds),
             timing=MappingProxyType(self.timing),
             warnings=MappingProxyType(self.warnings),

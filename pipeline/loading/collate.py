@@ -19,7 +19,10 @@ from torch.utils.data import default_collate, default_convert
 from pipeline.files import batch_bytes
 from pipeline.loading import output_buffers
 from pipeline.loading.encoded import EncodedImage
-from pipeline.loading.sizes import nbytes
+from pipeline.loading.sizes import leaves, nbytes
+
+_WIDEST = 16  # bytes of the widest number, complex128, for one of the narrowest
+_TENSOR = 1024  # bytes of a tensor of one number, as measured, rounded up
 
 Sample = Mapping[str, Any]
 
@@ -147,7 +150,7 @@ class PadTime(_Padding):
 def _reserve_padded(name: str, tensors: list[Tensor], lengths: Tensor) -> None:
     """Ask for the memory of as many rows as there are, all as long as the longest."""
     row = int(lengths.argmax())
-    longest = tensors[row].nbytes
+    longest = tensors[row].numel() * tensors[0].element_size()  # whose type the batch has
     what = f"field {name!r} of {len(tensors)} rows, padded to length {lengths[row]},"
     batch_bytes.reserve(len(tensors) * longest, what, row)
 
@@ -187,12 +190,15 @@ def columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
 
 def stack(field: str, values: list[Any]) -> Any:
     """The values of one field, as `Stack` puts them together."""
-    first = values[0]
+    first, widest = values[0], 1
+    kind = getattr(first, "dtype", None)
     for row, value in enumerate(values):
         if type(value) is not type(first):
             raise Mismatch(field, (0, row), f"types {type(first).__name__}, {type(value).__name__}")
         if hasattr(value, "shape") and value.shape != first.shape:
             raise Mismatch(field, (0, row), _shapes(first, value))
+        if kind is not None and value.dtype != kind:
+            widest = _WIDEST  # the batch has a type that all of them fit in
     if isinstance(first, EncodedImage):  # for a batch transform that decodes
         return values
     if isinstance(first, Tensor):
@@ -200,10 +206,11 @@ def stack(field: str, values: list[Any]) -> Any:
         view = output_buffers.contiguous_view(rows)
         if view is not None:
             return view
-        batch_bytes.reserve(len(rows) * first.nbytes, f"field {field!r}")
+        batch_bytes.reserve(len(rows) * first.nbytes * widest, f"field {field!r}")
         return default_collate(rows)
     if not isinstance(first, (int, float, str, bytes)):
-        batch_bytes.reserve(nbytes(values), f"field {field!r}")
+        size = nbytes(values) * widest + _TENSOR * leaves(first)
+        batch_bytes.reserve(size, f"field {field!r}")
     try:
         return default_collate(values)
     except TypeError as error:

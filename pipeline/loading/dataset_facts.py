@@ -26,6 +26,7 @@ from pipeline.errors import DataError
 from pipeline.loading.kept_rows import KeptColumn, KeptRows
 from pipeline.loading.named_fields import Fields
 from pipeline.order.columns import ChosenRows, EndToEnd
+from pipeline.order.streams import length_of
 from pipeline.protocols import Column
 from pipeline.terminal import watched
 
@@ -77,6 +78,19 @@ def lengths_of(dataset: Any) -> Column | None:
             f"it must have a whole number for each of {len(dataset)} rows (docs/own_dataset.md)"
         )
     return lengths
+
+
+def row_counts(dataset: Any) -> list[tuple[str, int | None]]:
+    """Class name and length of a dataset and of those inside of it."""
+    inside: list[Any] = []
+    if isinstance(dataset, (KeptRows, Subset)):
+        inside = [dataset.dataset]
+    elif isinstance(dataset, ConcatDataset):
+        inside = dataset.datasets
+    elif isinstance(sources := getattr(dataset, "sources", None), Mapping):
+        inside = [*sources.values()]
+    own = (type(dataset).__name__, length_of(dataset))
+    return [own, *(one for part in inside for one in row_counts(part))]
 
 
 def with_token_lengths(table: Any, dataset: Any, steps: Mapping[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -45,6 +45,7 @@ from pipeline.loading.memory import of_a_batch
 from pipeline.loading.named_fields import NAMELESS, Fields, OwnCollate
 from pipeline.loading.repeatable import Again
 from pipeline.loading.sample_reader import FASTEST, SampleReader, in_batch
+from pipeline.loading.sampled_rows import SampleRequest, seen_of
 from pipeline.loading.sizes import nbytes
 from pipeline.loading.slow_rows import slow_among
 from pipeline.loading.stage_timer import StageTimer
@@ -57,6 +58,7 @@ from pipeline.order.randomness import (
     IntArray,
     begin_sample,
     sample_keys,
+    scope,
 )
 from pipeline.order.seeding import UNSEEDED, Seeding
 from pipeline.protocols import Collate, Transform
@@ -135,6 +137,8 @@ class Fetch:
                 place, or rows do not fit together.
             SampleError: the dataset's, a transform's or the collate function's code failed.
         """
+        if isinstance(request, SampleRequest):
+            return self.sample(request, draws)
         if self.share is None:
             return self.make(request, draws)
         return self.share.batch(partial(self.make, request, draws), request)
@@ -143,6 +147,34 @@ class Fetch:
         """The same, made here whoever else has it."""
         draws = draws if self._keyed else self._own.beside(draws, request.epoch)
         return self.work(request, self.dataset, draws, StageTimer(self.traced))
+
+    def sample(self, request: SampleRequest, draws: Draws = GLOBAL) -> Batch:
+        """What is seen of the dataset, in the field `seen`; see `sampled_rows`. Never fails."""
+        with scope() if draws is GLOBAL else nullcontext():
+            draws = draws if self._keyed else self._own.beside(draws, 0)
+            rows = request.indices.tolist()
+            read = self._reads(request, rows, draws)
+            with bounded(self.most_bytes):
+                seen = seen_of(self.dataset, self.fields, read, rows[: len(read)])
+            begin_sample(None)
+        return Batch({"seen": seen}, request, np.arange(len(request)))
+
+    def _reads(
+        self, request: SampleRequest, rows: list[int], draws: Draws
+    ) -> list[Callable[[], bytes]]:
+        """Functions that read a row each and give its hash; none for rows known to be bad."""
+
+        def read(row: int, key: int) -> bytes:
+            draws.seed(key)
+            sample = self.dataset.__getitems__([row])[0] if self.reads_many else self.dataset[row]
+            return hash_sample(self.fields.named(sample))
+
+        def leave_out() -> bytes:
+            raise DataError("it is known to be bad")
+
+        keys = sample_keys(0, 0, request.positions).tolist()
+        return [leave_out if row in self.bad.known else partial(read, row, key)
+                for row, key in zip(rows, keys, strict=True)]  # fmt: skip
 
     def _steps(self) -> Mapping[str, Callable[[Any], Any]]:
         if self.transform is None:
@@ -223,7 +255,7 @@ class Fetch:
                     samples.append(reader.sample(place))
                 except BadSampleError as error:
                     samples.append(None)
-                    bad[place] = error
+                    bad[place] = error.kept()
                 now = timer.lap("transform")
                 ended.append(now)
                 if now > due:

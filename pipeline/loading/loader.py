@@ -13,18 +13,23 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pipeline.distributed.world import World, has_accelerator
-from pipeline.errors import ConfigError, Problem
+from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.batch_bytes import bounded
 from pipeline.files.plain_json import JsonError, integer, mapping, shown
 from pipeline.loading.autotune import Autotune
 from pipeline.loading.batch import Batch
 from pipeline.loading.budget import Budget
+from pipeline.loading.dataset_facts import row_counts
 from pipeline.loading.fetch import Fetch
+from pipeline.loading.kept_rows import unfiltered
+from pipeline.loading.known_by import agree
 from pipeline.loading.memory import tree_pss
 from pipeline.loading.read_ahead import read_ahead
+from pipeline.loading.sampled_rows import SampleRequest
 from pipeline.loading.slow_rows import SlowRows
 from pipeline.loading.transfer import Transfer
 from pipeline.loading.workers.backends import (
@@ -108,6 +113,10 @@ class Loader:
         share: where batches are taken from other runs, and published for them.
         costs: of each row, in any unit, by which those that take long are known and begun early;
             None: those that took long in the epoch before are.
+        sample: what to ask of the dataset's content, behind the first batch; None asks nothing.
+
+    Attributes:
+        seen: of the dataset's content, by name (`sampled_rows`); None as long as it is not known.
     """
 
     def __init__(
@@ -121,6 +130,7 @@ class Loader:
         batch_transform: Callable[[Batch], Batch] | None = None,
         share: Share | None = None,
         costs: Sequence[float] | None = None,
+        sample: SampleRequest | None = None,
     ) -> None:
         self.plan = plan
         self.fetch = fetch
@@ -137,7 +147,10 @@ class Loader:
             raise ConfigError(Problem("loader.share", "needs draws that are keyed by sample"))
         self.batch_transform = batch_transform
         self.share = fetch.share = share
+        self.seen: Mapping[str, str] | None = None
+        self._sample = sample
         self._slow = SlowRows(costs)
+        self._rows = [] if isinstance(plan, StreamPlan) else row_counts(fetch.dataset)
         self._pin = self.options.pin_memory and has_accelerator()
         moves = self._pin and self.world.device.startswith("cuda")
         self._transfer = Transfer(self.world.device) if moves else None
@@ -174,7 +187,9 @@ class Loader:
 
         Raises:
             DataError, SampleError: as fetch does, when the batch's turn comes.
-            DataError: more was left out than the budget allows; after the batch that went over.
+            ConfigError: the epoch has no batch, and `start` is 0.
+        DataError: the dataset's length has changed.
+        DataError: more was left out than the budget allows; after the batch that went over.
         """
         self.stats = LoaderStats()
         self._next, self._broken_off = (epoch, start), True
@@ -182,6 +197,8 @@ class Loader:
             self.share.begin(epoch, start, self.plan.steps(epoch), self.options.num_workers)
         if self.budget is not None:
             self.budget.begin(epoch)
+        self._check_rows()
+        last = self.plan.limit(epoch)
         deaths = self.deaths
         asked = began = time.perf_counter()
         with self._ahead or nullcontext(), closing(self._results(epoch, start)) as results:
@@ -190,6 +207,7 @@ class Loader:
                 if isinstance(result, End):
                     break
                 if isinstance(result, Failure):
+                    self._check_rows()  # rows that are gone would fail
                     raise result.error
                 for kind, warning in result.warnings.items():
                     if kind not in self._warned:  # by another worker
@@ -202,6 +220,8 @@ class Loader:
                     with bounded(self.fetch.most_bytes):
                         batch = self.batch_transform(batch)
                 self._next = (epoch, batch.request.step + 1)
+                if self._next[1] == last:  # whoever counts batches does not ask for the end
+                    self._check_rows()
                 now, stats = time.perf_counter(), self.stats
                 stats.wait_seconds += now - asked
                 stats.total_seconds = now - began
@@ -216,6 +236,9 @@ class Loader:
                 asked = time.perf_counter()
                 if self.budget is not None:  # only now, so that what was left out is on record
                     self.budget.add(batch.request.valid, batch.left_out)
+        self._check_rows()
+        if not self.stats.batches and not start and not self.plan.skipped:
+            raise self._empty(epoch)
         self._next, self._broken_off = (epoch + 1, 0), False
         self.stats.total_seconds = time.perf_counter() - began
         self.stats.deaths = self.deaths - deaths  # with those that were found when it ended
@@ -237,9 +260,14 @@ class Loader:
             requests = (self.plan.request(epoch, one, world.rank, world.size) for one in steps)
             if self._ahead is not None:
                 requests = self._ahead.requests(epoch, step, requests)
+            if self._sample is not None:
+                requests = _after_first(requests, self._sample)
             expects = self._slow.expects if self._slow else None
             with self._backend.run(Requests(requests, expects)) as results:
                 for result in self._transfer(results) if self._transfer else results:
+                    if isinstance(result.request, SampleRequest):
+                        self._note(result)
+                        continue
                     yield result
                     step = next(delivered)
                     if self._ahead is not None:
@@ -256,6 +284,50 @@ class Loader:
                 self._deaths += self._backend.deaths
                 self.options = replace(self.options, num_workers=tuner.workers)
                 self._backend = open_backend(self.fetch, self.options, self._pin)
+
+    def _check_rows(self) -> None:
+        """Raise DataError if the dataset has another length than its addresses were made for."""
+        if not self._rows:
+            return
+        for (name, before), (_, now) in zip(
+            self._rows, row_counts(self.fetch.dataset), strict=True
+        ):
+            if now != before:
+                raise DataError(
+                    f"{name} had {before} rows when its order was made, and has {now} now, so rows "
+                    "would stand at other addresses; its length must not change during a run"
+                )
+
+    def _empty(self, epoch: int) -> ConfigError:
+        """The error of an epoch that turns out to have no batch."""
+        plan, name = self.plan, type(unfiltered(self.fetch.dataset)).__name__
+        if plan.tail == "drop":
+            return ConfigError(
+                Problem("batch.tail", f"drop leaves out what is less than a batch of "
+                        f"{plan.batch_size}, and epoch {epoch} of {name} has no full one; set "
+                        "batch.tail=keep or a smaller batch.size")
+            )  # fmt: skip
+        stream = isinstance(plan, StreamPlan)
+        what = f"{name} gives no record" if stream else f"the sampler gives no row of {name}"
+        return ConfigError(Problem("dataset" if stream else "sampler", f"{what} in epoch {epoch}"))
+
+    def look(self) -> Mapping[str, str]:
+        """What is seen of the dataset's content, asked now unless it is known.
+
+        It takes as long as 18 samples; nothing if it was not to be asked.
+        """
+        if self._sample is not None:
+            with self._backend.run(iter([self._sample])) as results:
+                self._note(next(results))
+        return self.seen or {}
+
+    def _note(self, result: Batch | Failure | End) -> None:
+        """Take note of what is seen; nothing where workers died of it."""
+        self._sample, self.seen = None, {}
+        if isinstance(result, Batch):
+            self.seen = dict(result["seen"])
+        elif isinstance(result, Failure):
+            log.warning("the content of the dataset is not known: %s", result.error)
 
     def _move(self, batch: Batch) -> Batch:
         """The batch on the world's device, where no transfer has brought it there."""
@@ -289,7 +361,7 @@ class Loader:
         except JsonError as error:
             raise ConfigError(f"the loader state is damaged: {error}") from error
         keys = [str(key)[:200] for key in saved.keys() | self.fingerprint.keys()
-                if saved.get(key) != self.fingerprint.get(key)]  # fmt: skip
+                if not agree(key, saved, self.fingerprint)]  # fmt: skip
         if keys:
             raise ConfigError([
                 Problem(key, f"is {self.fingerprint.get(key)!r} here and was "
@@ -313,3 +385,9 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _after_first(requests: Iterator[Asked], sample: SampleRequest) -> Iterator[Asked]:
+    yield from islice(requests, 1)
+    yield sample
+    yield from requests

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from types import MappingProxyType
@@ -48,6 +49,7 @@ _DTYPES = {
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
 }
+_DTYPE = re.compile(r"[<>|=][biufcSUMm]\d{1,9}(\[\d{0,9}[A-Za-z]{1,9}(/\d{1,9})?\])?")
 _OF_BATCH = ("places", "positions", "indices")  # int64 arrays among a batch's attributes
 
 
@@ -203,9 +205,10 @@ class _Writer:
 class _Reader:
     def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         self._arrays = arrays
+        self._copied: set[int] = set()
         self._values: dict[str, Callable[[Any], Any]] = {
             "tensor": self._tensor, "array": self._array, "scalar": self._scalar,
-            "bytes": lambda place: self._bytes(place).tobytes(),
+            "bytes": self._copy,
             "tuple": lambda items: tuple(self.value(item) for item in items),
             "dict": lambda pairs: {key: self.value(item) for key, item in pairs},
         }  # fmt: skip
@@ -276,6 +279,13 @@ class _Reader:
             raise ValueError(f"array {place} is not of plain bytes")
         return array
 
+    def _copy(self, place: Any) -> bytes:
+        content = self._bytes(place)
+        if place in self._copied:  # or a few bytes of the header could ask for any memory
+            raise ValueError(f"array {place} is asked for twice")
+        self._copied.add(place)
+        return content.tobytes()
+
     def _tensor(self, said: Sequence[Any]) -> torch.Tensor:
         place, name, shape, *order = said
         dtype, sizes = _DTYPES[name], [_int(size) for size in shape]
@@ -319,11 +329,10 @@ def _below(where: str, key: Any) -> str:
 
 
 def _dtype(name: Any) -> np.dtype[Any]:
-    try:
-        dtype = np.dtype(str(name))
-    except SyntaxError as error:  # numpy takes "(2, 3)f4" for Python
-        raise ValueError(f"an array of type {name!r}") from error
-    if dtype.kind not in "biufcSUMm" or not dtype.itemsize:
+    if not _DTYPE.fullmatch(str(name)):  # numpy takes "(2, 3)f4" for Python
+        raise ValueError(f"an array of type {plain_json.shown(name)}")
+    dtype = np.dtype(name)
+    if not dtype.itemsize:
         raise ValueError(f"an array of type {name!r}")
     return dtype
 

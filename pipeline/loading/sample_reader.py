@@ -220,7 +220,7 @@ class SampleReader:
             try:
                 samples.append(self.sample(place, as_read=True))
             except BadSampleError as error:
-                samples.append(error)
+                samples.append(error.kept())
         return samples
 
     def _failed(
@@ -231,7 +231,8 @@ class SampleReader:
             return BadSampleError(in_one_line(error))
         path = path_of(self._fetch.dataset, self._asked[place])
         own = own_row(self._fetch.dataset, self._asked[place])
-        return explained(error, stage, self.request, place, path, self._bad.on_error, own)
+        on_error, way_out = self._bad.on_error, self._bad.way_out
+        return explained(error, stage, self.request, place, path, on_error, own, way_out)
 
     def _left_out(self, place: int, error: BadSampleError) -> LeftOut:
         row, position = self._asked[place], int(self.request.positions[place])

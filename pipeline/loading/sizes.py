@@ -39,8 +39,23 @@ def nbytes(value: Any) -> int:
             total += sys.getsizeof(one)
         elif isinstance(one, EncodedImage):
             total += len(one.content)
+            waiting += [value for value in vars(one).values() if isinstance(value, torch.Tensor)]
         elif hasattr(one, "getbands") and hasattr(one, "size"):  # a Pillow image
             total += one.size[0] * one.size[1] * len(one.getbands())
+    return total
+
+
+def leaves(value: Any) -> int:
+    """Values in the lists and mappings that a value is made of; 0 for one that is neither."""
+    total, waiting = 0, [value]
+    while waiting:
+        inside = waiting.pop()
+        if isinstance(inside, Mapping):
+            inside = inside.values()
+        elif not isinstance(inside, (list, tuple)):
+            continue
+        total += len(inside)
+        waiting += inside
     return total
 
 

@@ -23,13 +23,14 @@ from pipeline.errors import DataError, PenstockError
 from pipeline.files.batch_bytes import BatchBytes, BatchTooLargeError, bounded
 from pipeline.loading.bad_samples import ATTEMPTS, Substitutes
 from pipeline.loading.batch import Batch
-from pipeline.loading.fetch import Fetch
+from pipeline.loading.fetch import Fetch, hash_sample
 from pipeline.loading.sample_reader import FASTEST
+from pipeline.loading.sampled_rows import AGAIN, SampleRequest
 from pipeline.loading.sizes import nbytes
 from pipeline.loading.stage_timer import StageTimer
 from pipeline.order.permutation import Permutation
 from pipeline.order.plan import Request, deal
-from pipeline.order.randomness import GLOBAL, Draws, IntArray, hash64
+from pipeline.order.randomness import GLOBAL, Draws, IntArray, hash64, sample_keys
 from pipeline.order.samplers import Tail
 from pipeline.order.streams import End, StreamOrder, StreamRequest, forwards, length_of
 from pipeline.torch_internals import worker_info
@@ -235,6 +236,33 @@ class StreamFetch(Fetch):
 
     def substitutes(self, rows: Any) -> Substitutes:
         return rows  # `_Decoded` knows all records of the batch
+
+    def _reads(
+        self, request: SampleRequest, rows: list[int], draws: Draws
+    ) -> list[Callable[[], bytes]]:
+        """The same of the first records. The pass under way is left: it may share their file."""
+        self._local.reader = None
+        decode = getattr(self.dataset, "decode", None)
+
+        def records(count: int) -> list[Any]:
+            reader = StreamReader(self.dataset, StreamOrder(0), self.most_bytes)
+            return [record for _, record in reader.read(0, 0, count, draws)]
+
+        def read(place: int, key: int) -> bytes:
+            if place in begun:  # the second time
+                passes[:] = passes if len(passes) > 1 else [*passes, records(AGAIN)]
+            begun.add(place)
+            record = passes[-1][place]
+            draws.seed(key)
+            return hash_sample(self.fields.named(record if decode is None else decode(record)))
+
+        begun = set[int]()
+        try:
+            passes = [records(len(rows))]
+        except Exception:  # the first batch meets it
+            return []
+        keys = sample_keys(0, 0, request.positions).tolist()
+        return [partial(read, place, keys[place]) for place in range(len(passes[0]))]
 
     def _records(self, request: StreamRequest, start: int, stop: int, draws: Draws) -> Records:
         """(number, raw record) at positions of the request's epoch."""

@@ -101,6 +101,12 @@ class Repeated(Order):
             )  # fmt: skip
         self.times, self.order, self.shorten = times, order or Random(length, seed), shorten
         self._rows = batch_size // times  # of the other order, in a batch
+        size = self.order.size(0)
+        if size and not self._distinct(0):
+            raise ConfigError(
+                Problem("sampler.times", f"{times} repetitions do not fit into an epoch as long as "
+                        f"the {size} rows that are repeated; set sampler.shorten=false")
+            )  # fmt: skip
 
     @property
     def even(self) -> bool:

@@ -80,6 +80,11 @@ class Interleaving:
         sources = np.arange(len(self._whole))
         return self._count(sources, np.array(block), np.array(place))
 
+    def given(self, source: int, positions: IntArray) -> IntArray:
+        """Rows of one source before each position: int64[n]."""
+        block, place = np.divmod(positions, BLOCK)
+        return self._count(np.full(len(positions), source), block, place)
+
     def place_of(self, surplus: FloatArray) -> int:
         """The position in the first block before which sources have most nearly such a surplus.
 

@@ -129,18 +129,28 @@ def _grouped(
     return groups, np.asarray(np.bincount(groups, costs), np.float64)
 
 
-def not_empty(plan: Plan) -> Plan:
-    """`plan`; raises ConfigError if its first epoch has no batch, since the tail is dropped."""
-    size, rows = plan.batch_size, 0
-    if not isinstance(plan.sampler, BatchStrategy):
-        rows = plan.sampler.size(0)
-    if rows and not plan.steps(0):
-        raise ConfigError(
-            Problem("batch.size", f"{size} is more than the {rows} samples of an epoch, and "
-                    "batch.tail=drop leaves out what is less than a batch, so nothing is left; set "
-                    f"batch.size={rows} or less, or batch.tail=keep")
-        )  # fmt: skip
-    return plan
+def not_empty(plan: Plan, rows: int, sampler: str) -> Plan:
+    """`plan`; raises ConfigError if its first epoch has no batch.
+
+    Args:
+        rows: of the dataset.
+        sampler: its name, for the message.
+    """
+    if plan.steps(0):
+        return plan
+    size, forms = plan.batch_size, isinstance(plan.sampler, BatchStrategy)
+    given = rows if forms else plan.sampler.size(0)
+    if plan.tail == "drop" and given:
+        less = "leaves out what is less than a batch"
+        way = f"set batch.size={given} or less, or batch.tail=keep"
+        problem = Problem("batch.size", f"{size} is more than the {given} samples of an epoch, and "
+                          f"batch.tail=drop {less}, so nothing is left; {way}")  # fmt: skip
+        if forms:
+            reason = f"drop {less} of {size}, and {sampler} forms no full one of {rows} rows; {way}"
+            problem = Problem("batch.tail", reason)
+        raise ConfigError(problem)
+    gives = "forms no batch of" if forms else "gives none of"
+    raise ConfigError(Problem("sampler", f"{sampler} {gives} the dataset's {rows} rows"))
 
 
 class Plan:

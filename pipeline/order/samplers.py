@@ -103,10 +103,15 @@ class Subset(Order):
             if not 0 < fraction <= 1:
                 raise ConfigError(Problem("sampler.fraction", f"{fraction} is not in (0, 1]"))
             places = np.arange(round(length * fraction))
+            if not len(places):
+                reason = f"{fraction} of {length} rows is no row; set a larger share"
+                raise ConfigError(Problem("sampler.fraction", reason))
             self.rows = np.sort(Permutation(length, hash64(seed, "subset"))(places))
         else:
             rows = np.asarray(indices)
-            if rows.size and rows.dtype.kind not in "iu":
+            if not rows.size:
+                raise ConfigError(Problem("sampler.indices", "is empty; name at least one row"))
+            if rows.dtype.kind not in "iu":
                 reason = f"rows are whole numbers, and these are {rows.dtype}"
                 raise ConfigError(Problem("sampler.indices", reason))
             self.rows = rows.astype(np.int64)

@@ -8,6 +8,7 @@ thread a generator of torch's to itself; `probe` and `Watch` refuse draws from w
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -132,14 +133,16 @@ class Seeding:
 @contextmanager
 def _listening() -> Iterator[None]:
     """Put the substitutes in place."""
-    kept = random.getstate, np.random.get_state, _torch_random.default_generator
+    kept = random.getstate, np.random.get_state
     try:
+        _substituted.begin()
         if kept[0] is not _SUBSTITUTES[0]:  # else within a batch of another loader
             _asked.clear()
-            random.getstate, np.random.get_state, _torch_random.default_generator = _SUBSTITUTES
+            random.getstate, np.random.get_state = _SUBSTITUTES
         yield
     finally:
-        random.getstate, np.random.get_state, _torch_random.default_generator = kept
+        _substituted.end()
+        random.getstate, np.random.get_state = kept
 
 
 def _noticed(name: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -148,18 +151,43 @@ def _noticed(name: str, function: Callable[..., T], *args: Any, **kwargs: Any) -
 
 
 class _Generator:
-    """torch's default generator, as the functions of `torch.random` see it."""
+    """torch's default generator, as the functions of `torch.random` see it: a thread's own where it
+    has one, so that `torch.manual_seed` and `torch.random.fork_rng` stay within the thread.
+    """
 
     def __getattr__(self, name: str) -> Any:
+        own = getattr(_of_thread, "generator", None)
+        if own is not None:
+            return getattr(own, name)
         _asked.add("torch")
         return getattr(torch.default_generator, name)
 
 
+class _Substituted:
+    """Has `_Generator` in place as long as anybody wants it, in whichever thread."""
+
+    def __init__(self) -> None:
+        self._lock, self._wanted, self._generator = threading.Lock(), 0, _Generator()
+
+    def begin(self) -> None:
+        with self._lock:
+            self._wanted += 1
+            _torch_random.default_generator = self._generator
+
+    def end(self) -> None:
+        with self._lock:
+            self._wanted -= 1
+            if not self._wanted:
+                _torch_random.default_generator = torch.default_generator
+
+
 _asked: set[str] = set()  # names of generators
+_of_thread = threading.local()  # `generator`, within `ThreadRandomness`
+_substituted = _Substituted()
 _SUBSTITUTES = (
     partial(_noticed, "random", random.getstate),
-    partial(_noticed, "numpy.random", np.random.get_state), _Generator(),
-)  # fmt: skip
+    partial(_noticed, "numpy.random", np.random.get_state),
+)
 
 # Everything in torch that draws and takes a generator. Functions that draw and take none
 # (dropout, rrelu) belong to models; `probe` refuses data code that calls them.
@@ -209,13 +237,25 @@ def _drawn_from(names: list[str]) -> SharedGeneratorError:
 class ThreadRandomness(TorchFunctionMode):
     """While active, torch's draws in this thread come from a generator of this thread.
 
-    It has the engine and the seed of the global generator, so the numbers are the same. `random`
-    and `numpy.random` offer no such hook. Cost: about 1 us for every torch function that is called.
+    It has the engine and the seed of the global generator, so the numbers are the same, also where
+    data code seeds (`torch.manual_seed`). `random` and `numpy.random` offer no such hook. Cost:
+    about 1 us for every torch function that is called.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._generator = torch.Generator()
+
+    def __enter__(self) -> ThreadRandomness:
+        _substituted.begin()
+        _of_thread.generator = self._generator
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        _of_thread.generator = None
+        _substituted.end()
 
     def seed(self, key: int) -> None:
         begin_sample(key)

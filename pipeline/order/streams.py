@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from pipeline.errors import ConfigError, Problem
+from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.order.address import Addressed
 from pipeline.order.permutation import Permutation
 from pipeline.order.randomness import IntArray, hash64
 from pipeline.order.samplers import Tail
 from pipeline.order.skipped import Skipped
+from pipeline.ranges import LARGEST
 
 
 def is_stream(dataset: Any) -> bool:
@@ -151,11 +152,24 @@ class StreamPlan:
 
 
 def length_of(dataset: Any) -> int | None:
-    """`len(dataset)`, or None if it has no length."""
+    """`len(dataset)`, or None if it has no length.
+
+    Raises:
+        DataError: what `__len__` gives is no number of rows.
+    """
+    length = getattr(type(dataset), "__len__", None)
     try:
-        return len(dataset)
-    except TypeError:
+        found = None if length is None else length(dataset)
+    except (TypeError, NotImplementedError):  # as classes say that they have none
         return None
+    if found is None:
+        return None
+    if not hasattr(found, "__index__") or not 0 <= found <= LARGEST:
+        raise DataError(
+            f"{type(dataset).__name__}.__len__ gives {found!r}; it must be a whole number below "
+            "2^63, and not negative"
+        )
+    return int(found)
 
 
 def forwards(records: Iterator[Any]) -> Iterator[Any]:

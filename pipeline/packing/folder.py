@@ -35,9 +35,13 @@ from pipeline.packing.npy import NpyStream, map_npy
 
 _LARGEST = 256 << 20  # bytes of pack.json, which lists categories
 _LITTLE = 1 << 14  # bytes of a sample's field that need not be reserved
-VERSION = 1
+# What lies beside a field's numbers: its type and dimensions.
+_LAID_OUT = {"offsets": ("<i8", 1), "shapes": ("<i4", 2), "canvas": ("<i4", 2)}
+VERSION = 2
 RECORD = "pack.json"
 _KIND = "penstock pack"
+_ENTRIES = {"count", "fields", "files", "fingerprint", "table", "lengths", "path", "text",
+            "columns", "checks"}  # fmt: skip
 
 Indices = npt.NDArray[np.int64]
 
@@ -183,14 +187,14 @@ class Pack:
         if name not in self._maps:
             path = self.folder / f"{name}.npy"
             if path.name not in self.record["files"]:
-                raise _damaged(self.folder, f"{RECORD} names no file {path.name!r}")
+                raise damaged(self.folder, f"{RECORD} names no file {path.name!r}")
             try:
                 mapped = map_npy(path)
             except (OSError, ValueError) as error:
-                raise _damaged(path, error) from error
+                raise damaged(path, error) from error
             self._check_rows(name, mapped, path)
             if not mapped.flags.c_contiguous:  # to lay it out in rows would copy all of it
-                raise _damaged(path, "its numbers are not stored row by row")
+                raise damaged(path, "its numbers are not stored row by row")
             self._maps[name] = mapped.view(np.ndarray)
         return self._maps[name]
 
@@ -234,7 +238,7 @@ class Pack:
             inside = 0 <= start <= stop <= len(array) and min(shape, default=0) >= 0
             if not inside or math.prod(shape) != stop - start:
                 where = f"field {name!r} of sample {index}, of shape {list(shape)},"
-                raise _damaged(self.folder, f"{where} lies at {start} to {stop} of {len(array)}")
+                raise damaged(self.folder, f"{where} lies at {start} to {stop} of {len(array)}")
             found = array[start:stop]
         if found.nbytes > _LITTLE:
             reserve(found.nbytes, f"field {name!r} of a packed sample")
@@ -247,29 +251,38 @@ class Pack:
 
     def _check_rows(self, name: str, array: Numbers, path: Path) -> None:
         stem, _, suffix = name.partition(".")
-        even = [self._even[field] for field, file in self._files.items() if file == stem]
-        if not even or (not suffix and not even[0]):  # a table's, or numbers in a row
-            return
-        wanted = self.count + (suffix == "offsets")
-        if not array.ndim or len(array) != wanted:
-            raise _damaged(path, f"it has shape {list(array.shape)} and must have {wanted} rows")
+        for field, file in self._files.items():
+            if file != stem:  # a table's, or another field's
+                continue
+            one, even = self.fields[field], self._even[field]
+            dtype, ndim = _LAID_OUT.get(suffix) or (one.dtype, one.ndim + 1 if even else 1)
+            width = {"shapes": one.ndim, "canvas": 2}.get(suffix)
+            shape = list(array.shape)
+            if array.dtype.str != dtype or array.ndim != ndim or width not in (None, shape[-1]):
+                of = f" of {width}" if width is not None else ""
+                raise damaged(path, f"it holds {array.dtype} {shape} and must hold {dtype} in "
+                               f"{ndim} dimensions{of}")  # fmt: skip
+            wanted = self.count + (suffix == "offsets")
+            if (suffix or even) and len(array) != wanted:
+                raise damaged(path, f"it has shape {shape} and must have {wanted} rows")
 
     def _check_size(self, name: str, size: int) -> None:
         path = self.folder / name
         if Path(name).name != name:
-            raise _damaged(self.folder / RECORD, f"{name!r} leads out of the pack")
+            raise damaged(self.folder / RECORD, f"{name!r} leads out of the pack")
         found = size_of(path)
         if found < 0:
-            raise _damaged(path, "No such file")
+            raise damaged(path, "No such file")
         if found != size:
             cut = "was cut off" if found < size else "is longer than it was"
-            raise _damaged(path, f"it {cut}: {found} bytes instead of {size}")
+            raise damaged(path, f"it {cut}: {found} bytes instead of {size}")
 
 
 _REMEDY = "Delete the pack's folder to make it again (dataset.packed=auto, or task=pack)."
 
 
-def _damaged(path: Path, reason: object) -> DataError:
+def damaged(path: Path, reason: object) -> DataError:
+    """The error of a pack that is not as it was written."""
     return DataError(f"packed data is damaged: {str(path)!r}: {reason}. {_REMEDY}")
 
 
@@ -288,7 +301,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
             f"({error.strerror}). `{program.text('task=pack')}` makes some."
         ) from error
     except ValueError as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     if not isinstance(record, dict) or record.get("kind") != _KIND:
         raise DataError(f"{str(path)!r} does not describe packed data")
     if record.get("version") != VERSION:
@@ -296,13 +309,13 @@ def _read_record(folder: Path) -> dict[str, Any]:
             f"{str(path)!r} has version {record.get('version')} of packed data, not {VERSION}. "
             f"{_REMEDY}"
         )
-    missing = {"count", "fields", "files", "fingerprint"} - record.keys()
+    missing = _ENTRIES - record.keys()
     if missing:
-        raise _damaged(path, f"it lacks {', '.join(sorted(missing))}")
+        raise damaged(path, f"it lacks {', '.join(sorted(missing))}")
     try:
         _check_record(record)
     except ValueError as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     return record
 
 
@@ -326,10 +339,25 @@ def _check_record(record: dict[str, Any]) -> None:
         if f"{one['file']}.npy" not in record["files"]:
             raise JsonError(f"a field is in the file {shown(one['file'])}, which is not listed")
         mapping(one["attributes"])
-    tables = record.get("table") or []
+        try:
+            Field(**{key: one[key] for key in one.keys() - {"file", "even"}}).check()
+        except (ValueError, DataError) as error:
+            raise JsonError(f"field {shown(one['name'])}: {error}") from error
+    for name, kind in (("fingerprint", str), ("reader", str), ("facts", dict), ("classes", list)):
+        if not isinstance(record.get(name), (kind, type(None))):
+            raise JsonError(f"its {name} is {shown(record[name])}")
+    if not all(isinstance(one, str) for one in record.get("classes") or ()):
+        raise JsonError("its classes are not all texts")
+    tables, path = record["table"] or [], record["path"]
     if not isinstance(tables, list) or not all(
         isinstance(one, dict)
         and all(isinstance(one.get(key), str) for key in ("file", "kind", "name"))
-        for one in tables
+        for one in [*tables, *([] if path is None else [path])]
     ):
         raise JsonError("its table is not a list of columns")
+    columns, text = record["columns"] or [], record["text"]
+    names = [*columns, text or ""] if isinstance(columns, list) else [None]
+    if not all(isinstance(one, str) for one in names):
+        raise JsonError("its columns or its field of texts are not names")
+    if text and [one["kind"] for one in described if one["name"] == text] != ["str"]:
+        raise JsonError(f"its field of texts, {shown(text)}, is none")

@@ -28,8 +28,8 @@ from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.disk import sync_folder
 from pipeline.files.one_writer import one_writer
 from pipeline.files.own_files import NotOwnError, check_tree, own_folder
+from pipeline.loading.bad_samples import BadSamples
 from pipeline.loading.batch import Batch
-from pipeline.loading.dataset_facts import classes_of, facts_of, table_of
 from pipeline.loading.encoded import EncodedImage
 from pipeline.loading.fetch import Fetch
 from pipeline.loading.loader import Loader
@@ -37,13 +37,13 @@ from pipeline.loading.named_fields import Fields
 from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.order.generator_states import moved, take
 from pipeline.order.plan import Plan
-from pipeline.order.randomness import scope, seed_global
+from pipeline.order.randomness import IntArray, scope, seed_global
 from pipeline.order.samplers import Sequential
 from pipeline.order.streams import is_stream
+from pipeline.packing.answers import write_answers
 from pipeline.packing.fields import Column, Encode, Field
 from pipeline.packing.folder import Pack, PackWriter, is_pack
 from pipeline.packing.recipe import Recipe
-from pipeline.packing.table import write_table
 from pipeline.terminal import ProgressDisplay
 from pipeline.transforms import native_images
 
@@ -53,6 +53,10 @@ _TRIED = 8  # samples, evenly spread
 _BATCH_BYTES = 8 << 20
 _LARGEST_BATCH = 256
 _WRITING = ".writing-"
+_WAY_OUT = (
+    "\nA pack has every row of its dataset, whatever bad_samples.on_error says: repair the sample, "
+    "or set dataset.packed=null. task=check dataset.packed=null lists all that cannot be read"
+)
 
 Backend = Literal["process", "thread"]
 
@@ -67,6 +71,7 @@ def pack(
     fingerprint: str | None = None,
     names: Fields | None = None,
     batch_bytes: int | None = None,
+    key: str | None = None,
 ) -> Path:
     """The folder of a dataset's pack, which is made if it is not there.
 
@@ -80,14 +85,16 @@ def pack(
         fingerprint: of the dataset; None takes its own.
         names: for samples that are not dicts.
         batch_bytes: as for `Fetch`.
+        key: by which the pack is found again, other than by the fingerprint: with the code and the
+            arguments of a dataset of a person's own; "" where nothing tells when it changes.
 
     Raises:
         ConfigError: the dataset cannot be packed, or `out` holds something else.
         DataError: a sample is bad, or the pack cannot be written.
         NotOwnError: a pack in `cache_dir` is another user's, or leads elsewhere.
     """
-    fingerprint = _packable(dataset, fingerprint)
-    name = recipe.name(fingerprint)
+    fingerprint = _packable(dataset, fingerprint if key is None or key else "")
+    name = recipe.name(key or fingerprint)
     where = Path(cache_dir, "packed", name) if out is None else Path(out, split)
     place = where.expanduser().absolute()
     if out is None and os.path.lexists(place):  # a folder that a person named is not checked
@@ -108,6 +115,7 @@ def pack(
                     recipe.steps(),
                     _Plain(recipe.collate()),
                     0,
+                    bad=BadSamples(way_out=_WAY_OUT),
                     fields=names or Fields(),
                     batch_bytes=batch_bytes,
                 )
@@ -127,7 +135,7 @@ def _packable(dataset: Any, given: str | None) -> str:
             Problem("dataset.packed", f"{kind} is a stream, which can only be read forwards; "
                     "packing is for datasets with rows")
         )  # fmt: skip
-    fingerprint = given or getattr(dataset, "fingerprint", None)
+    fingerprint = getattr(dataset, "fingerprint", None) if given is None else given
     if not fingerprint:
         raise ConfigError(
             Problem("dataset.packed", f"{kind} has no `fingerprint`, which tells when its samples "
@@ -171,22 +179,18 @@ def _make(
     options: LoaderOptions,
 ) -> None:
     dataset, split = fetch.dataset, record["split"]
-    size = _try_out(fetch, recipe, place)
+    rows, samples, size = _try_out(fetch, recipe, place)
     hidden = place.with_name(f".{place.name}{_WRITING}{os.getpid()}-{secrets.token_hex(4)}")
     hidden.mkdir(mode=0o700)
     versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
     if recipe.decoder == "native":
         versions["jpeg"] = native_images.jpeg().library
     try:
-        table = table_of(dataset, fetch.fields)
         record |= {
             "fingerprint": recipe.fingerprint(record["dataset"]["fingerprint"]),
             "recipe": vars(recipe),
-            "reader": getattr(dataset, "reader", None),
             "versions": versions,
-            "facts": facts_of(dataset, fetch.fields),
-            "classes": classes_of(dataset),
-            "table": None if table is None else write_table(hidden, table),
+            **write_answers(hidden, dataset, fetch.fields, rows, samples),
         }
         began = time.perf_counter()
         plan = Plan(Sequential(len(dataset)), size)
@@ -264,12 +268,17 @@ def _differs(row: int, reason: str) -> DataError:
     return DataError(f"sample {row} cannot be packed with those before it: {reason}")
 
 
-def _try_out(fetch: Fetch, recipe: Recipe, place: Path) -> int:
-    """The number of samples in a batch; a few samples show what cannot be packed."""
+def _try_out(
+    fetch: Fetch, recipe: Recipe, place: Path
+) -> tuple[IntArray, list[dict[str, Any]], int]:
+    """A few rows and samples, which show what cannot be packed, and the samples in a batch."""
     dataset = fetch.dataset
     rows = np.unique(np.linspace(0, len(dataset) - 1, _TRIED).astype(np.int64))
-    with scope():
-        samples = [fetch.fields.named(_still(dataset, int(row))) for row in rows]
+    try:
+        with scope():
+            samples = [fetch.fields.named(_still(dataset, int(row))) for row in rows]
+    except DataError as error:
+        raise DataError(f"{error}{_WAY_OUT}") from error
     _check_pictures(samples[0], recipe, dataset)
     steps = recipe.steps()
     done = recipe.collate()([steps(one) if steps else one for one in samples])
@@ -283,7 +292,7 @@ def _try_out(fetch: Fetch, recipe: Recipe, place: Path) -> int:
     if needed > 1.2 * free:
         _refuse(place, OSError(errno.ENOSPC, f"about {_size(needed)} are needed, and "
                                f"{_size(free)} are free"))  # fmt: skip
-    return min(max(_BATCH_BYTES // each, 1), _LARGEST_BATCH)
+    return rows, samples, min(max(_BATCH_BYTES // each, 1), _LARGEST_BATCH)
 
 
 def _size(count: int) -> str:

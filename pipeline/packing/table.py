@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.packing.folder import Pack
+from pipeline.files.limits import DEFAULT, Limits
+from pipeline.packing.fields import Numbers
+from pipeline.packing.folder import Pack, damaged
 from pipeline.packing.npy import NpyStream
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_LONGEST = 1 << 20  # bytes of a cell that is asked for alone
 _PIECE = 65536  # rows of text that are turned into bytes at once
 
 
@@ -31,15 +34,19 @@ def write_table(folder: Path, table: pd.DataFrame) -> list[dict[str, Any]]:
         DataError: a column is neither numbers nor dates, categories or text.
     """
     return [
-        {"name": str(name), "file": f"table.{number}", **_write(folder, number, table[name])}
+        write_column(folder, str(name), f"table.{number}", table[name])
         for number, name in enumerate(table.columns)
     ]
 
 
-def _write(folder: Path, number: int, column: pd.Series[Any]) -> dict[str, Any]:
+def write_column(folder: Path, name: str, stem: str, column: pd.Series[Any]) -> dict[str, Any]:
+    """Write a column to `stem`.npy and what belongs to it; returns its entry in pack.json."""
+    return {"name": name, "file": stem, **_write(folder, stem, column)}
+
+
+def _write(folder: Path, stem: str, column: pd.Series[Any]) -> dict[str, Any]:
     import pandas as pd
 
-    stem = f"table.{number}"
     if isinstance(column.dtype, pd.CategoricalDtype):
         categories = column.cat.categories.tolist()
         if not all(isinstance(one, (str, int, float, bool)) for one in categories):
@@ -84,25 +91,51 @@ def _refusal(column: pd.Series[Any], what: str) -> DataError:
     )
 
 
-def read_table(pack: Pack) -> pd.DataFrame | None:
-    """The table of a pack, a row a sample; None if the dataset had none."""
+def read_table(pack: Pack, limits: Limits = DEFAULT) -> pd.DataFrame | None:
+    """The table of a pack, a row a sample; None if the dataset had none.
+
+    Args:
+        limits: `files` of its rows.
+
+    Raises:
+        DataError: it has too many rows, or is damaged.
+    """
     import pandas as pd
 
     described = pack.record.get("table")
     if described is None:
         return None
-    columns = {one["name"]: _read(pack, one) for one in described}
-    return pd.DataFrame(columns, index=pd.RangeIndex(pack.count))
+    if pack.count > limits.files:
+        refusal = limits.refusal("files", f"a table of {pack.count} rows")
+        raise DataError(f"packed data {str(pack.folder)!r} has {refusal}.")
+    try:
+        columns = {one["name"]: _read(pack, one) for one in described}
+        return pd.DataFrame(columns, index=pd.RangeIndex(pack.count))
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(pack.folder, f"its table cannot be made: {error!r}") from error
 
 
-def text_of(pack: Pack, column: str, index: int) -> str | None:
-    """One cell of a column of text, without making the table; None where there is none."""
-    for described in pack.record.get("table") or ():
-        if described["name"] == column and described["kind"] == "text":
-            stem = described["file"]
-            start, stop = pack.array(f"{stem}.offsets")[index : index + 2]
-            return pack.array(stem)[start:stop].tobytes().decode("utf-8", "surrogateescape")
-    return None
+def text_of(pack: Pack, stem: str, index: int) -> str:
+    """One cell of the column of text in the files `stem`, without making the table.
+
+    Raises:
+        DataError: there is none.
+    """
+    offsets, text = _column(pack, f"{stem}.offsets", "iu", 1), pack.array(stem)
+    start, stop = map(int, offsets[index : index + 2])
+    if not 0 <= start <= stop <= min(len(text), start + _LONGEST):
+        where = f"cell {index} of {stem!r}"
+        raise damaged(pack.folder, f"{where} is said to lie at {start} to {stop} of {len(text)}")
+    return text[start:stop].tobytes().decode("utf-8", "surrogateescape")
+
+
+def _column(pack: Pack, name: str, kinds: str, more: int = 0) -> Numbers:
+    """An array of a table: one number for each row, and `more`; raises DataError."""
+    array = pack.array(name)
+    if array.dtype.kind not in kinds or array.shape != (pack.count + more,):
+        raise damaged(pack.folder, f"{name!r} holds {array.dtype} {list(array.shape)}, and there "
+                      f"are {pack.count} rows")  # fmt: skip
+    return array
 
 
 def _read(pack: Pack, described: dict[str, Any]) -> Any:
@@ -110,17 +143,25 @@ def _read(pack: Pack, described: dict[str, Any]) -> Any:
 
     stem = described["file"]
     if described["kind"] == "numbers":
-        return np.array(pack.array(stem))
+        return np.array(_column(pack, stem, "biufmM"))
     if described["kind"] == "category":
         return pd.Categorical.from_codes(
-            pack.array(stem).tolist(), categories=described["categories"],
+            _column(pack, stem, "i").tolist(), categories=described["categories"],
             ordered=described["ordered"],
         )  # fmt: skip
-    text = pack.array(stem).tobytes()
-    offsets = pack.array(f"{stem}.offsets").tolist()
-    missing = pack.array(f"{stem}.missing").tolist() if described["missing"] else None
+    text = pack.array(stem).data
+    places = _column(pack, f"{stem}.offsets", "i", 1)
+    # Cells that lay over each other could be any number of times the file.
+    inside = 0 <= places[0] <= places[-1] <= len(text)
+    if not inside or (places[1:] < places[:-1]).any():
+        raise DataError(
+            f"packed data is damaged: {str(pack.folder / f'{stem}.offsets.npy')!r}: its cells do "
+            "not lie in a row. Delete the pack's folder to make it again."
+        )
+    offsets = places.tolist()
+    missing = _column(pack, f"{stem}.missing", "b").tolist() if described["missing"] else None
     values = [
-        text[offsets[row] : offsets[row + 1]].decode("utf-8", "surrogateescape")
+        str(text[offsets[row] : offsets[row + 1]], "utf-8", "surrogateescape")
         if missing is None or not missing[row] else None
         for row in range(pack.count)
     ]  # fmt: skip

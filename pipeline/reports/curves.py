@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ from markupsafe import Markup
 from pipeline.reports import page
 from pipeline.reports.charts import COLORS, MUTED, Curve, Mark, line_chart
 from pipeline.reports.page import Section
-from pipeline.reports.values import Steps, number
+from pipeline.reports.values import Steps, furthest, number, thinned
+from pipeline.runs.measurements import Series
 from pipeline.runs.record import Ledger, RunRecord
 
 _MOST_CHARTS, _MOST_CURVES = 30, 8
 _MOST_POINTS = 9000  # of all metrics together
-_MOST_STEPS = 10_000  # of the ledger, before the curve is thinned
+_MOST_STEPS = 10_000  # of a curve, before the chart thins it
+_MOST_ROWS = 400  # of the table of epochs
 _COLUMNS = 12  # of the table of epochs
 
 
@@ -25,8 +28,8 @@ def section(run: RunRecord) -> Section | None:
         return None
     steps = Steps(run)
     marks, said = events(run, steps)
-    last = max(one["step"] for one in [*run.logs, *run.epochs])
-    axis = {"x_label": "optimizer steps", "span": (0.0, float(last))}
+    last = furthest(run)
+    axis = {"x_label": "optimizer steps", "span": (0.0, float(last["step"] if last else 0))}
     charts = [_loss(run, steps, marks, axis), *_metrics(run, steps, marks, axis),
               _rate(run, steps, axis)]  # fmt: skip
     happened = page.listed(said) if said else None
@@ -73,21 +76,18 @@ def _incomplete(run: RunRecord) -> list[tuple[int, int]]:
 
 
 def _curve(
-    steps: Steps, records: list[dict[str, Any]], name: str, label: str, color: str = "",
-    **more: Any,
-) -> Curve:  # fmt: skip
-    known = [one for one in records if number(one, name) is not None]
-    return Curve(label, [one["step"] for one in known], [one[name] for one in known],
-                 [steps.note(one) for one in known], color, **more)  # fmt: skip
+    steps: Steps, records: Series, name: str, label: str, color: str = "", **more: Any
+) -> Curve:
+    places = records.finite(name)
+    places = places[thinned(records.column(name)[places], _MOST_STEPS)]
+    at = places.tolist()
+    return Curve(label, records.column("step")[at].tolist(), records.column(name)[at].tolist(),
+                 [steps.note(records.address(place)) for place in at], color, **more)  # fmt: skip
 
 
 def of_ledger(ledger: Ledger, steps: Steps) -> Curve:
     """The loss of every step; of a long run the lowest and the highest of some at a time."""
-    chosen = np.arange(len(ledger.loss))
-    if len(chosen) > _MOST_STEPS:
-        parts = np.array_split(chosen, _MOST_STEPS // 2)
-        ends = [part[[ledger.loss[part].argmin(), ledger.loss[part].argmax()]] for part in parts]
-        chosen = np.unique(ends)
+    chosen = thinned(ledger.loss, _MOST_STEPS)
     pairs = list(zip(ledger.epoch[chosen].tolist(), ledger.step[chosen].tolist(), strict=True))
     places = [steps.at(epoch, step) for epoch, step in pairs]
     kept = [place for place, x in enumerate(places) if x is not None]
@@ -115,7 +115,7 @@ def _loss(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, Any])
 def _metrics(run: RunRecord, steps: Steps, marks: list[Mark], axis: dict[str, Any]) -> list[Markup]:
     """A chart a metric; its values for classes (`val/recall/cat`) are lines of one chart."""
     panels: dict[str, dict[str, str]] = {}
-    for name in dict.fromkeys(name for one in run.epochs for name in one):
+    for name in run.epochs.names:
         split, _, rest = name.partition("/")
         title, _, label = rest.partition("/")
         if split == "val" and rest != "loss":
@@ -150,19 +150,21 @@ def _rate(run: RunRecord, steps: Steps, axis: dict[str, Any]) -> Markup:
 
 
 def _numbers(run: RunRecord) -> Markup | None:
-    names = list(dict.fromkeys(
-        name for one in run.epochs for name in one
+    names = [
+        name for name in run.epochs.names
         if name.startswith(("train/", "val/")) or name in ("lr", "seconds")
-    ))[:_COLUMNS]  # fmt: skip
+    ][:_COLUMNS]  # fmt: skip
     if not names:
         return None
-    some = run.epochs if len(run.epochs) <= 400 else run.epochs[:: len(run.epochs) // 200]
-    rows = [(one["epoch"], one["step"], *(_short(one, name) for name in names)) for one in some]
+    count = len(run.epochs)
+    some = slice(None, None, 1 if count <= _MOST_ROWS else count // (_MOST_ROWS // 2))
+    columns = [run.epochs.column(name)[some].tolist() for name in ("epoch", "step", *names)]
+    rows = [(epoch, step, *map(_short, values))
+            for epoch, step, *values in zip(*columns, strict=True)]  # fmt: skip
     head = ("epoch", "steps", *names)
     return page.folded("The numbers, epoch by epoch", page.table(
         "Measurements of whole epochs", head, rows, range(len(head))))  # fmt: skip
 
 
-def _short(record: Any, name: str) -> str:
-    value = number(record, name)
-    return "–" if value is None else f"{value:.4g}"
+def _short(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else "–"

@@ -40,7 +40,7 @@ def section(run: RunRecord) -> Section:
     if isinstance(order, str) and order:
         parts.append(page.facts({"order of the samples": order}))
         parts.append(page.paragraph(
-            "Runs with the same order were trained on the same rows in the same batches; "
+            "Runs with the same order read rows of the same numbers in the same batches; "
             "task=verify finds the first that differ."
         ))  # fmt: skip
     return Section(TITLE, page.together(*parts))

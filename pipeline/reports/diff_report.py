@@ -9,8 +9,7 @@ from markupsafe import Markup
 
 from pipeline.reports import page
 from pipeline.reports.page import Section
-from pipeline.runs.comparison import Comparison, Difference
-from pipeline.runs.identity.effects import TITLES
+from pipeline.runs.comparison import TITLES, Comparison, Difference
 from pipeline.runs.record import RunRecord
 
 

@@ -9,6 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 from pipeline import program
 from pipeline.config.disclosure import is_redacted
+from pipeline.config.own_command import must_be_typed
 from pipeline.reports import page
 from pipeline.reports.page import Section
 from pipeline.reports.values import command, overrides
@@ -58,9 +59,14 @@ def reproduction(run: RunRecord, packages: Mapping[str, Any]) -> tuple[list[str]
     if wanted:
         lines.append(program.joined(["python", "-m", "pip", "install", *wanted]))
     again = command(run, program.override("run_dir", _AGAIN), again=True)
-    if again is None:
+    if own := [word.partition("=")[0] for word in overrides(run) if must_be_typed(word)]:
+        notes.append(
+            f"Of {', '.join(own)} no command is made, as it says where files are written, or what "
+            "runs. If it is yours, type it with the run's other overrides."
+        )
+    elif again is None:
         notes.append("The folder's overrides are not such that a command could be made of them.")
-    else:
+    if again is not None:
         runs = f"runs=[{program.literal(run.path)},{_AGAIN}]"
         lines += filter(None, [again, command(run, "task=verify", runs)])
     if any(map(is_redacted, overrides(run))):

@@ -99,9 +99,9 @@ def _state(job: SweepJob) -> Markup:
 def _so_far(sweep: SweepRecord, job: SweepJob) -> str:
     """The best value of a job that has not ended, or failed."""
     name = f"val/{sweep.metric.removeprefix('val/')}"
-    found = [(value, one["epoch"]) for one in job.epochs
-             if (value := values.number(one, name)) is not None]  # fmt: skip
-    if not found:
+    known = job.epochs.finite(name)
+    if not len(known):
         return ""
-    value, epoch = min(found, key=lambda one: sweep.rank(one[0]))
-    return f"{rounded(value)} in epoch {epoch}"
+    found = job.epochs.column(name)[known]
+    best = int(found.argmax() if sweep.larger_is_better else found.argmin())
+    return f"{rounded(float(found[best]))} in epoch {job.epochs.column('epoch')[known[best]]}"

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from pipeline.errors import PenstockError
 from pipeline.reports import (
     curves,
     data_section,
@@ -22,7 +24,9 @@ from pipeline.reports import (
     verdict,
 )
 from pipeline.reports.page import Section
+from pipeline.runs.only_shown import reason
 from pipeline.runs.record import RunRecord
+from pipeline.terminal import say
 
 NAME = "report.html"
 
@@ -62,6 +66,24 @@ def save(run: RunRecord, made: str | None = None) -> Path:
 
 def make(run: RunRecord) -> str:
     """The report of a run as HTML."""
-    sections = [one for one in (make(run) for make in SECTIONS) if one is not None]
+    sections = [one for one in (part_of(make, run) for make in SECTIONS) if one is not None]
     foot = f"Made from the files in {run.path}; task=report makes it again."
     return page.render(verdict.title(run), "a run", verdict.lead(run), sections, foot)
+
+
+def part_of(make: Callable[[Any], Section | None], record: Any) -> Section | None:
+    """A section of a report; one that cannot be made costs a warning, and says so in its place.
+
+    Raises:
+        PenstockError: a file that it is made from is damaged.
+    """
+    try:
+        return make(record)
+    except PenstockError:
+        raise
+    except Exception as error:
+        home = make.__module__.rpartition(".")[2].removesuffix("_section")
+        name = home if make.__name__ == "section" else make.__name__
+        title, why = name.replace("_", " ").capitalize(), reason(error)
+        say(f"WARNING: the report lacks a section ({title}): {why}")
+        return Section(title, page.paragraph(f"This section could not be made: {why}."))

@@ -9,23 +9,22 @@ class is compared with the others, by ledger, and no further than to where they 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.config.changes import effect_of, is_default, leaves
+from pipeline.config.schema import Changes
 from pipeline.errors import PenstockError
+from pipeline.loading.known_by import relation
 from pipeline.runs.record import LEDGER, Ledger, RunRecord, read_ledger
-from pipeline.runs.resumption import leaves
 
-Kind = Literal["same", "part", "made", "data", "differ", "unknown"]
+Kind = Literal["same", "alike", "part", "made", "data", "differ", "unknown"]
 
-# Of a run's fingerprint: parts that change weights, and no batch; what those have that does; and
-# parts that show in the order.
-_OTHER = ("model", "objective", "optimizer", "scheduler", "trainer")
-_CUT = ("trainer.overfit_batches", "trainer.limit_batches.train", "trainer.skip")
-_IN_THE_ORDER = ("sampler", "batch", "dataset", "trainer")
+_IN_THE_ORDER = ("sampler", "batch", "dataset", "trainer")  # sections that show in the order
 Pairs = tuple[tuple[str, str], ...]
+_MOST_KEPT = 1 << 24  # steps of ledgers, 40 bytes each
 _FIRST = 4096  # lines that are read of a ledger to begin with
 
 
@@ -35,6 +34,7 @@ class Relation:
 
     Attributes:
         kind: "same": equal as far as both went;
+            "alike": the same rows as far as both went, of data that is not known to be the same;
             "part": other samples from an address on;
             "made": the same samples, of which other settings or code made other batches;
             "data": other data;
@@ -56,7 +56,8 @@ class Relation:
 class Seen:
     """What a job's folder says about its batches; empty where it says nothing."""
 
-    data: tuple[str, str]
+    data: Pairs  # with what it is known by
+    told: Mapping[str, Any]  # the same, as in the manifest
     choosing: Pairs  # settings on which the order depends
     making: Pairs  # settings and code by which batches are made of samples
     order: str
@@ -67,20 +68,28 @@ class Seen:
     def of(cls, run: RunRecord | None) -> Seen:
         """Of a run; of nothing at all without one."""
         if run is None:
-            return cls(("", ""), (), (), "", None, None)
+            return cls((), {}, (), (), "", None, None)
         data = _mapping(run.manifest.get("data"))
         facts = _mapping(run.manifest.get("fingerprint"))
         code = _mapping(run.manifest.get("code"))
-        parts = {key: str(key).partition(".")[0] for key in facts}
-        kept = {key: value for key, value in facts.items()
-                if parts[key] not in _OTHER or key in _CUT}  # fmt: skip
-        choosing = {key: value for key, value in kept.items() if parts[key] in _IN_THE_ORDER}
+        effects = {key: effect_of(str(key)) for key in facts}
+        kept = {key: value for key, value in facts.items() if not is_default(str(key), value)
+                and (effects[key].changes == Changes.BATCHES or effects[key].cuts)}  # fmt: skip
+        choosing = {key: value for key, value in kept.items()
+                    if str(key).partition(".")[0] in _IN_THE_ORDER}  # fmt: skip
         making = {key: value for key, value in kept.items() if key not in choosing}
         making |= {f"code.{key}": value for key, value in leaves(code)}
         order, ledger = run.manifest.get("order"), run.path / LEDGER
         steps = _mapping(run.manifest.get("last")).get("step")
         return cls(
-            (str(data.get("fingerprint", "")), str(data.get("train", ""))),
+            _pairs(
+                {
+                    "by": data.get("fingerprint", ""),
+                    "train": data.get("train", ""),
+                    **_mapping(_mapping(data.get("identity")).get("train")),
+                }
+            ),
+            data,
             _pairs(choosing),
             _pairs(making),
             order if isinstance(order, str) else "",
@@ -98,11 +107,14 @@ class SameData:
             went. Jobs of which no batch is recorded are in none.
         between: by the places of two classes, the smaller one first.
         troubles: ledgers that could not be read.
+        alike: places of classes whose jobs read the same rows of data that is not known to be the
+            same.
     """
 
     classes: list[list[int]]
     between: dict[tuple[int, int], Relation]
     troubles: list[str]
+    alike: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, runs: Sequence[RunRecord | None]) -> SameData:
@@ -111,7 +123,8 @@ class SameData:
         found: dict[object, list[int]] = {}
         for place, (run, one) in enumerate(zip(runs, seen, strict=True)):
             if run is not None and (one.order or one.ledger is not None):
-                whole = (one.data, one.making, one.order) if one.order and one.data[1] else place
+                known = one.order and one.told.get("train")
+                whole = (one.data, one.making, one.order) if known else place
                 found.setdefault(whole, []).append(place)
         classes = list(found.values())
         ledgers = _Ledgers([seen[jobs[0]].ledger for jobs in classes])
@@ -129,7 +142,7 @@ class SameData:
         whole = [place for place in places if seen[self.classes[place][0]].order]
         joined: dict[int, int] = {}
         for a in places:
-            same = [b for b in whole if self.relation(a, b).kind == "same"]
+            same = [b for b in whole if self.relation(a, b).kind in ("same", "alike")]
             if a not in whole and len(same) == 1:
                 joined[a] = same[0]
         left = [place for place in places if place not in joined]
@@ -138,20 +151,31 @@ class SameData:
             members[b] += self.classes[a]
         pairs = combinations(enumerate(left), 2)
         between = {(i, j): self.relation(a, b) for (i, a), (j, b) in pairs}
-        return SameData([sorted(members[place]) for place in left], between, self.troubles)
+        classes = [sorted(members[place]) for place in left]
+        told = [seen[jobs[0]].told for jobs in classes]
+        alike = [place for place, jobs in enumerate(classes)
+                 if len(jobs) > 1 and not relation(told[place], told[place]).same]  # fmt: skip
+        return SameData(classes, between, self.troubles, frozenset(alike))
 
     def relation(self, first: int, second: int) -> Relation:
         """How two classes compare."""
         if first == second:
-            return Relation("same")
+            return Relation("alike" if first in self.alike else "same")
         return self.between[min(first, second), max(first, second)]
 
 
 def _relation(first: Seen, second: Seen, ledgers: _Ledgers, a: int, b: int) -> Relation:
-    if not all((*first.data, *second.data)) or first.data[0] != second.data[0]:
+    data = relation(first.told, second.told)
+    if data.same is False:
+        return Relation("data", keys=data.keys)
+    if not data.same and not data.alike:
         return Relation("unknown")
-    if first.data != second.data:
-        return Relation("data")
+    found = _of_rows(first, second, ledgers, a, b)
+    return replace(found, kind="alike") if found.kind == "same" and data.alike else found
+
+
+def _of_rows(first: Seen, second: Seen, ledgers: _Ledgers, a: int, b: int) -> Relation:
+    """How two jobs compare that had the same data."""
     made, other = dict(first.making), dict(second.making)
     keys = tuple(key for key in {**made, **other} if made.get(key) != other.get(key))
     if first.order and first.order == second.order:
@@ -202,7 +226,13 @@ class _Ledgers:
                 self.troubles.append(str(error))
             # A ledger that has ended is not read again.
             short = ledger is not None and len(ledger.epoch) < least
+            self._read.pop(which, None)
             self._read[which] = (2**62 if short else least, ledger)
+            kept = {place: len(one.epoch) for place, (_, one) in self._read.items() if one}
+            for place in list(kept)[:-1]:  # those read first; they are read again if needed
+                if sum(kept.values()) > _MOST_KEPT:
+                    self._read.pop(place)
+                    kept.pop(place)
         return ledger
 
 

@@ -10,13 +10,13 @@ import yaml
 from markupsafe import Markup
 
 from pipeline.config import parsing
+from pipeline.config.changes import leaves
 from pipeline.config.composition import Composer
 from pipeline.errors import ConfigError
 from pipeline.reports import page
 from pipeline.reports.page import Section
 from pipeline.reports.values import as_yaml, clock, overrides
 from pipeline.runs.record import RunRecord
-from pipeline.runs.resumption import leaves
 from pipeline.terminal import one_line
 
 _OF_EVERY_RUN = ("run_dir", "resume", "task", "runs")

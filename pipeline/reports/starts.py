@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from statistics import median
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from pipeline.reports import page
 from pipeline.reports.page import Section
-from pipeline.reports.values import clock, duration, moment, number
+from pipeline.reports.values import clock, duration, moment, number, seconds_of
 from pipeline.runs.record import RunRecord
 
 _MOST_ROWS = 200
@@ -47,7 +47,7 @@ def _cost(run: RunRecord) -> Markup | None:
     if not known:
         return None
     wall = sum((ended - began).total_seconds() for began, ended in known)
-    training = sum(number(one, "seconds") or 0.0 for one in run.epochs)
+    training = seconds_of(run)
     idle = sum(
         max((after[0] - before[1]).total_seconds(), 0.0)
         for before, after in pairwise(times)
@@ -65,13 +65,14 @@ def _cost(run: RunRecord) -> Markup | None:
 
 def _deaths(run: RunRecord) -> Markup:
     """Workers that died, by epoch, with the speed of that epoch beside the others'."""
-    died = [one for one in run.epochs if number(one, "worker_deaths")]
-    if not died:
+    deaths, speeds = run.epochs.column("worker_deaths"), run.epochs.column("samples_per_second")
+    died = np.isfinite(deaths) & (deaths != 0)
+    if not died.any():
         return page.paragraph("No worker died.")
-    speeds = [number(one, "samples_per_second") for one in run.epochs if one not in died]
-    usual = median([one for one in speeds if one is not None] or [0.0])
+    others = speeds[~died & np.isfinite(speeds)]
+    usual = float(np.median(others)) if len(others) else 0.0
     rows = []
-    for one in died[:_MOST_ROWS]:
+    for one in map(run.epochs.__getitem__, np.flatnonzero(died)[:_MOST_ROWS].tolist()):
         speed = number(one, "samples_per_second") or 0.0
         beside = f"{speed / usual - 1:+.0%}" if usual else "–"
         rows.append((one["epoch"], one["worker_deaths"], f"{speed:,.0f}", beside))

@@ -248,11 +248,11 @@ class _Axis:
 
 
 def _curve(job: SweepJob, name: str, color: str) -> Curve | None:
-    points = [(float(one["epoch"]), value) for one in job.epochs
-              if (value := values.number(one, name)) is not None]  # fmt: skip
-    if not points:
+    known = job.epochs.finite(name)
+    known = known[values.thinned(job.epochs.column(name)[known], 10 * _MOST_POINTS)]
+    if not len(known):
         return None
-    x, y = zip(*points, strict=True)
+    x, y = (job.epochs.column(one)[known].astype(float).tolist() for one in ("epoch", name))
     notes = [f"epoch {epoch:.0f}" for epoch in x]
     return thinned(Curve(job.name, x, y, notes), color, _MOST_POINTS)
 

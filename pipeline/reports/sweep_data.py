@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.files.disk import is_locked
 from pipeline.reports.values import moment
 from pipeline.runs import manifest, stored_sweep
 from pipeline.runs.job_result import RESULT, JobResult, in_order
-from pipeline.runs.record import RunRecord
+from pipeline.runs.measurements import Series, read
+from pipeline.runs.record import METRICS, RunRecord
 
 SEED = "seed"  # the key whose values are repetitions
 FINISHED = ("done", "pruned")
@@ -54,7 +54,7 @@ class SweepJob:
     status: str
     result: JobResult | None = None
     run: RunRecord | None = None
-    epochs: Sequence[Mapping[str, Any]] = ()
+    epochs: Series = field(default_factory=lambda: Series("epoch"))
     trouble: str = ""
 
     @property
@@ -221,7 +221,7 @@ def _names(path: Path) -> Iterable[str]:
 def _job(sweep: Path, name: str) -> SweepJob:
     folder = sweep / name
     result = run = None
-    epochs: list[dict[str, Any]] = []
+    epochs = Series("epoch")
     troubles = []
     try:
         if (folder / RESULT).exists():
@@ -232,7 +232,7 @@ def _job(sweep: Path, name: str) -> SweepJob:
     try:
         if (folder / manifest.NAME).exists() and (folder / "config.yaml").exists():
             run = RunRecord.read(folder)
-            epochs = run.epochs
+            epochs = read(folder / METRICS, ("epoch",))["epoch"]
     except PenstockError as error:
         troubles.append(str(error))
     overrides = result.overrides if result else run.manifest.get("overrides", []) if run else []

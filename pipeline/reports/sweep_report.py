@@ -21,6 +21,7 @@ from pipeline import program
 from pipeline.config.own_command import suggested
 from pipeline.reports import leaderboard, page, sweep_sections
 from pipeline.reports.leaderboard import NAME, metric_of, rounded
+from pipeline.reports.run_report import part_of
 from pipeline.reports.sweep_data import (
     FINISHED,
     UNDONE,
@@ -63,14 +64,15 @@ def is_due(folder: Path) -> bool:
 
 def make(sweep: SweepRecord) -> str:
     """The report of a sweep as HTML."""
-    sections = (
-        leaderboard.section(sweep),
-        sweep_sections.what_matters(sweep),
-        sweep_sections.curves(sweep),
-        sweep_sections.same_data(sweep),
-        sweep_sections.cost(sweep),
-        sweep_sections.settings(sweep),
+    makes = (
+        leaderboard.section,
+        sweep_sections.what_matters,
+        sweep_sections.curves,
+        sweep_sections.same_data,
+        sweep_sections.cost,
+        sweep_sections.settings,
     )
+    sections = [part_of(make, sweep) for make in makes]
     made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
     foot = f"Made on {made} from the files in {sweep.path}; task=report makes it again."
     return page.render(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipeline.loading.known_by import ADVICE, relation
 from pipeline.reports import page, sweep_charts, values
 from pipeline.reports.importance import Importance, importance
 from pipeline.reports.page import Section
@@ -89,16 +90,21 @@ def same_data(sweep: SweepRecord) -> Section | None:
     lead = (f"{whole} jobs saw the same batches." if classes == 1 and begun > 1 else
             f"{begun} jobs saw {classes} different sequences of batches. Jobs of one row saw the "
             "same: the same samples in the same order, made by the same settings.")  # fmt: skip
-    parts = [
-        page.paragraph(lead),
-        page.table("Jobs that saw the same batches", ("", "jobs", "settings in common"), rows),
-    ]
+    caption = "Jobs that saw the same batches"
+    if found.alike:
+        caption = "Jobs that read the same rows"
+        lead = (f"{whole} jobs read the same rows in the same order." if classes == 1 else
+                f"{begun} jobs read {classes} different sequences of rows.")  # fmt: skip
+        lead += (" Whether their batches were the same is not known: the data has no fingerprint, "
+                 f"and few of its rows were compared; {ADVICE}.")  # fmt: skip
+    parts = [page.paragraph(lead), page.table(caption, ("", "jobs", "settings in common"), rows)]
     if classes > 1:
         size = min(classes, _MOST_CLASSES)
         cells = [[_cell(found.relation(a, b)) for b in range(size)] for a in range(size)]
         caption = "Where each two part: the first epoch and step whose samples differ"
         parts += [page.part("matrix", caption, names[:size], cells), page.paragraph(
-            "= the same batches as far as both went; an address e·s is the first at which the "
+            "= the same batches as far as both went; ~ the same rows, of data that is not known to "
+            "be the same; an address e·s is the first at which the "
             "samples differ; ≈ the same samples, made into other batches by other settings or "
             "code; ≠ other data, or other samples from an unknown address on; ? unknown, as a "
             "ledger is missing (trainer.ledger=true).")]  # fmt: skip
@@ -122,6 +128,7 @@ def _cell(relation: Relation) -> tuple[str, str, str]:
     compared = f", {relation.batches} compared" if relation.batches is not None else ""
     return {
         "same": ("=", "same", f"the same batches{compared}"),
+        "alike": ("~", "unknown", "the same rows, of data that is not known to be the same"),
         "made": ("≈", "made", f"the same samples, made by other settings: {keys}"),
         "data": ("≠", "part", "other data"),
         "differ": ("≠", "part", "other samples, from an unknown address on"),
@@ -185,10 +192,14 @@ def _in_common(sweep: SweepRecord) -> dict[str, object]:
     facts: dict[str, object] = {}
     data = [one.manifest.get("data") for one in runs]
     prints = {str(one.get("train")) for one in data if isinstance(one, dict)}
-    if len(prints) == 1 and len(runs) > 1:
+    compared = [relation(data[0], one) for one in data]
+    if len(prints) == 1 and len(runs) > 1 and all(one.same for one in compared):
         facts["data"] = f"all jobs read the same, fingerprint {short(next(iter(prints)))}"
-    elif prints:
+    elif len(prints) > 1:
         facts["data"] = f"{len(prints)} different fingerprints"
+    elif prints and len(runs) > 1:
+        other = next((one for one in compared if one.same is False), compared[0])
+        facts["data"] = short(other.why, 200)
     ranks = sorted({str(session.get("world", 1)) for one in runs for session in one.sessions})
     machines = {(str(one.manifest.get("platform")), str(one.manifest.get("cpus"))) for one in runs}
     if runs:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
-from pipeline.files.regular_file import open_regular
+from pipeline.files.regular_file import TooLargeError, read_bounded
 from pipeline.reports import page
-from pipeline.reports.charts import COLORS, Curve, line_chart
+from pipeline.reports.charts import COLORS, MOST_POINTS, Curve, line_chart
 from pipeline.reports.page import Section
-from pipeline.reports.values import Steps, number, stages
+from pipeline.reports.values import Steps, stages, thinned
 from pipeline.runs.record import RunRecord
 
 TIMELINE = "timeline.png"  # of task=profile
@@ -29,18 +31,22 @@ def section(run: RunRecord) -> Section | None:
     steps, x = Steps(run), "epoch" if by_epoch else "step"
     label = "epoch" if by_epoch else "optimizer steps"
 
-    def curve(name: str, title: str, color: str) -> Curve:
-        notes = [steps.note(one) for one in records]
-        return Curve(title, [one[x] for one in records],
-                     [number(one, name) for one in records], notes, color)  # fmt: skip
+    def curve(name: str, title: str, color: str, chosen: Sequence[int] | None = None) -> Curve:
+        if chosen is None:
+            known = records.finite(name)
+            chosen = known[thinned(records.column(name)[known], 10 * MOST_POINTS)].tolist()
+        notes = [steps.note(records.address(place)) for place in chosen]
+        return Curve(title, records.column(x)[chosen].tolist(),
+                     records.column(name)[chosen].tolist(), notes, color)  # fmt: skip
 
-    names = list(dict.fromkeys(name for one in records for name in one if name[:3] == "ms/"))[:8]
-    whole = [one for one in records if all(number(one, name) is not None for name in names)]
-    stacked = [
-        Curve(name[3:], [one[x] for one in whole], [one[name] for one in whole],
-              [steps.note(one) for one in whole], COLORS[place])
-        for place, name in enumerate(names)
-    ]  # fmt: skip
+    names = [name for name in records.names if name[:3] == "ms/"][:8]
+    complete = np.ones(len(records), np.bool_)
+    for name in names:
+        complete &= np.isfinite(records.column(name))
+    whole = np.flatnonzero(complete)
+    # Areas on top of each other need the same records, so they are not thinned one by one.
+    even = whole[np.linspace(0, len(whole) - 1, min(len(whole), MOST_POINTS)).astype(int)].tolist()
+    stacked = [curve(name, name[3:], COLORS[place], even) for place, name in enumerate(names)]
     charts = [
         line_chart("Share of the time spent waiting for data",
                    [curve("wait_share", "waiting", COLORS[1])], percent=True, x_label=label),
@@ -67,11 +73,10 @@ def _table(spent: dict[str, float]) -> Markup | None:
 def _timeline(run: RunRecord) -> Markup | None:
     """The picture of `task=profile`, if it was drawn in this folder."""
     try:
-        with open_regular(run.path / TIMELINE) as file:
-            content = file.read(_LARGEST + 1)
-    except OSError:
+        content = read_bounded(run.path / TIMELINE, _LARGEST)
+    except (OSError, TooLargeError):
         return None
-    if len(content) > _LARGEST or not content.startswith(_PNG):
+    if not content.startswith(_PNG):
         return None
     return page.picture(
         f"data:image/png;base64,{base64.b64encode(content).decode()}",

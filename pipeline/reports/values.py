@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import re
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
+import numpy as np
 import yaml
 
+from pipeline import program
 from pipeline.config.composition import Composer
-from pipeline.config.own_command import suggested
-from pipeline.config.schema import TASK_KEYS
+from pipeline.config.own_command import must_be_typed, of_run, suggested
 from pipeline.order.skipped import Skipped
 from pipeline.runs.record import RunRecord
 from pipeline.runs.resumption import why_not
-
-_OF_A_START = ("task", "run_dir", "resume", "resume_despite", "hydra", *TASK_KEYS)
 
 
 def number(values: Any, name: str) -> float | None:
@@ -54,15 +52,37 @@ def duration(seconds: float) -> str:
 
 def weighted(run: RunRecord, name: str) -> float | None:
     """The mean of an epoch's value, each epoch weighing as long as it took."""
-    pairs = [(number(one, name), number(one, "seconds")) for one in run.epochs]
-    known = [(value, seconds) for value, seconds in pairs if value is not None and seconds]
-    total = sum(seconds for _, seconds in known)
-    return sum(value * seconds for value, seconds in known) / total if total else None
+    values, seconds = run.epochs.column(name), run.epochs.column("seconds")
+    known = np.isfinite(values) & np.isfinite(seconds)
+    with np.errstate(over="ignore"):
+        total = float(seconds[known].sum())
+        return float((values[known] * seconds[known]).sum()) / total if total else None
+
+
+def seconds_of(run: RunRecord) -> float:
+    """Of training, in the epochs that have ended."""
+    with np.errstate(over="ignore"):
+        return float(run.epochs.column("seconds")[run.epochs.finite("seconds")].sum())
+
+
+def furthest(run: RunRecord) -> dict[str, Any] | None:
+    """Event, epoch and step of the first record of the latest step; None if there is no record."""
+    found = [one.address(int(one.column("step").argmax())) for one in (run.logs, run.epochs) if one]
+    return max(found, key=lambda one: one["step"], default=None)
+
+
+def thinned(values: np.ndarray, most: int) -> np.ndarray:
+    """Places of `most` values at most: all, or the lowest and the highest of some at a time."""
+    places = np.arange(len(values))
+    if len(values) <= most:
+        return places
+    parts = np.array_split(places, most // 2)
+    return np.unique([part[[values[part].argmin(), values[part].argmax()]] for part in parts])
 
 
 def stages(run: RunRecord) -> dict[str, float]:
     """Milliseconds that a sample takes in each stage, the mean over epochs."""
-    names = dict.fromkeys(name for one in run.epochs for name in one if name.startswith("ms/"))
+    names = [name for name in run.epochs.names if name.startswith("ms/")]
     return {name[3:]: mean for name in names if (mean := weighted(run, name)) is not None}
 
 
@@ -76,11 +96,22 @@ class Steps:
         with suppress(ValueError, TypeError):  # written by anybody
             for one in run.sessions:
                 self._skipped |= Skipped.of(one.get("skipped"))
-        self._before = {0: 0} | {one["epoch"] + 1: one["step"] for one in run.epochs}
+        order = np.argsort(run.epochs.column("epoch"), kind="stable")
+        self._epochs = run.epochs.column("epoch")[order]
+        self._ends = run.epochs.column("step")[order]
+
+    def _before(self, epoch: int) -> int | None:
+        """Optimizer steps before an epoch; None if they are not known."""
+        if not 0 <= epoch < 2**63:
+            return None
+        place = int(np.searchsorted(self._epochs, epoch - 1, side="right")) - 1
+        if place >= 0 and self._epochs[place] == epoch - 1:
+            return int(self._ends[place])
+        return 0 if epoch == 0 else None
 
     def at(self, epoch: int, step: int) -> float | None:
         """Optimizer steps when that batch was through; None if its epoch's start is unknown."""
-        before = self._before.get(epoch)
+        before = self._before(epoch)
         done = step + 1 - self._skipped.count(epoch, 0, step + 1)
         return None if before is None else before + done / self.accumulate
 
@@ -88,7 +119,7 @@ class Steps:
         """The address that a line of metrics.jsonl was written after, and its optimizer steps."""
         epoch, steps = record["epoch"], record["step"]
         taken = f"{steps:,} optimizer steps"
-        before = self._before.get(epoch)
+        before = self._before(epoch)
         if record["event"] == "epoch":
             return f"epoch {epoch}, whole · {taken}"
         if before is None or self.accumulate > 1 or steps <= before or self._skipped:
@@ -100,7 +131,8 @@ def command(run: RunRecord, *words: str, again: bool = False) -> str | None:
     """A command line of this program, for a person to paste.
 
     Of the folder, only overrides go into it, which name keys that there are and can be parsed:
-    nothing that it says it was started by, and no option. `resume=` takes no other ones either.
+    nothing that it says it was started by, no option, and nothing that a person alone types. A task
+    whose run has the latter gets them from the folder (`resume=`), as the folder's.
 
     Args:
         words: overrides that are made here.
@@ -112,7 +144,13 @@ def command(run: RunRecord, *words: str, again: bool = False) -> str | None:
     keys = {word.partition("=")[0] for word in words}
     given = overrides(run) if again else []
     asked = tuple(word for word in given if word.partition("=")[0].lstrip("+") not in keys)
-    return suggested(*asked, *words) if _are_overrides(asked) else None
+    if not _are_overrides(asked):
+        return None
+    if not any(map(must_be_typed, asked)):
+        return suggested(*asked, *words)
+    if not any(word.startswith("task=") for word in words):
+        return None  # a new run
+    return suggested(program.override("resume", run.path), *words)
 
 
 def replay(run: RunRecord, epoch: int, step: int) -> str | None:
@@ -127,12 +165,7 @@ def _are_overrides(words: tuple[str, ...]) -> bool:
 
 def overrides(run: RunRecord) -> list[str]:
     """What the run was asked for, without its task and folders; anybody may have written it."""
-    words: list[str] = run.manifest.get("overrides", [])
-    return [word for word in words if _first_key(word) not in _OF_A_START]
-
-
-def _first_key(word: str) -> str:
-    return re.split(r"[=./@]", word.lstrip("+~"))[0]
+    return of_run(run.manifest.get("overrides", []))
 
 
 def as_yaml(given: Any) -> str:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from markupsafe import Markup
 
 from pipeline import program
+from pipeline.config.announcement import name_of
 from pipeline.reports import page
-from pipeline.reports.values import command, duration, number, replay, stages, weighted
+from pipeline.reports.values import (
+    command,
+    duration,
+    furthest,
+    number,
+    replay,
+    seconds_of,
+    stages,
+    weighted,
+)
 from pipeline.runs.record import RunRecord
-from pipeline.tuning.verdict import WAITS
+from pipeline.tuning.verdict import WAITS, slower_side
 
 _ADDRESS = re.compile(r"epoch (\d{1,12}), step (\d{1,12})", re.ASCII)
 _STOPPED = {
@@ -25,15 +34,8 @@ _STOPPED = {
 
 def title(run: RunRecord) -> str:
     """The names of the model and the dataset."""
-    model, data = (_name(run.config.get(part)) for part in ("model", "dataset"))
+    model, data = (name_of(run.config.get(part)) for part in ("model", "dataset"))
     return f"{model} on {data}"
-
-
-def _name(node: Any) -> str:
-    target = node.get("_target_") if isinstance(node, dict) else None
-    if str(target).endswith(".torchvision_model"):
-        target = node.get("name", target)
-    return str(target or "?").rpartition(".")[2]
 
 
 def lead(run: RunRecord) -> Markup:
@@ -56,7 +58,7 @@ def sentence(run: RunRecord) -> str:
 def _stopped(run: RunRecord) -> str:
     if run.state not in _STOPPED:
         return ""
-    last = max([*run.logs, *run.epochs], key=lambda one: one["step"], default=None)
+    last = furthest(run)
     how = _STOPPED[run.state]
     where = f", {last['step']:,} optimizer steps and epoch {last['epoch']} into it" if last else ""
     reason = run.sessions[-1].get("reason") if run.sessions else None
@@ -74,8 +76,10 @@ def monitored(run: RunRecord) -> tuple[str, float | None, float | None, int | No
 def _reached(run: RunRecord) -> str:
     name, own, constant, epoch = monitored(run)
     if own is None:
-        seen = [one for one in run.epochs if number(one, f"val/{name}") is not None]
-        return f"{name} was {seen[-1][f'val/{name}']:.4g} when last measured." if seen else ""
+        if "monitor" in run.manifest and run.manifest["monitor"] is None:
+            return "It had no validation."
+        seen = run.epochs.column(f"val/{name}")[run.epochs.finite(f"val/{name}")]
+        return f"{name} was {seen[-1]:.4g} when last measured." if len(seen) else ""
     text = f"{name} reached {own:.4g} in epoch {epoch}"
     if constant is None:
         return f"{text}."
@@ -83,16 +87,43 @@ def _reached(run: RunRecord) -> str:
 
 
 def _bound(run: RunRecord) -> str:
-    waited = weighted(run, "wait_share")
+    """What bounded it, by the rule of `task=profile`, where its records tell."""
+    waited, speed = weighted(run, "wait_share"), weighted(run, "samples_per_second")
     if waited is None:
         return ""
+    lost = f"{waited:.0%} of the time went into waiting for data"
+    spent, workers = stages(run), _workers(run)
     if waited < WAITS:
-        return f"Training bounded it: {waited:.0%} of the time went into waiting for data."
-    spent = stages(run)
+        return f"Training bounded it: {lost}."
+    if workers is None or not speed:
+        return f"{_capital(lost)}; task=profile finds what bounds it."
+    ranks = number(run.sessions[-1], "world") if run.sessions else None
+    work, sample = sum(spent.values()), 1000 * (ranks or 1) / speed  # ms of this rank
+    busy = work / sample / workers if workers else 1.0
+    side = slower_side(waited, work, (1 - waited) * sample, workers, busy)
+    if side == "training":
+        return f"Training bounded it: {lost}."
+    if side == "neither":
+        return (
+            f"{_capital(lost)}, though workers had work for {busy:.0%} of it: batches came "
+            "late at the starts of epochs, or unevenly; task=profile finds why."
+        )
     most = max(spent, key=lambda one: spent[one], default="")
     mostly = f", most of it into {most}" if most else ""
-    return (f"Loading bounded it: {waited:.0%} of the time went into waiting for data, which take "
-            f"{sum(spent.values()):.3g} ms of work a sample{mostly}.")  # fmt: skip
+    return f"Loading bounded it: {lost}, which take {work:.3g} ms of work a sample{mostly}."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _workers(run: RunRecord) -> int | None:
+    """How many make batches; None where that was found while it ran."""
+    loader = run.config.get("loader")
+    given = loader.get("num_workers") if isinstance(loader, dict) else None
+    if isinstance(loader, dict) and loader.get("backend") == "main":
+        return 0
+    return given if isinstance(given, int) and not isinstance(given, bool) else None
 
 
 def figures(run: RunRecord) -> list[tuple[str, object, object]]:
@@ -100,7 +131,6 @@ def figures(run: RunRecord) -> list[tuple[str, object, object]]:
     found: list[tuple[str, object, object]] = []
     name, own, constant, epoch = monitored(run)
     speed, waited = weighted(run, "samples_per_second"), weighted(run, "wait_share")
-    seconds = sum(number(one, "seconds") or 0.0 for one in run.epochs)
     if own is not None:
         found.append((f"best {name}", f"{own:.4g}", f"in epoch {epoch}"))
     if constant and own is not None:
@@ -108,7 +138,7 @@ def figures(run: RunRecord) -> list[tuple[str, object, object]]:
     if run.epochs:
         steps = f"{run.epochs[-1]['step']:,} optimizer steps"
         found.append(("epochs", len(run.epochs), steps))
-        found.append(("training", duration(seconds), None))
+        found.append(("training", duration(seconds_of(run)), None))
     if speed is not None:
         found.append(("samples per second", f"{speed:,.0f}", None))
     if waited is not None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from safetensors import SafetensorError, safe_open
+from typing import Any
 
 from pipeline.files import plain_json
 from pipeline.files.plain_json import integer, mapping
+from pipeline.files.regular_file import open_regular
 from pipeline.order.address import Address
 from pipeline.runs.sharded_checkpoint import STATE
 
@@ -47,12 +47,22 @@ def _read(path: Path) -> Saved:
         if path.is_dir():
             text = mapping(plain_json.read(path / STATE, _LARGEST))["state"]
         else:
-            with safe_open(path, framework="pt") as file:
-                text = (file.metadata() or {})["state"]
+            text = mapping(_header(path)["__metadata__"])["state"]
+        if not isinstance(text, str):
+            raise TypeError(f"its state is {plain_json.name(text)}, and must be a text")
         loader = mapping(mapping(plain_json.parse(text, _LARGEST)).get("loader"))
         return Saved(path, Address(integer(loader, "epoch"), integer(loader, "step")))
-    except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         return Saved(path, None, f"{type(error).__name__}: {str(error)[:200]}")
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """The header of a safetensors file: 8 bytes with its length, and JSON."""
+    with open_regular(path) as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > _LARGEST:
+            raise ValueError(f"its header claims {size} bytes, more than {_LARGEST}")
+        return mapping(plain_json.parse(file.read(size), _LARGEST))
 
 
 def newest_before(saved: list[Saved], address: Address) -> Iterator[Saved]:

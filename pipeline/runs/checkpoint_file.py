@@ -25,6 +25,7 @@ from pipeline.runs.state_tree import CheckpointError, NoCheckpointError, State, 
 FORMAT = 1
 
 _DIGITS = 9  # of a version
+_MOST_TENSORS = 1 << 18
 _SMALL = 64 << 20  # bytes
 _SPARSE = 16  # more than disks that compress save
 
@@ -103,7 +104,10 @@ def load(path: Path) -> State:
                 raise CheckpointError(f"{path}: a safetensors file, but not a checkpoint of "
                                       "Penstock's")  # fmt: skip
             check_version(path, int(version[:_DIGITS]))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = file.keys()
+            if len(names) > _MOST_TENSORS:
+                raise damaged(path, f"it has {len(names)} tensors, more than {_MOST_TENSORS}")
+            tensors = {name: file.get_tensor(name) for name in names}
     except FileNotFoundError as error:
         raise NoCheckpointError(f"{path}: there is no such checkpoint") from error
     except PermissionError as error:

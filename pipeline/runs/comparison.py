@@ -12,21 +12,27 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.config.schema import TASK_KEYS
+from pipeline.config.changes import between, leaves
+from pipeline.config.schema import TASK_KEYS, Changes
 from pipeline.errors import PenstockError
 from pipeline.files.regular_file import open_regular
+from pipeline.loading.known_by import PREFIX, relation
 from pipeline.order.address import Address
-from pipeline.runs.identity.effects import Effect, effect_of
 from pipeline.runs.record import DIGESTS, LEDGER, RunRecord, by_address, skipped_in
-from pipeline.runs.resumption import leaves
 from pipeline.terminal import one_line, watched
 
+TITLES = {
+    Changes.BATCHES: "keys that change batches",
+    Changes.WEIGHTS: "keys that change weights, and no batch",
+    Changes.NOTHING: "keys that change neither",
+}
 # Facts of a manifest, by what they tell.
 FACTS = {
     "run": ("status", "reason", "order"),
@@ -38,6 +44,7 @@ FACTS = {
 
 _HASHES_OF_DATA = ("data.train", "data.val", "fingerprint.dataset")
 _WEIGHTS = {True: "the same weights", False: "other weights", None: "weights not compared"}
+_UNKNOWN_DATA = "data that is not known to be the same"
 MISSING = "-"
 _LONGEST = 60  # characters of a value in a table
 
@@ -80,12 +87,14 @@ class Finding:
     Attributes:
         what: was compared: samples, losses, digests, weights ...
         text: for people.
-        same: None if nothing could be compared.
+        same: None if nothing could be compared, or it is not known.
+        alike: whether the rows are the same, and what they hold is not known to be.
     """
 
     what: str
     text: str
     same: bool | None
+    alike: bool = False
 
 
 @dataclass
@@ -100,7 +109,7 @@ class Comparison:
 
     first: RunRecord
     second: RunRecord
-    settings: dict[Effect, list[Difference]]
+    settings: dict[Changes, list[Difference]]
     facts: dict[str, list[Difference]]
     findings: list[Finding]
 
@@ -113,13 +122,20 @@ class Comparison:
         weights = None if None in known or not known else all(known)
         said = {True: "the same batches", False: "other batches",
                 None: "the same samples" if rows else "batches not compared"}[batches]  # fmt: skip
+        changing = self.settings[Changes.BATCHES]
+        other_code = any(one.key.startswith("code.") for one in self.facts["code"])
+        if batches is None and rows and (changing or other_code):
+            said = f"the same rows, made by other {'settings' if changing else 'code'}"
+        if batches is None and any(one.alike for one in self.findings):
+            first, second = (run.manifest.get("data") for run in (self.first, self.second))
+            other = relation(first, second).same is False
+            said = f"the same rows of {'other data' if other else _UNKNOWN_DATA}"
         lines = [f"{said}, {_WEIGHTS[weights]}"]
-        changing = self.settings[Effect.BATCHES]
-        if batches is None and (changing or not rows):
+        if batches is None and (changing or other_code or not rows):
             lines.append("only trainer.digest=true tells whether the batches are the same")
         if batches is False and not changing and not self.facts["data"]:
             lines.append(f"no key explains other batches; {self._suspects('code', 'versions')}")
-        learning = changing + self.settings[Effect.WEIGHTS]
+        learning = changing + self.settings[Changes.WEIGHTS]
         if (batches or rows) and weights is False and not learning:
             where = self._suspects("code", "versions", "hardware")
             lines.append(f"no key explains other weights; {where}")
@@ -132,10 +148,11 @@ class Comparison:
 
 def compare(first: RunRecord, second: RunRecord) -> Comparison:
     """All but the weights. A damaged ledger is a finding, as the rest can be compared."""
-    grouped: dict[Effect, list[Difference]] = {effect: [] for effect in Effect}
+    grouped: dict[Changes, list[Difference]] = {changes: [] for changes in TITLES}
     for one in settings(first, second):
-        effect, note = effect_of(one.key, first, second)
-        grouped[effect].append(replace(one, note=note))
+        changes, note = between(one.key, first.known, second.known)
+        kind = changes if changes in TITLES else Changes.NOTHING
+        grouped[kind].append(replace(one, note=note))
     looks = {"ledger": compare_ledgers, "digests": compare_digests, "order": _orders}
     findings: list[Finding] = []
     for what, look in looks.items():
@@ -154,7 +171,7 @@ def _orders(first: RunRecord, second: RunRecord) -> list[Finding]:
     if not (one and other):
         return []
     if one == other:
-        return [Finding("order", "the same samples at all steps", True)]
+        return [_of_data(Finding("order", "the same samples at all steps", True), first, second)]
     ends = [run.epochs[-1]["step"] if run.epochs else 0 for run in (first, second)]
     if ends[0] != ends[1]:
         text = f"not compared: the runs ended after {ends[0]} and {ends[1]} optimizer steps"
@@ -213,7 +230,7 @@ def _facts_of(run: RunRecord, known: Set[str]) -> dict[str, dict[str, Any]]:
     own["hardware"]["ranks"] = sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes)
     told = run.manifest.get("fingerprint")
     for key, value in leaves(told) if isinstance(told, Mapping) else ():
-        if key not in known:
+        if key not in known and not key.startswith(PREFIX):  # facts of data, which have it too
             title = "run" if key.startswith("scheduler.") else "data"
             own[title][f"fingerprint.{key}"] = value
     return own
@@ -231,6 +248,7 @@ def compare_ledgers(first: RunRecord, second: RunRecord) -> list[Finding]:
         return [Finding("ledger", text, None)]
     kinds: Kinds = {"samples": (_samples, None), "losses": (_losses, _relative)}
     found, alone = _compared(first, second, LEDGER, kinds)
+    found = [_of_data(one, first, second) if one.what == "samples" else one for one in found]
     for run, other, count in zip((first, second), (second, first), alone, strict=True):
         if count:
             text = f"{count} are in {run.path} only"
@@ -238,6 +256,21 @@ def compare_ledgers(first: RunRecord, second: RunRecord) -> list[Finding]:
                 text += f"; {other.path} left out {skipped} (trainer.skip)"
             found.append(Finding("steps", text, False))
     return found
+
+
+def _of_data(found: Finding, first: RunRecord, second: RunRecord) -> Finding:
+    """A finding on the rows of each step as one on samples: the same rows of the same data.
+
+    Where that is not known of the data, the digests of batches may tell.
+    """
+    data = relation(first.manifest.get("data"), second.manifest.get("data"))
+    if not found.same or data.same:
+        return found
+    with suppress(PenstockError):  # a finding of its own
+        if any(one.same for one in compare_digests(first, second)):
+            return found
+    text = found.text.replace("the same samples", "the same").replace("the same", "the same rows")
+    return replace(found, text=f"{text}; {data.why}", same=None, alike=True)
 
 
 def compare_digests(first: RunRecord, second: RunRecord) -> list[Finding]:

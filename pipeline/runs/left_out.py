@@ -6,9 +6,11 @@ import csv
 import io
 import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import BinaryIO
 
 from pipeline.errors import ConfigError, Problem
 from pipeline.files.regular_file import open_regular
@@ -22,7 +24,7 @@ _MOST = 500_000  # lines
 LONGEST_LINE = 1 << 20  # bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A line of a quarantine.csv; `dataset` is a fingerprint."""
 
@@ -50,26 +52,49 @@ def read(path: str | Path) -> list[Entry]:
     Raises:
         ConfigError: there is no such file, or it is something else, or larger than any run's.
     """
+    found: list[Entry] = []
     try:
         with open_regular(Path(path)) as file:
-            content = file.read(_LARGEST + 1)
-        if len(content) > _LARGEST:
-            raise csv.Error(f"it is larger than {_LARGEST >> 20} MiB")
-        text = content[: whole(content)].decode()
-        lines = csv.reader(io.StringIO(text, newline=""))
-        found, header = [], next(lines, None)
-        if header is not None and tuple(header) != COLUMNS:
-            has, expected = ", ".join(header)[:300], ", ".join(COLUMNS)
-            raise ConfigError(Problem(KEY, f"{str(path)!r} is not the {NAME} of a run: its "
-                                      f"columns are {has}; expected {expected}"))  # fmt: skip
-        for number, line in enumerate(lines, 2):
-            if number > _MOST:
-                raise csv.Error(f"it has more than {_MOST} lines")
-            found.append(_entry(number, line, str(path)))
+            if (size := os.fstat(file.fileno()).st_size) > _LARGEST:
+                raise csv.Error(f"it is larger than {_LARGEST >> 20} MiB: it has {size} bytes")
+            text = _Lines(file)
+            lines = csv.reader(text)
+            header = next(lines, None)
+            if header is not None and tuple(header) != COLUMNS:
+                has, expected = ", ".join(header)[:300], ", ".join(COLUMNS)
+                raise ConfigError(Problem(KEY, f"{str(path)!r} is not the {NAME} of a run: its "
+                                          f"columns are {has}; expected {expected}"))  # fmt: skip
+            for number, line in enumerate(lines, 2):
+                if number > _MOST:
+                    raise csv.Error(f"it has more than {_MOST} lines")
+                found.append(_entry(number, line, str(path)))
+                text.taken = 0
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(Problem(KEY, f"{str(path)!r} cannot be read: {reason}")) from error
     return found
+
+
+class _Lines:
+    """The whole lines of a CSV file, for a reader that puts those of one record together.
+
+    Attributes:
+        taken: characters since it was set to 0; more than LONGEST_LINE are an error.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._text, self.taken = io.TextIOWrapper(file, "utf-8", newline=""), 0
+
+    def __iter__(self) -> Iterator[str]:
+        begun: list[str] = []  # a field may hold other line ends
+        while line := self._text.readline(LONGEST_LINE):
+            self.taken += len(line)
+            if self.taken > LONGEST_LINE:
+                raise csv.Error(f"it has a line of more than {LONGEST_LINE >> 20} MiB")
+            begun.append(line)
+            if line.endswith("\n"):
+                yield from begun
+                begun.clear()
 
 
 def whole(content: bytes) -> int:
@@ -95,6 +120,7 @@ def _entry(number: int, line: Sequence[str], name: str) -> Entry:
         for text in (index, epoch, step, position):
             if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
                 raise ValueError(f"{text[:40]!r} is not a number of a sample or a step")
+        split, dataset = sys.intern(split), sys.intern(dataset)  # of all lines nearly the same
         return Entry(split, int(index), text_of(path), int(epoch), int(step), int(position),
                      text_of(cause), dataset)  # fmt: skip
     except ValueError as error:

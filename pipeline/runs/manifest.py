@@ -14,7 +14,7 @@ import yaml
 from pipeline.errors import ConfigError, Problem
 from pipeline.files import plain_json
 from pipeline.files.plain_json import JsonError, mapping
-from pipeline.files.regular_file import open_regular
+from pipeline.files.regular_file import read_bounded
 
 NAME = "manifest.json"
 PACKAGES = (
@@ -27,6 +27,7 @@ _MAX_SESSIONS = 100_000
 _MAX_OVERRIDES = 1000
 _LONGEST = 1 << 16  # characters of an override
 _LARGEST_CONFIG = 4 << 20  # bytes
+_MOST_EVENTS = 200_000  # of the YAML parser, two a key; what is made of one takes 500 bytes
 _MAX_DEPTH = 100
 _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one
 
@@ -87,12 +88,11 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         ValueError, yaml.YAMLError, OSError: what is wrong with it, without its name.
     """
-    with open_regular(path) as file:
-        text = file.read(_LARGEST_CONFIG + 1).decode()
-    if len(text) > _LARGEST_CONFIG:
-        raise ValueError(f"it is larger than {_LARGEST_CONFIG >> 20} MiB")
+    text = read_bounded(path, _LARGEST_CONFIG).decode()
     depth = 0
-    for event in yaml.parse(text, _YAML):
+    for count, event in enumerate(yaml.parse(text, _YAML)):
+        if count > _MOST_EVENTS:
+            raise ValueError(f"it has more than {_MOST_EVENTS} keys and values")
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > _MAX_DEPTH:

@@ -8,30 +8,40 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
+from pipeline.config.changes import Known, leaves
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.files import plain_json
-from pipeline.files.disk import LONGEST_LINE, is_locked
-from pipeline.files.plain_json import JsonError, integer, mapping, shown
+from pipeline.files.disk import is_locked
+from pipeline.files.plain_json import LONGEST_LINE, JsonError, integer, shown
 from pipeline.files.regular_file import open_regular
 from pipeline.order.address import Address
 from pipeline.order.skipped import Skipped
-from pipeline.runs import left_out
+from pipeline.runs import left_out, measurements
 from pipeline.runs.manifest import read_config, read_manifest
+from pipeline.runs.measurements import Series
 
 LEDGER, DIGESTS, METRICS, HOLDER = "ledger.jsonl", "digests.jsonl", "metrics.jsonl", "holder.json"
 
 _LONGEST_FIELD = 100  # characters of a hash or a loss
 _BLOCK = 1 << 20  # bytes of a ledger that are read at once
-_KINDS = (np.int64, np.int64, np.int64, np.uint64, np.float64)
+_MOST_HASHES = 1 << 30  # bytes
+_MOST_SKIPPED = 100_000
+_LINES = 4096  # of a ledger that somebody else wrote
+_MOST_STEPS = 1 << 25  # of a ledger, 1.3 GB; ten a second for a month
+_KINDS: tuple[Any, ...] = (np.int64, np.int64, np.int64, np.uint64, np.float64)
+_CODES = ("q", "q", "q", "Q", "d")  # the same
 _NUMBER = rb"(0|[1-9]\d{0,17})"
 _AS_WRITTEN = re.compile(
     rb'^\{"epoch": %b, "step": %b, "samples": %b, "order": "([0-9a-f]{16})", '
@@ -97,25 +107,44 @@ class RunRecord:
         """A mapping for every start: command, started, at, status, ended ..."""
         return list(self.manifest.get("sessions", []))
 
-    @cached_property
-    def logs(self) -> list[dict[str, Any]]:
+    @property
+    def logs(self) -> Series:
         """The measurements inside epochs; a value that was not finite is None."""
-        return [one for one in self._measured if one["event"] == "log"]
+        return self._measured["log"]
 
-    @cached_property
-    def epochs(self) -> list[dict[str, Any]]:
+    @property
+    def epochs(self) -> Series:
         """The measurements of whole epochs, training and validation."""
-        return [one for one in self._measured if one["event"] == "epoch"]
+        return self._measured["epoch"]
 
     @cached_property
-    def _measured(self) -> list[dict[str, Any]]:
-        return list(_lines(self.path / METRICS, _check_measured))
+    def _measured(self) -> dict[str, Series]:
+        return measurements.read(self.path / METRICS)
 
     @cached_property
     def ledger(self) -> Ledger | None:
         """None if the run wrote none (trainer.ledger=false)."""
         path = self.path / LEDGER
         return read_ledger(path) if path.exists() else None
+
+    @cached_property
+    def known(self) -> Known:
+        """What is known of the run, to tell what differs between it and another one."""
+        told: Any = self.manifest.get("fingerprint")
+        data: Any = self.manifest.get("data")
+        world = [one.get("world") if isinstance(one, dict) else None for one in self.sessions]
+        try:
+            bad = {(one.split, one.sample[1]) for one in self.left_out}
+        except ConfigError:
+            bad = None
+        return Known(
+            {key: str(value) for key, value in leaves(self.config)},
+            data if isinstance(data, Mapping) else {},
+            None if (device := self.manifest.get("device")) is None else str(device),
+            all(one == 1 for one in world),
+            isinstance(told, Mapping) and "decoder" in told,
+            bad,
+        )
 
     @cached_property
     def left_out(self) -> list[left_out.Entry]:
@@ -133,28 +162,55 @@ def read_ledger(path: Path, least: int | None = None) -> Ledger:
     Raises:
         PenstockError: a line is broken, or the addresses don't increase.
     """
-    parts: list[Ledger] = []
-    lines = 0
+    found = _LedgerColumns(path)
     try:
         with open_regular(path) as file:
-            while (least is None or lines < least) and (block := file.read(_BLOCK)):
+            while (least is None or len(found) < least) and (block := file.read(_BLOCK)):
                 block += file.readline(LONGEST_LINE)
-                parts.append(_parsed(block))
-                lines += len(parts[-1].epoch)
-        columns = [[getattr(one, name.name) for one in parts] or [[]] for name in fields(Ledger)]
-        found = Ledger(*(np.concatenate(one).astype(kind)
-                         for one, kind in zip(columns, _KINDS, strict=True)))  # fmt: skip
-        if _increases(found):
-            return found
+                found.add(_parsed(block))
+        return found.ledger()
     except (OSError, ValueError):
         pass  # line by line, for what is wrong and where; or because somebody else wrote it
-    rows = [(*address, one["samples"], int(one["order"], 16), float.fromhex(one["loss"]))
-            for address, one in by_address(path)]  # fmt: skip
-    values = list(zip(*rows, strict=True)) or [()] * 5
-    return Ledger(*(np.array(one, kind) for one, kind in zip(values, _KINDS, strict=True)))
+    found = _LedgerColumns(path)
+    rows = ((*address, one["samples"], int(one["order"], 16), float.fromhex(one["loss"]))
+            for address, one in by_address(path))  # fmt: skip
+    while some := list(islice(rows, _LINES)):
+        found.add(zip(*some, strict=True))
+    return found.ledger()
 
 
-def _parsed(block: bytes) -> Ledger:
+class _LedgerColumns:
+    """The columns of a ledger while it is read, which grow without being copied."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._columns = [array(code) for code in _CODES]
+        self._last = (-1, -1)
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def add(self, columns: Iterable[Any]) -> None:
+        """Append values of all columns; raises ValueError unless their addresses increase."""
+        parts = [np.asarray(one, kind) for one, kind in zip(columns, _KINDS, strict=True)]
+        if len(self) + len(parts[0]) > _MOST_STEPS:
+            raise PenstockError(f"{self._path} has more than {_MOST_STEPS} steps, which are not "
+                                "read into memory")  # fmt: skip
+        epochs, steps = (np.concatenate([[last], part])
+                         for last, part in zip(self._last, parts[:2], strict=True))  # fmt: skip
+        later, after = np.diff(epochs), np.diff(steps)
+        if not ((later > 0) | ((later == 0) & (after > 0))).all():
+            raise ValueError
+        self._last = (int(epochs[-1]), int(steps[-1]))
+        for column, part in zip(self._columns, parts, strict=True):
+            column.frombytes(part.tobytes())
+
+    def ledger(self) -> Ledger:
+        return Ledger(*(np.frombuffer(column, kind) for column, kind
+                        in zip(self._columns, _KINDS, strict=True)))  # fmt: skip
+
+
+def _parsed(block: bytes) -> tuple[np.ndarray, ...]:
     """Whole lines as a fit writes them; raises ValueError for any other."""
     rows = _AS_WRITTEN.findall(block)
     if len(rows) + len(_SKIPPED.findall(block)) != block.count(b"\n"):
@@ -164,13 +220,7 @@ def _parsed(block: bytes) -> Ledger:
                              for one in (epoch, step, samples))  # fmt: skip
     hashes = np.frombuffer(bytes.fromhex(b"".join(order).decode()), ">u8").astype(np.uint64)
     losses = np.array([float.fromhex(one.decode()) for one in loss])
-    return Ledger(epochs, steps, counts, hashes, losses)
-
-
-def _increases(ledger: Ledger) -> bool:
-    """Whether each address comes after the one before."""
-    epochs, steps = np.diff(ledger.epoch), np.diff(ledger.step)
-    return bool(((epochs > 0) | ((epochs == 0) & (steps > 0))).all())
+    return epochs, steps, counts, hashes, losses
 
 
 def state_of(path: Path, manifest: Mapping[str, Any]) -> str:
@@ -221,36 +271,13 @@ def by_address(path: Path) -> Iterator[tuple[Address, dict[str, Any]]]:
 
 
 def _lines(path: Path, check: Callable[[Mapping[str, Any]], None]) -> Iterator[dict[str, Any]]:
-    try:
-        opened = open_regular(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise PenstockError(f"{path} cannot be read: {error.strerror}") from error
-    with opened as file:
-        for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
-            if not line.endswith(b"\n"):
-                if len(line) < LONGEST_LINE:
-                    return
-                raise PenstockError(f"{path}, line {number} is longer than {LONGEST_LINE} bytes")
+    with measurements.naming(path):
+        for number, record in plain_json.lines(path):
             try:
-                record = mapping(plain_json.parse(line))
                 check(record)
             except (ValueError, OverflowError) as error:
-                raise PenstockError(f"{path}, line {number} is broken: {error}") from error
+                raise JsonError(f"line {number} is broken: {error}") from error
             yield record
-
-
-def _check_measured(record: Mapping[str, Any]) -> None:
-    if record.get("event") not in ("log", "epoch"):
-        raise JsonError(f"event is {shown(record.get('event'))}")
-    integer(record, "epoch")
-    integer(record, "step")
-    for name, value in record.items():
-        if name != "event" and (
-            isinstance(value, bool) or not isinstance(value, int | float | None)
-        ):
-            raise JsonError(f"{name[:100]} is {shown(value)}, and must be a number")
 
 
 def _check_ledger(record: Mapping[str, Any]) -> None:
@@ -278,15 +305,47 @@ def skipped_in(path: Path) -> Skipped:
     """What a ledger says that training left out.
 
     Raises:
-        PenstockError: a line of the ledger is broken.
+        PenstockError: a line of the ledger is broken, or there are more ranges than anybody names.
     """
-    return Skipped(_range_of(one) for one in _lines(path, _check_ledger) if "skipped_to" in one)
+    ranges = (_range_of(one) for one in _lines(path, _check_ledger) if "skipped_to" in one)
+    found = list(islice(ranges, _MOST_SKIPPED + 1))
+    if len(found) > _MOST_SKIPPED:
+        raise PenstockError(f"{path} has more than {_MOST_SKIPPED} ranges that were left out")
+    return Skipped(found)
+
+
+class Digests:
+    """The hashes of a run's batches by address, from its digests.jsonl; none without the file.
+
+    Keeps 24 bytes and the hash of each. Raises PenstockError as `by_address`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._epochs, self._steps, self._ends = array("q"), array("q"), array("q")
+        self._text = bytearray()
+        for address, one in by_address(path):
+            self._epochs.append(address.epoch)
+            self._steps.append(address.step)
+            self._text += one["hash"].encode(errors="surrogatepass")
+            self._ends.append(len(self._text))
+            if len(self._text) > _MOST_HASHES:
+                raise PenstockError(f"{path} has more than {_MOST_HASHES} bytes of hashes, which "
+                                    "are not read into memory")  # fmt: skip
+
+    def hash(self, address: Address) -> str | None:
+        """The hash of a batch; None if the file lacks it."""
+        first, last = (bisect_left(self._epochs, address.epoch + more) for more in (0, 1))
+        place = bisect_left(self._steps, address.step, first, last)
+        if place == last or self._steps[place] != address.step:
+            return None
+        start = self._ends[place - 1] if place else 0
+        return self._text[start : self._ends[place]].decode(errors="surrogatepass")
 
 
 def _check_digest(record: Mapping[str, Any]) -> None:
     for key in ("epoch", "step"):
         integer(record, key)
-    if not isinstance(record.get("hash"), str):
+    if not isinstance(record.get("hash"), str) or not 0 < len(record["hash"]) <= _LONGEST_FIELD:
         raise JsonError(f"hash is {shown(record.get('hash'))}")
 
 

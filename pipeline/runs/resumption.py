@@ -6,26 +6,25 @@ A fingerprint does not depend on who loads the data, the machine or the number o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pipeline import program
-from pipeline.config import allow_list, command_line_keys, signatures
+from pipeline.config import allow_list, changes, command_line_keys, signatures
 from pipeline.config.composition import CONF
 from pipeline.config.disclosure import is_redacted
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, Problem
 from pipeline.files import plain_json
+from pipeline.loading.known_by import PREFIX, other_rows
 from pipeline.order.address import Address
 from pipeline.order.skipped import Skipped
 from pipeline.runs.manifest import has_manifest, read_manifest
 from pipeline.terminal import one_line
 
-_OF_THE_RUN = ("seed", "sampler", "collate", "model", "objective", "optimizer", "scheduler")
-_OF_THE_TRAINER = ("accumulate", "clip_norm", "precision", "monitor", "mode", "patience")
 _KEY = re.compile(
     r"(\+\+|\+|~)?(?P<key>[A-Za-z_]\w*([./][\w-]+)*)(@(?P<package>[\w.]+))?", re.ASCII
 )
@@ -165,32 +164,12 @@ def fingerprint(config: Config, data: Mapping[str, str], moves: int) -> dict[str
             folder may move.
         moves: of the scheduler in the whole run; 0 without one.
     """
-    whole = config.compared()
-    parts: dict[str, Any] = {name: whole[name] for name in _OF_THE_RUN}
-    parts |= {"batch.size": config.batch.size, "batch.tail": config.batch.tail}
-    parts |= {f"trainer.{name}": whole["trainer"][name] for name in _OF_THE_TRAINER}
-    # Absent if unset, as in runs of before these keys.
-    parts |= {f"trainer.{name}": whole["trainer"][name] for name in ("ema", "overfit_batches")
-              if whole["trainer"][name] is not None}  # fmt: skip
+    parts = changes.recorded(config) | dict(data)
     if config.trainer.skip is not None:
         parts[SKIP] = str(Skipped.of(config.trainer.skip))
-    if config.trainer.limit_batches.train is not None:
-        parts["trainer.limit_batches.train"] = config.trainer.limit_batches.train
-    parts |= {f"transform.{name}": steps for name, steps in whole["transform"].items()
-              if name.startswith("train")}  # fmt: skip
-    parts |= {name: value for name, value in data.items() if name not in parts}
     if config.scheduler is not None:
-        parts[SCHEDULES] = moves
-    return {key: str(value) for key, value in leaves(parts)}
-
-
-def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything in nested mappings."""
-    if isinstance(value, Mapping) and value:
-        for name, item in value.items():
-            yield from leaves(item, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, value
+        parts[SCHEDULES] = str(moves)
+    return parts
 
 
 def differences(
@@ -202,18 +181,25 @@ def differences(
         despite: keys that may differ, with the keys below them.
     """
     return [
-        Problem(one_line(key), f"is {own.get(key, 'not set')} here and was "
-                f"{one_line(saved.get(key, 'not set'))} in the run that is resumed, so it would "
-                "not be the same run; give the old value, or resume regardless with "
+        Problem(one_line(key), f"{_differs(key, saved, own)} in the run that is resumed, so it "
+                "would not be the same run; give the old value, or resume regardless with "
                 f"{_despite(key)}")
-        for key in sorted(saved.keys() | own.keys())
-        if saved.get(key) != own.get(key)
-        and not any(key == name or key.startswith(name + ".") for name in despite)
+        for key in changes.differing(saved, own)
+        if not any(key == name or key.startswith(name + ".") for name in despite)
     ]  # fmt: skip
+
+
+def _differs(key: str, saved: Mapping[str, str], own: Mapping[str, str]) -> str:
+    if key == f"{PREFIX}rows":
+        rows = other_rows(str(saved[key]), str(own[key]))
+        return one_line(f"row {', '.join(rows)} of the training data has other content than")
+    then = one_line(changes.value_in(saved, key))
+    return f"is {changes.value_in(own, key)} here and was {then}"
 
 
 def _despite(key: str) -> str:
     """How to resume although `key`, which a checkpoint names, differs."""
+    key = "dataset" if key.startswith(PREFIX) else key
     return f"'resume_despite=[{key}]'" if _KEY.fullmatch(key) else "resume_despite"
 
 

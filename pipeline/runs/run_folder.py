@@ -35,12 +35,14 @@ from pipeline.files.disk import (
     Hold,
     append,
     cut,
+    discard,
     is_leftover,
     prepare,
     refuse,
     write_atomically,
 )
 from pipeline.files.own_files import check_tree
+from pipeline.loading.known_by import CONTENT, KNOWN_BY, relation
 from pipeline.runs import holder
 from pipeline.runs.git_state import git_state
 from pipeline.runs.holder import HOLDER, now
@@ -147,6 +149,25 @@ class RunFolder:
         self.manifest["sessions"][-1] |= facts
         self._write_manifest()
 
+    def had_other_data(self, data: Mapping[str, Any]) -> None:
+        """Note that the run goes on with `data`, if that is other data than it had so far."""
+        before = self.manifest.get("data")
+        if isinstance(before, dict) and relation(before, data).same is False:
+            known = before.get("identity")
+            train = {KNOWN_BY: CONTENT}  # of two kinds of data, no fingerprint stands for all
+            before["train"] = f"{before.get('train')}, then {data['train']}"
+            before["identity"] = {**(known if isinstance(known, dict) else {}), "train": train}
+            self._write_manifest()
+
+    def identify(self, seen: Mapping[str, str]) -> None:
+        """Add to the manifest what is seen of the training data."""
+        data = self.manifest.get("data")
+        known = data.get("identity") if isinstance(data, dict) else None
+        train = known.get("train") if isinstance(known, dict) else None
+        if seen and isinstance(train, dict):  # of a run that is resumed, from anybody
+            train |= seen
+            self._write_manifest()
+
     def rewind(self, epoch: int, step: int, updates: int) -> int:
         """Cut what was written after the checkpoint that the run resumes from; reads only that.
 
@@ -215,6 +236,19 @@ class RunFolder:
     def was_done(self) -> bool:
         """Whether this resumes a run that had reached its end."""
         return self._before.get("status") == "done"
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether this is a new run that has recorded and saved nothing."""
+        written = (self.path / name for name in ("metrics.jsonl", *BY_ADDRESS))
+        saved = (self.path / "checkpoints").glob("*")
+        return not self._before and not any(chain((one.exists() for one in written), saved))
+
+    def remove(self) -> None:
+        """Delete the folder, and release it."""
+        if self._hold.is_on(self.path / HOLDER):
+            discard(self.path)
+        self.release()
 
     def release(self) -> None:
         """Release the folder for other processes; a second time does nothing."""

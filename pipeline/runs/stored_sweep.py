@@ -21,12 +21,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from itertools import count
 from pathlib import Path, PurePath
 from typing import Any
 
+import yaml
+
 from pipeline import program
 from pipeline.config import command_line_keys, disclosure
+from pipeline.config.changes import effect_of, is_default, leaves
+from pipeline.config.composition import CONF
+from pipeline.config.schema import Changes
 from pipeline.errors import ConfigError, Problem
 from pipeline.files import plain_json
 from pipeline.files.disk import Hold, is_locked, refuse, write_atomically
@@ -44,11 +50,6 @@ MOST_JOBS = 100_000
 _LARGEST = 64 << 20  # bytes of the file
 _KEY = "hydra.sweep.dir"
 _NO_PART_OF_A_JOB = ("resume", "resume_despite", "run_dir", "sweep")
-# What may differ between two commands of one sweep, as no result depends on it.
-_HARMLESS = re.compile(
-    r"(loader|tracker|tune|cache_dir)([./].*)?|"
-    r"trainer\.(progress|pictures|report|log_every|ledger|digest|baseline|checkpoint\..*)"
-)
 
 
 @dataclass(frozen=True)
@@ -165,9 +166,22 @@ def of_job(lines: Sequence[str]) -> list[str]:
             if re.split(r"[./]", key_of(line))[0] not in _NO_PART_OF_A_JOB]  # fmt: skip
 
 
+@cache
 def is_harmless(line: str) -> bool:
-    """Whether no result depends on this override."""
-    return _HARMLESS.fullmatch(key_of(line)) is not None
+    """Whether no result depends on this override, so that it may differ between two commands of
+    one sweep.
+    """
+    key, value = key_of(line).replace("/", "."), line.partition("=")[2]
+    if effect_of(key).changes == Changes.NOTHING:
+        return True
+    # An option of a section such as `loader`, of which not every key is harmless.
+    option = CONF / key / f"{value}.yaml"
+    if not re.fullmatch(r"\w+=\w+", line) or not option.is_file():
+        return False
+    given = yaml.safe_load(option.read_text(encoding="utf-8"))
+    keys = leaves({name: one for name, one in given.items() if name != "defaults"}, key)
+    return all(effect_of(name).changes == Changes.NOTHING or is_default(name, one)
+               for name, one in keys)  # fmt: skip
 
 
 def incompatible(
@@ -319,7 +333,9 @@ def must_be_typed(word: str) -> bool:
     """
     if word.startswith("-") or ("=" not in word and not word.startswith("~")):
         return True
-    if command_line_keys.named(word) or (_is_of_hydra(word) and key_of(word) != _KEY):
+    if command_line_keys.named(word) or command_line_keys.given(word):
+        return True
+    if _is_of_hydra(word) and key_of(word) != _KEY:
         return True
     return disclosure.is_redacted(disclosure.word(word))
 

@@ -26,10 +26,9 @@ from filelock import FileLock
 from pipeline.config.schema import StudySection
 from pipeline.errors import ConfigError, PenstockError, Problem
 from pipeline.files import plain_json
-from pipeline.files.disk import LONGEST_LINE
 from pipeline.files.one_writer import one_writer
 from pipeline.files.own_files import check_own, open_own
-from pipeline.files.plain_json import JsonError, integer, mapping
+from pipeline.files.plain_json import LONGEST_LINE, JsonError, integer, mapping
 from pipeline.files.regular_file import open_regular
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ JOURNAL = "optuna.journal"
 
 _NAME = "penstock"  # of the one study in a journal
 _BEGIN = b'{"op_code":'  # of every line
-_MOST_BYTES = 256 << 20  # of a journal
+_MOST_BYTES = 64 << 20  # of a journal; optuna takes some ten times that to go through it
 _OPERATIONS = 10  # that a journal can hold
 _ETA = 3  # of asha: the share of trials that goes on from one rung to the next is 1 / eta
 

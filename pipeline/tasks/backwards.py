@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 
 from pipeline.build.data import Split
-from pipeline.config import own_command, preflight
-from pipeline.config.schema import TASK_KEYS, Config
+from pipeline.config.data_rules import mode_of
 from pipeline.errors import ConfigError, Problem
 from pipeline.loading import kept_rows
 from pipeline.loading.dataset_facts import table_of
 from pipeline.loading.kept_rows import KeptRows, unfiltered
+from pipeline.loading.known_by import relation
 from pipeline.loading.row_filter import is_expression, matching
+from pipeline.loading.sampled_rows import SampleRequest
 from pipeline.order.plan import Plan
 from pipeline.runs.left_out import normal
 from pipeline.runs.quarantine import known_rows
 from pipeline.runs.record import RunRecord
+from pipeline.terminal import say
 
 Sample = int | str | Sequence[int | str]
 
@@ -27,24 +29,23 @@ _KEY = "sample"
 _SHOWN = 5  # paths of an ambiguous name
 
 
-def asked_of(config: Config) -> tuple[Config, RunRecord | None]:
-    """The configuration that a question is about: this one, or that of the run in `config.run`.
+def compare_data(record: RunRecord, split: Split) -> None:
+    """Say so if the data is not that of a run, or not known to be.
 
-    Raises:
-        ConfigError: it is not a run's folder, or other keys are given besides it.
+    Of a dataset without a fingerprint, as many rows are read as the run looked at.
     """
-    if config.run is None:
-        return config, None
-    record = RunRecord.read(Path(config.run), "run")
-    own = {"task", "run_dir", *TASK_KEYS}
-    for word in own_command.overrides():
-        if word.lstrip("+~").partition("=")[0].partition(".")[0] not in (*own, "hydra"):
-            raise ConfigError(
-                Problem("run", f"gives the whole configuration, that of {config.run}, so {word} "
-                        "would have no effect; leave out one of the two")
-            )  # fmt: skip
-    asked = {name: value for name, value in config.plain().items() if name in own}
-    return preflight.stored({**record.config, **asked, "tracker": {}}), record
+    then = record.manifest.get("data")
+    known = split.known_by
+    if split.name == "train" and not split.is_told:
+        known |= split.fetch().sample(SampleRequest.of(len(split.dataset)))["seen"]
+    mode = mode_of(split.config)
+    now = {"fingerprint": mode, split.name: split.data_fingerprint(mode),
+           "identity": {split.name: known}}  # fmt: skip
+    found = relation(then, now, split.name)
+    if found.same is False:
+        say(f"WARNING: the data is not that of {record.path}: {found.why}")
+    elif found.same is None:
+        say(f"beside {record.path}, {found.why}")
 
 
 def rows_of(sample: Sample, split: Split) -> list[int]:

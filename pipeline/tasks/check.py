@@ -21,7 +21,7 @@ from pipeline.build.data import DataParts, Split
 from pipeline.config.schema import Config
 from pipeline.distributed.preemption import Preempted, Stop
 from pipeline.distributed.world import World
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.loading.bad_samples import BadSampleError, LeftOut, Stage, in_one_line, path_of
 from pipeline.loading.batch import Batch
 from pipeline.loading.fetch import Fetch
@@ -48,7 +48,9 @@ def run(config: Config) -> None:
         DataError: something is wrong with it.
     """
     data = DataParts(config, World())
-    splits = ("train", "val") if config.split == "both" else (config.split,)
+    splits = tuple(one.name for one in data.splits)
+    if config.split != "both":
+        splits = (config.split,)
     found: list[Entry] = []
     count = 0
     for split in map(data.split, splits):
@@ -131,6 +133,8 @@ class Check(Fetch):
                 if cause is None and hasattr(self.dataset, "check"):
                     try:
                         cause = self.dataset.check(row)
+                    except ConfigError:  # this dataset cannot be checked
+                        raise
                     except Exception as error:
                         cause = in_one_line(error)
             except BadSampleError as error:

@@ -46,8 +46,7 @@ def data_facts(data: DataParts, seconds: float) -> DataFacts:
     """What is known of the splits; `seconds` is what a table may cost."""
     rows, places = _drawn(data.train.plan)
     splits = tuple(
-        _split(split, seconds, rows if split is data.train else None)
-        for split in (data.train, data.val)
+        _split(split, seconds, rows if split is data.train else None) for split in data.splits
     )
     counted = None if rows is None else len(rows)
     return DataFacts(mode_of(data.config), splits, counted, places)

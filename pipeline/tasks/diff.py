@@ -16,8 +16,7 @@ from pathlib import Path
 
 from pipeline.config.schema import Config
 from pipeline.errors import PenstockError
-from pipeline.runs.comparison import Comparison, Difference, Finding, compare
-from pipeline.runs.identity.effects import TITLES
+from pipeline.runs.comparison import TITLES, Comparison, Difference, Finding, compare
 from pipeline.runs.record import two_runs
 from pipeline.tasks.tables import put_rows
 from pipeline.terminal import one_line, put

@@ -10,8 +10,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -43,22 +43,31 @@ from pipeline.runs import resumption, run_state
 from pipeline.runs.identity.sources import code_of
 from pipeline.runs.job_result import PRUNING
 from pipeline.runs.left_out import NAME as QUARANTINE
+from pipeline.runs.only_shown import only_shown
 from pipeline.runs.pictures import learning_curves
 from pipeline.runs.resumption import fingerprint, spans
-from pipeline.runs.run_folder import Status
+from pipeline.runs.run_folder import RunFolder, Status
 from pipeline.runs.trackers.guarded import Trackers
-from pipeline.runs.trackers.tracker import TrackedRun, measured
+from pipeline.runs.trackers.tracker import Measured, Points, TrackedRun
 from pipeline.tasks import outcome, predictions, progress, pruning, skipping
 from pipeline.tasks import report as report_page
 from pipeline.tasks.mixture_rows import mixture_rows
 from pipeline.tasks.opening import Opened, open_run
-from pipeline.tasks.recording import Confusions, Digests, Extremes, Ledger, Metrics, Quarantine
+from pipeline.tasks.recording import (
+    Confusions,
+    Digests,
+    Extremes,
+    Identity,
+    Ledger,
+    Metrics,
+    Quarantine,
+)
 from pipeline.tasks.report_facts import write_data_facts, write_facts
-from pipeline.tasks.validate import baselines, load_weights, monitored, try_one_batch
+from pipeline.tasks.validate import baselines, load_weights, monitored, try_one_batch, try_stream
 from pipeline.terminal import put, say
 from pipeline.training.epoch_metrics import NonFiniteLossError
 from pipeline.training.objective import Objective
-from pipeline.training.observer import Observer, Record
+from pipeline.training.observer import Observer, OnlyShows, Record
 from pipeline.training.runner import Result, fit
 from pipeline.training.schedules import renewed
 from pipeline.training.train_step import TrainOptions
@@ -107,7 +116,13 @@ def _fit(config: Config) -> float | None:
 
 def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
     data = parts.data
-    with data.train.loader(hashed=config.trainer.digest) as train, data.val.loader() as val:
+    with (
+        data.train.loader(config.trainer.digest, sampled=group.is_first) as train,
+        data.val.loader() if data.validates else nullcontext() as val,
+    ):
+        try_stream(data.train, train)
+        if val is not None:
+            try_stream(data.val, val)
         objective = parts.objective()
         options = make_options(config, objective)
         skipping.check(train.plan, options.max_epochs)
@@ -117,17 +132,20 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
         moves = scheduler_moves(options, train.plan) if config.scheduler else 0
         scheduled = partial(_scheduled, parts, model)
         optimizer, scheduler = scheduled(moves)
-        told = {split.name: split.data_fingerprint(mode) for split in (data.train, data.val)}
+        told = {split.name: split.data_fingerprint(mode) for split in data.splits}
         opened = open_run(
             config, group, fingerprint(config, train.fingerprint, moves), overrides(),
             data.train.data_fingerprint,
             lambda state: run_state.check_fit(state, model, optimizer), scheduled,
-            seed=config.seed, device=train.world.device, monitor=options.monitor,
-            mode=options.mode,
-            data={"fingerprint": mode, **told, **outcome.left_out(data)}, code=code_of(config),
+            seed=config.seed, device=train.world.device,
+            monitor=options.monitor if data.validates else None, mode=options.mode,
+            look=None if data.train.is_told else train.look,
+            data={"fingerprint": mode, **told, **outcome.known_by(data), **outcome.left_out(data)},
+            code=code_of(config),
         )  # fmt: skip
         if opened.folder and config.trainer.progress != "none":
-            say(outcome.summary(config, data, model, train, group, opened.folder.path))
+            with only_shown("the summary"):
+                say(outcome.summary(config, data, model, train, group, opened.folder.path))
         state, last = opened.state, spans(opened.fingerprint)[-1:]
         if last and last != [moves]:
             optimizer, scheduler = scheduled(*last)
@@ -136,15 +154,20 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
         if opened.checkpoints:
             group.hint(how_to_resume(opened.checkpoints.folder.parent))
         with (
-            watched(config, parts, group, opened, train) as (trackers, observers),
+            watched(config, parts, group, opened, train) as (trackers, display, observers),
             group.explained(),
         ):
             confusions, extremes = Confusions(objective), Extremes(group.world.size)
-            observers += [confusions, extremes]
-            compared = config.trainer.baseline
+            if config.trainer.pictures:
+                observers.append(OnlyShows("the confusion of classes", confusions))
+            if config.trainer.report:
+                observers.append(OnlyShows("the best and the worst samples", extremes))
+            compared = config.trainer.baseline and val is not None
             with _placed("before the first step"):
-                if compared:
-                    try_one_batch(data.val, objective, val)
+                # An objective of a person's own need not take a constant for a model.
+                own = not type(objective).__module__.startswith("pipeline.")
+                if val is not None and (compared or not own):
+                    try_one_batch(data.val, objective, val, options.monitor)
             echo = 0.0 if group.alone else _REPEATS_AFTER
             with (
                 Preemption(echo, say if group.is_first else None, tell=group.tell) as preemption,
@@ -162,8 +185,9 @@ def _run(config: Config, parts: TrainingParts, group: Group) -> float | None:
             if opened.memory:
                 opened.memory.remove()
             with _placed("after the last step"):
-                shown = [one for one in observers if isinstance(one, progress.Display)]
-                levels = baselines(data, objective, val, group, shown) if compared else {}
+                levels = {}
+                if compared and val is not None:
+                    levels = baselines(data, objective, val, group, [display])
                 if opened.folder:
                     report(config, parts, model, objective, result, levels, opened, trackers,
                            confusions, extremes)  # fmt: skip
@@ -193,40 +217,60 @@ def report(
     levels: Mapping[str, Record], opened: Opened, trackers: Trackers, confusions: Confusions,
     extremes: Extremes,
 ) -> None:  # fmt: skip
-    """Print the results and draw pictures, with the best weights; complete the manifest."""
+    """Complete the manifest; print the results and draw pictures, with the best weights."""
     assert opened.folder is not None
     folder, last = opened.folder, result.history[-1]
-    outcome.print_report(result, levels, folder.manifest["monitor"])
+    _complete(folder, objective, result, levels)
+    with only_shown("the table of results"):
+        outcome.print_report(result, levels, folder.manifest["monitor"])
     best = opened.checkpoints.best() if opened.checkpoints else None
-    files = {"run": folder.path, "checkpoint": best}
-    if best and (config.trainer.pictures or config.trainer.report):
-        model = parts.model().to(parts.world.device)  # a new one, as the trained may be sharded
-        load_weights(model, best)
-    if config.trainer.pictures:
-        files["curves"] = learning_curves(result.history, folder.path / "curves.png", levels)
-        files["predictions"] = predictions.draw(
-            parts.data.val, model, objective, folder.path / "predictions.png"
-        )
-        files["confusion"] = outcome.draw_confusion(objective, confusions, result, folder.path)
+    files: dict[str, Path | None] = {"run": folder.path, "checkpoint": best}
+    pictures, with_report = config.trainer.pictures, config.trainer.report
+    is_ready = False
+    if pictures or with_report:
+        with only_shown("what the best weights predict"):
+            if best:
+                model = parts.model().to(parts.world.device)  # a new one: the trained may be shards
+                load_weights(model, best)
+            is_ready = True
+    if pictures:
+        with only_shown("the picture of the learning curves"):
+            files["curves"] = learning_curves(result.history, folder.path / "curves.png", levels)
+        with only_shown("the picture of predictions"):
+            if is_ready and parts.data.validates:
+                drawn = folder.path / "predictions.png"
+                files["predictions"] = predictions.draw(parts.data.val, model, objective, drawn)
+        with only_shown("the picture of confused classes"):
+            files["confusion"] = outcome.draw_confusion(objective, confusions, result, folder.path)
     for name, path in files.items():
         if path is not None:
-            put(f"{name:<12} {path}")
+            with only_shown(f"the path of {name}"):
+                put(f"{name:<12} {path}")
             if path.suffix == ".png":
                 trackers.picture(name, path, int(last["step"]))
-    if config.trainer.report:
-        write_facts(
-            folder.path, parts.data, objective, model,
-            extremes.best(int(result.best["epoch"]) if result.best else None),
-            result.history,
-        )  # fmt: skip
+    if with_report and is_ready:
+        with only_shown("what the report shows of samples and data"):
+            epoch = int(result.best["epoch"]) if result.best else None
+            extreme = extremes.best(epoch)
+            write_facts(folder.path, parts.data, objective, model, extreme, result.history)
+
+
+def _complete(
+    folder: RunFolder, objective: Objective, result: Result, levels: Mapping[str, Record]
+) -> None:
+    """Add the results to the manifest."""
     if result.reason != PRUNING:
         folder.manifest.pop("pruned", None)
-    folder.manifest |= {"reason": result.reason, "best": result.best, "order": result.order,
-                        "last": last, "baseline": levels.get(objective.baseline_name, {}),
-                        "comparisons": {name: one for name, one in levels.items()
-                                        if name != objective.baseline_name},
-                        "worker_deaths": sum(one["worker_deaths"] for one in result.history),
-                        }  # fmt: skip
+    own = objective.baseline_name
+    folder.manifest |= {
+        "reason": result.reason,
+        "best": result.best,
+        "order": result.order,
+        "last": result.history[-1],
+        "baseline": levels.get(own, {}),
+        "comparisons": {name: one for name, one in levels.items() if name != own},
+        "worker_deaths": sum(one["worker_deaths"] for one in result.history),
+    }
 
 
 def spare_cores(world: World) -> None:
@@ -282,8 +326,10 @@ def scheduler_moves(options: TrainOptions, plan: Plan | StreamPlan) -> int:
 @contextmanager
 def watched(
     config: Config, parts: TrainingParts, group: Group, opened: Opened, train: Loader
-) -> Iterator[tuple[Trackers, list[Observer]]]:
-    """The trackers and the observers of a fit, and the end of its manifest; on the first rank only.
+) -> Iterator[tuple[Trackers, Observer, list[Observer]]]:
+    """The trackers, the display among the observers, and all observers of a fit; on the first rank.
+
+    At their end the manifest is complete.
 
     Raises:
         PenstockError: instead of NonFiniteLossError, with the command that shows the batch.
@@ -291,27 +337,32 @@ def watched(
     """
     folder = opened.folder
     if folder is None:
-        yield Trackers({}), []
+        yield Trackers({}), Observer(), []
         return
     trackers = parts.trackers(folder.path / "tracker", _tracked(config, opened))
     trainer = config.trainer
-    display = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
+    bar = progress.make(trainer.progress, train, trainer.max_epochs, trainer.compile)
+    display = OnlyShows("the progress", bar)
     data = parts.data
-    datasets = {split.name: split.unfiltered_fingerprint for split in (data.train, data.val)}
+    datasets = {split.name: split.unfiltered_fingerprint for split in data.splits}
     left_out = Quarantine(folder.path / QUARANTINE, datasets, data.train.budget)
     observers = mixture_rows(train.plan, folder.manifest)  # first, as it adds to records
-    observers += [Metrics(folder, trackers), display, left_out]
+    observers += [Metrics(folder, trackers), display, left_out, Identity(folder, train)]
     if trainer.ledger:
         observers.append(Ledger(folder.path / "ledger.jsonl", train.plan.skipped, opened.start))
     if trainer.digest:
         observers.append(Digests(folder.path / "digests.jsonl"))
     status: Status = "failed"
     reason = ""  # for the manifest
+    refused = False
     try:
         trial = pruning.of_trial(config, folder.path, folder.manifest)
         observers += [trial] if trial is not None else []
-        with closing(display):
-            yield trackers, observers
+        try:
+            yield trackers, display, observers
+        finally:
+            with only_shown("the end of the progress"):
+                bar.close()
         status = "done"
     except NonFiniteLossError as error:
         reason = str(error)
@@ -325,7 +376,7 @@ def watched(
         status, reason = "preempted", str(error)
         if opened.checkpoints is None:
             raise Preempted(f"{error}; nothing was saved, as trainer.checkpoint is null") from error
-        if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+        if _is_job():
             raise Preempted(str(error)) from error  # the sweep says how to resume
         then = ""
         if starts_again():
@@ -338,6 +389,8 @@ def watched(
     except Exception as error:
         name = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
         reason = f"{name}{error}"
+        # What the first batch shows of a configuration leaves no folder, as what preflight shows.
+        refused = isinstance(error, ConfigError) and folder.is_unused and not _is_job()
         raise
     finally:
         if reason:
@@ -345,14 +398,19 @@ def watched(
         unchanged = status != "done" and folder.was_done and not opened.came_further()
         if unchanged:
             opened.put_back()
-        if trainer.report and status != "done":
-            write_data_facts(folder.path, data)
+        shown = trainer.report and not refused
+        if shown and status != "done":
+            with only_shown("what the report shows of the data"):
+                write_data_facts(folder.path, data)
         folder.finish(status, unchanged, release=False)
         try:
-            if trainer.report:
+            if shown:
                 report_page.leave(folder.path, status == "done", train.plan)
             names = ("config.yaml", "manifest.json", "report.html")
-            trackers.close(status, [folder.path / name for name in names])
+            with only_shown("what trackers get at the end"):
+                trackers.close(status, [folder.path / name for name in names])
+            if refused:
+                folder.remove()
         finally:
             folder.release()
 
@@ -360,16 +418,20 @@ def watched(
 def _tracked(config: Config, opened: Opened) -> TrackedRun:
     """What trackers are told of the run; a damaged metrics.jsonl costs a warning."""
     assert opened.folder is not None
-    sweep, before, path, state = None, [], opened.folder.path, opened.state
-    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+    sweep, path, state = None, opened.folder.path, opened.state
+    before: Sequence[tuple[Points, int]] = ()
+    if _is_job():
         sweep = Path(HydraConfig.get().sweep.dir)
     if state is not None and config.tracker:
-        try:
-            before = measured(path)
-        except PenstockError as error:
-            say(f"WARNING: trackers do not get what was measured before: {error}")
+        with only_shown("for trackers, what was measured before"):
+            before = Measured(path)
     resumed = None if state is None else int(state["updates"])
     return TrackedRun(
         path, config.written(), dict(opened.folder.manifest), sweep, resumed, before,
         bool(config.resume_despite),
     )  # fmt: skip
+
+
+def _is_job() -> bool:
+    """Whether this is a job of a sweep, which keeps a folder for each."""
+    return bool(HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN)

@@ -25,6 +25,7 @@ from pipeline.distributed.world import World, from_environment
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.files.disk import write_atomically
 from pipeline.loading.loader import Loader
+from pipeline.runs.only_shown import only_shown
 from pipeline.runs.pictures import rate_curve
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.fit import make_options, spare_cores
@@ -68,11 +69,14 @@ def run(config: Config) -> None:
     rows = zip(rates, losses, smooth, strict=True)
     csv.writer(text).writerows([("lr", "loss", "smoothed"), *rows])
     write_atomically(folder.path / "lr.csv", text.getvalue().encode())
-    picture = rate_curve(rates, losses, smooth, best, folder.path / "lr.png")
+    picture = None
+    with only_shown("the picture"):
+        picture = rate_curve(rates, losses, smooth, best, folder.path / "lr.png")
     folder.finish("done", suggestion=best)
     end = "where the loss exploded" if len(found) < steps else "to the end"
     put(f"{len(found)} learning rates, {rates[0]:.3g} to {rates[-1]:.3g}, {end}")
-    put(f"picture      {picture}")
+    if picture is not None:
+        put(f"picture      {picture}")
     put(f"the loss falls fastest at optimizer.lr={best:.2g}")
 
 

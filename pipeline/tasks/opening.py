@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.config.changes import differing
 from pipeline.config.schema import Config
 from pipeline.distributed import world
 from pipeline.distributed.group import Group
 from pipeline.errors import ConfigError, Problem
+from pipeline.loading.known_by import ADVICE, compared_rows, in_fingerprint
 from pipeline.order.address import Address
 from pipeline.order.skipped import Skipped
 from pipeline.runs import checkpoint, memory, mixture_changes, resumption, run_state
@@ -65,7 +67,8 @@ class Opened:
 def open_run(
     config: Config, group: Group, fingerprint: Mapping[str, str], overrides: Sequence[str],
     data_in: Callable[[str], str], fits: Callable[[State], None] | None = None,
-    scheduled: Callable[[int], object] = lambda steps: None, **facts: Any,
+    scheduled: Callable[[int], object] = lambda steps: None,
+    look: Callable[[], Mapping[str, str]] | None = None, **facts: Any,
 ) -> Opened:  # fmt: skip
     """Claim a folder, or resume in an old one; all ranks together.
 
@@ -75,6 +78,7 @@ def open_run(
         data_in: mode -> fingerprint of the training data.
         fits: raises ValueError for a checkpoint with this run's fingerprint and other tensors.
         scheduled: raises ConfigError if there is no schedule for a number of steps.
+        look: what is seen of training data that has no fingerprint; None where it has one.
         facts: for the manifest of a new run.
 
     Raises:
@@ -94,7 +98,7 @@ def open_run(
         copy = memory.share(group, rank, start, run_state.check)
     if group.is_first:
         folder, newest = _open(
-            config, group, fingerprint, list(overrides), data_in, facts, fits, scheduled,
+            config, group, fingerprint, list(overrides), data_in, facts, fits, scheduled, look,
             wanted, found, copy,
         )  # fmt: skip
         last = folder.manifest["sessions"][-1]["id"]
@@ -158,14 +162,15 @@ def _going_on(
 def _open(
     config: Config, group: Group, fingerprint: Mapping[str, str], overrides: list[str],
     data_in: Callable[[str], str], facts: dict[str, Any], fits: Callable[[State], None] | None,
-    scheduled: Callable[[int], object], wanted: Source | None, found: Machines,
+    scheduled: Callable[[int], object], look: Callable[[], Mapping[str, str]] | None,
+    wanted: Source | None, found: Machines,
     copy: Newest | None,
 ) -> tuple[RunFolder, Newest | None]:  # fmt: skip
     def check(state: State) -> None:
         run_state.check(state)
         saved = same_but_for_length(state["fingerprint"], fingerprint)
         saved = same_but_for_skips(saved, fingerprint, _address(state))
-        if fits is not None and saved == dict(fingerprint):
+        if fits is not None and not differing(saved, fingerprint):
             fits(state)
 
     newest, renewed = copy, None
@@ -178,7 +183,7 @@ def _open(
     if newest is None and wanted:
         newest = _newest(wanted, check)
     if newest is not None:
-        _check_same(newest.state, fingerprint, config, data_in)
+        _check_same(newest.state, fingerprint, config, data_in, look)
         run = wanted.folder if copy and wanted else resumption.run_of(newest.path)
         for part, module, before, now in changes(run and last_code(run), facts["code"]):
             say(f"{part}: the code of {module} has changed since the run was last started "
@@ -203,6 +208,7 @@ def _open(
             old, world=size, longer=longer, overrides=overrides, at=list(at), code=facts["code"],
             resumed=str(newest.path) if newest else None, lost=found.same_launch, **found.facts,
         )  # fmt: skip
+        folder.had_other_data(facts["data"])
         repeated = folder.rewind(*at, int(newest.state["updates"]) if newest else 0)
         if repeated:
             folder.note(repeated=repeated)
@@ -219,10 +225,13 @@ def _open(
 
 
 def _check_same(
-    state: State, own: Mapping[str, str], config: Config, data_in: Callable[[str], str]
-) -> None:
+    state: State, own: Mapping[str, str], config: Config, data_in: Callable[[str], str],
+    look: Callable[[], Mapping[str, str]] | None,
+) -> None:  # fmt: skip
     """Raise ConfigError unless a checkpoint is this run's, comparing the data in its mode."""
     saved: Mapping[str, str] = state["fingerprint"]
+    if look is not None:
+        own = {**own, **in_fingerprint(look())}
     at = _address(state)
     then, now = mode_in(saved), mode_in(own)
     same_way = in_mode_of(saved, own, data_in)
@@ -239,6 +248,9 @@ def _check_same(
         problems[_NAMED:] = [Problem("", f"{len(problems) - _NAMED} more keys differ")]
     if problems:
         raise ConfigError(problems)
+    if look is not None and "dataset" not in config.resume_despite:
+        say(f"as far as is known, the data is that of the run: {compared_rows(saved, own)}; "
+            f"{ADVICE}")  # fmt: skip
     if then != now and mode_in(same_way) == then:
         say(f"the data is that of the run by {then}, its fingerprint so far; from now on it is "
             f"fingerprinted by {now}")  # fmt: skip

@@ -42,9 +42,15 @@ def summary(
     return "\n".join(f"{name:<9} {text}" for name, text in rows.items() if text)
 
 
+def known_by(data: DataParts) -> dict[str, dict[str, dict[str, str]]]:
+    """What each split that is not all ours is known by, for the manifest; none where both are."""
+    found = {split.name: split.known_by for split in data.splits if split.known_by}
+    return {"identity": found} if found else {}
+
+
 def left_out(data: DataParts) -> dict[str, dict[str, dict[str, int]]]:
     """How many rows of each split its filters leave out, by filter: for the manifest."""
-    found = {split.name: split.left_out for split in (data.train, data.val) if split.left_out}
+    found = {split.name: split.left_out for split in data.splits if split.left_out}
     return {"left_out": found} if found else {}
 
 
@@ -57,9 +63,12 @@ def _left_out(data: DataParts) -> str:
 
 
 def _data(data: DataParts, loader: Loader) -> str:
-    train, val = (length_of(split.dataset) for split in (data.train, data.val))
+    train = length_of(data.train.dataset)
     trained = "a stream of samples" if train is None else _count(train, "sample")
-    validated = "a stream" if val is None else f"{val:,}"
+    validated = "none"
+    if data.validates:
+        val = length_of(data.val.dataset)
+        validated = "a stream" if val is None else f"{val:,}"
     steps, size = loader.plan.steps(0), loader.plan.batch_size
     batches = f"batches of {size}"
     if steps is not None:
@@ -95,7 +104,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{plural}"
 
 
-def print_report(result: Result, levels: Mapping[str, Record], monitor: str) -> None:
+def print_report(result: Result, levels: Mapping[str, Record], monitor: str | None) -> None:
     """Print to stdout the metrics of the best and the last epoch beside others; speed.
 
     Args:
@@ -108,9 +117,11 @@ def print_report(result: Result, levels: Mapping[str, Record], monitor: str) -> 
     title = "best and last" if result.best is last else "last"
     columns[f"{title}, epoch {last['epoch']}"] = _measured(last)
     print_table({**columns, **levels}, monitor)
-    own = next(iter(columns.values())).get(monitor, math.nan)
+    if monitor is None:
+        put("no validation, as dataset.val is null; the last checkpoint is the result")
+    own = next(iter(columns.values())).get(monitor or "", math.nan)
     for name, level in levels.items():
-        if level.get(monitor):
+        if monitor and level.get(monitor):
             put(f"{monitor} {own:.4f} | {name} {level[monitor]:.4f} | "
                 f"ratio {own / level[monitor]:.2f}")  # fmt: skip
     seconds = sum(record["seconds"] for record in result.history)

@@ -22,7 +22,11 @@ def run(config: Config) -> None:
     splits = [str(config.split)]
     if config.split == "both":
         keys = [key for key, _ in datasets(config.dataset)]
-        splits = [name for name in ("train", "val") if {"dataset", f"dataset.{name}"} & set(keys)]
+        splits = [
+            name
+            for name in (one.name for one in data.splits)
+            if {"dataset", f"dataset.{name}"} & set(keys)
+        ]
     for split in splits:
         folder = data.split(split).pack()
         pack = Pack(folder)

@@ -9,6 +9,7 @@ Pictures have the dataset's size if that shows what the model saw.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ def _large(split: Split, field: str, batch: Batch) -> list[Tensor] | None:
     found = []
     with scope():
         for row, index in enumerate(batch.indices.tolist()):
-            sample = before(split.dataset[index])
+            sample = before(split.data.fields.named(split.dataset[index]))
             again = rest(dict(sample)).get(field)
             seen = batch[field][row].cpu()
             if again is None or again.shape != seen.shape or not torch.equal(plain(again), seen):
@@ -232,7 +233,7 @@ def denormalized(images: Tensor, *transforms: Compose | BatchCompose) -> Tensor:
 
 
 def _errors(objective: Objective, outputs: Tensor, batch: Batch) -> list[str]:
-    """The objective's first metric of each sample."""
+    """The objective's first metric of each sample; empty where it needs more than one."""
     name, metric = next(iter(objective.metrics.items()), ("", None))
     if metric is None:
         return [""] * len(outputs)
@@ -240,7 +241,11 @@ def _errors(objective: Objective, outputs: Tensor, batch: Batch) -> list[str]:
     captions = []
     for row in range(len(outputs)):
         metric.reset()
-        metric.update(predicted[row : row + 1], target[row : row + 1])
-        captions.append(f"{name} {float(metric.compute()):.3f}")
+        try:
+            objective.add(name, predicted[row : row + 1], target[row : row + 1])
+            value = float(metric.compute().double().mean())
+        except Exception:  # as of a correlation, or of a person's own metric
+            value = math.nan
+        captions.append("" if math.isnan(value) else f"{name} {value:.3f}")
     metric.reset()
     return captions

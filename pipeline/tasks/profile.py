@@ -20,6 +20,7 @@ from pipeline.distributed.world import usable_cpus
 from pipeline.loading.workers.backends import LoaderOptions
 from pipeline.order.streams import StreamPlan
 from pipeline.runs.checkpoint import CheckpointError, Checkpoints
+from pipeline.runs.only_shown import only_shown
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.measuring import Course, fixed, steps_of
 from pipeline.tasks.tables import new_table, put_table
@@ -49,9 +50,11 @@ def run(config: Config) -> None:
     print_verdict(found, measured)
     folder = RunFolder.claim(Path(config.run_dir), config.written())
     heading = f"bound by {found.bound}; {measured.samples / ceiling:,.0f} samples/s without loading"
-    put(f"timeline     {timeline.draw(timelines, folder.path / 'timeline.png', heading)}")
-    put(f"trace        {timeline.write_trace(timelines, folder.path / 'trace.json')}"
-          "   (opens in https://ui.perfetto.dev)")  # fmt: skip
+    with only_shown("the timeline"):
+        put(f"timeline     {timeline.draw(timelines, folder.path / 'timeline.png', heading)}")
+    with only_shown("the trace"):
+        trace = timeline.write_trace(timelines, folder.path / "trace.json")
+        put(f"trace        {trace}   (opens in https://ui.perfetto.dev)")
     minutes = recommend_interval(course, folder.path, timelines[-1].pace)
     folder.finish("done", bound=found.bound, overrides=list(found.overrides),
                   checkpoint_minutes=minutes)  # fmt: skip

@@ -18,6 +18,7 @@ from pipeline.files.disk import append
 from pipeline.loading.bad_samples import LeftOut
 from pipeline.loading.batch import Batch
 from pipeline.loading.budget import Budget
+from pipeline.loading.loader import Loader
 from pipeline.order.address import Address
 from pipeline.order.skipped import Skipped
 from pipeline.reports.facts import QUANTILES, LossFacts
@@ -191,6 +192,19 @@ class Quarantine(Observer):
             new = self.file.add(entries(left_out, split, self.datasets[split]))
             for note in notes(new, before):
                 _log.warning(note)
+
+
+class Identity(Observer):
+    """Writes what is seen of the training data to the manifest, once it is known."""
+
+    def __init__(self, folder: RunFolder, train: Loader) -> None:
+        self.folder, self.train = folder, train
+        self._is_written = False
+
+    def on_steps(self, steps: Sequence[Step]) -> None:
+        if not self._is_written and self.train.seen is not None:
+            self._is_written = True
+            self.folder.identify(self.train.seen)
 
 
 class Ledger(Observer):

@@ -25,6 +25,7 @@ from pipeline.loading.named_fields import Fields
 from pipeline.order.address import Address
 from pipeline.order.randomness import scope
 from pipeline.order.streams import End
+from pipeline.runs.only_shown import only_shown
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tasks.predictions import denormalized
 from pipeline.tasks.tables import put_rows
@@ -49,7 +50,8 @@ def run(config: Config) -> None:
     images = batch.get("image")
     if isinstance(images, torch.Tensor) and images.ndim == 4 and images.shape[1] in (1, 3):
         transforms = split.transform, split.batch_transform
-        put(draw(batch, denormalized(images, *transforms), folder.path / "batch.png"))
+        with only_shown("the picture"):
+            put(draw(batch, denormalized(images, *transforms), folder.path / "batch.png"))
     folder.finish("done")
 
 

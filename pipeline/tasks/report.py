@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.config.schema import Config
 from pipeline.distributed.preemption import held
 from pipeline.errors import ConfigError, Problem
+from pipeline.runs.only_shown import only_shown
 from pipeline.terminal import put, say
 
 if TYPE_CHECKING:
@@ -39,20 +40,16 @@ def leave(folder: Path, is_done: bool, plan: Plan | StreamPlan) -> None:
     Args:
         plan: of training; it knows the rows of batches.
     """
-    try:
-        with held():
-            from pipeline.reports import run_report, spikes
-            from pipeline.runs.record import RunRecord
+    with only_shown("the report"), held():
+        from pipeline.reports import run_report, spikes
+        from pipeline.runs.record import RunRecord
 
-            run = RunRecord.read(folder)
-            request = getattr(plan, "request", None)
-            if request is not None:  # the records of a stream have no numbers
-                spikes.keep_rows(run, lambda epoch, step: request(epoch, step).indices)
-            path = run_report.save(run)
-    except Exception as error:
-        say(f"the report could not be made: {error}")
-        return
-    (put if is_done else say)(f"{'report':<12} {path}")
+        run = RunRecord.read(folder)
+        request = getattr(plan, "request", None)
+        if request is not None:  # the records of a stream have no numbers
+            spikes.keep_rows(run, lambda epoch, step: request(epoch, step).indices)
+        path = run_report.save(run)
+        (put if is_done else say)(f"{'report':<12} {path}")
 
 
 def leave_of_sweep(folder: Path, in_between: bool = False) -> None:
@@ -61,14 +58,11 @@ def leave_of_sweep(folder: Path, in_between: bool = False) -> None:
     Args:
         in_between: the sweep goes on, so write nothing if it is too early, and print nothing.
     """
-    try:
+    with only_shown("the sweep's report"):
         from pipeline.reports import sweep_report
 
         if in_between and not sweep_report.is_due(folder):
             return
         path = sweep_report.write(folder)
-    except Exception as error:
-        say(f"the sweep's report could not be made: {error}")
-        return
-    if not in_between:
-        put(f"{'report':<12} {path}")
+        if not in_between:
+            put(f"{'report':<12} {path}")

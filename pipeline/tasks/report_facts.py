@@ -28,6 +28,7 @@ from pipeline.reports.facts import (
     read_facts,
     written,
 )
+from pipeline.runs.only_shown import only_shown
 from pipeline.tasks.data_facts import data_facts
 from pipeline.tasks.recording import ValidationLosses
 from pipeline.tasks.sample_facts import (
@@ -36,7 +37,6 @@ from pipeline.tasks.sample_facts import (
     shown_batches,
     shown_predictions,
 )
-from pipeline.terminal import one_line, say
 from pipeline.training.objective import Objective
 from pipeline.training.observer import Record
 
@@ -97,21 +97,16 @@ def write_data_facts(folder: Path, data: DataParts) -> None:
 def _each(notes: list[str], what: str, make: Callable[[], Iterable[Found]]) -> list[Found]:
     """What `make` gives, until it fails."""
     found: list[Found] = []
-    try:
+    with only_shown(f"a part of the report ({what})") as failed:  # anybody's dataset and transforms
         found.extend(make())
-    except Exception as error:  # anybody's dataset and transforms
-        reason = one_line(f"{type(error).__name__}: {error}")[:300]
-        notes.append(f"A part is missing ({what}): {reason}")
-        say(f"the report will lack a part ({what}): {reason}")
+    notes += [f"A part is missing ({what}): {reason}" for reason in failed]
     return found
 
 
 def _write(folder: Path, facts: Facts) -> None:
-    try:
+    with only_shown("what the report shows of samples and data"):
         prepare(folder / FOLDER)
         write_atomically(folder / FOLDER / NAME, written(_bounded(facts)))
-    except Exception as error:
-        say(f"the report will lack its samples and its data: {one_line(error)[:300]}")
 
 
 def _bounded(facts: Facts) -> Facts:

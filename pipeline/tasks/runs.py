@@ -91,6 +91,6 @@ def _row(one: RunSummary) -> tuple[str, ...]:
         cells = (one.state, started, "", "", "", str(one.path), one.problem[:_LONGEST])
     else:
         words = [word for word in one.overrides if not word.startswith("run_dir=")]
-        cells = (one.state, started, str(one.epochs), str(one.steps), best, str(one.path),
-                 program.joined(words))  # fmt: skip
+        typed = program.joined(words) or one.command[:_LONGEST]
+        cells = (one.state, started, str(one.epochs), str(one.steps), best, str(one.path), typed)
     return tuple(map(one_line, cells))

@@ -209,8 +209,7 @@ def _recording(split: Split, batch: Batch, index: int) -> Any:
     """The waveform [T] in the dataset, of a sample whose batch has only features of it."""
     if isinstance(split.plan, StreamPlan) or "audio" in batch:
         return None
-    sample = split.dataset[index]
-    audio = sample.get("audio") if isinstance(sample, dict) else None
+    audio = split.data.fields.named(split.dataset[index]).get("audio")
     if not isinstance(audio, Tensor) or audio.ndim != 2 or not audio.is_floating_point():
         return None
     return np.nan_to_num(audio.mean(0).numpy())

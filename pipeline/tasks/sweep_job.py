@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config import environment
-from pipeline.config.nodes import direction, metrics
+from pipeline.config.nodes import direction, metrics, validates
 from pipeline.config.schema import Config
 from pipeline.distributed import preemption, slurm
 from pipeline.errors import PREEMPTED, ConfigError
@@ -194,7 +194,7 @@ def _was_pruned(folder: Path, started: float) -> bool:
 
 def metric_of(config: Config | None) -> tuple[str | None, str | None]:
     """The name and the mode of a job's value."""
-    if config is None or config.task not in ("fit", "validate"):
+    if config is None or config.task not in ("fit", "validate") or not validates(config.dataset):
         return None, None
     name = config.trainer.monitor or next(iter(metrics(config.objective) or ()), None)
     if name is None:

@@ -1,14 +1,16 @@
-"""`task=validate checkpoint=<run folder or file>`: loss and metrics of saved weights on a split.
+"""`task=validate run=<run folder>`: loss and metrics of saved weights on a split.
 
-Prints a table to stdout, with the best constant prediction, and writes nothing. A run's folder
-stands for its best checkpoint. For the run's own configuration, give its overrides again.
+Prints a table to stdout, with the best constant prediction, and writes nothing. The configuration
+is that of the folder, and the weights are its best ones, or those of `checkpoint`. A checkpoint
+alone is in its run's folder, or it needs the overrides of its run.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
@@ -22,29 +24,43 @@ from torch import nn
 from pipeline.build.data import DataParts, Split
 from pipeline.build.sharing import share_of
 from pipeline.build.training import TrainingParts
+from pipeline.config.changes import differing, recorded, value_in
+from pipeline.config.own_command import overrides
 from pipeline.config.schema import Config
 from pipeline.distributed.group import Group, join
 from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.loading.collate import List
 from pipeline.loading.loader import Loader
+from pipeline.loading.stream_fetch import StreamFetch
 from pipeline.order.plan import Plan
 from pipeline.order.samplers import Subset
+from pipeline.order.skipped import Skipped
 from pipeline.order.streams import StreamPlan
 from pipeline.runs import checkpoint
+from pipeline.runs.only_shown import only_shown
+from pipeline.runs.resumption import run_of
 from pipeline.tasks import progress
-from pipeline.terminal import console, put, watched
+from pipeline.tasks.folder_config import asked_of, may_be_typed
+from pipeline.terminal import console, one_line, put, say, watched
 from pipeline.training.objective import Constant, Objective
 from pipeline.training.observer import Observer, Record
 from pipeline.training.runner import validate
 from pipeline.training.train_step import Mode
 
 BASELINE_SAMPLES = 1000
+_NAMED = 5  # keys and tensors that differ
 
 
 def run(config: Config) -> float:
-    """Validate `config.checkpoint` on `config.split`; returns the monitored metric."""
-    if config.checkpoint is None:
-        raise ConfigError(Problem("checkpoint", "is missing: the folder of a run, or a file"))
-    path = checkpoint.find(Path(config.checkpoint))
+    """Validate saved weights on `config.split`; returns the monitored metric."""
+    where = config.checkpoint or config.run
+    if where is None:
+        raise ConfigError(Problem("run", "is missing: the folder of a run, or checkpoint=FILE"))
+    path, folder, words = checkpoint.find(Path(where)), run_of(Path(where)), overrides()
+    if config.run is None and folder is not None and words and all(map(may_be_typed, words)):
+        config = config.model_copy(update={"run": str(folder)})
+        say(f"the configuration is that of {one_line(folder)}")
+    config, _ = asked_of(config)
     parts = TrainingParts(config)
     wanted = config.distributed
     with join(parts.world, wanted.backend, wanted.timeout) as group:
@@ -53,7 +69,7 @@ def run(config: Config) -> float:
 
 def _run(config: Config, parts: TrainingParts, group: Group, path: Path) -> float:
     model, objective = parts.model(), parts.objective()
-    load_weights(model, path)
+    load_weights(model, path, config)
     model.to(parts.world.device)
     name, _ = monitored(config, objective)
     precision = config.trainer.precision
@@ -76,18 +92,48 @@ def _run(config: Config, parts: TrainingParts, group: Group, path: Path) -> floa
     return value
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
+def load_weights(model: nn.Module, path: Path, config: Config | None = None) -> None:
     """Load a checkpoint's weights, or their running mean if the run had one.
+
+    Args:
+        config: of the model, to name the keys that differ.
 
     Raises:
         PenstockError: they are of another model.
     """
+    state = checkpoint.load(path)
     try:
-        state = checkpoint.load(path)
         model.load_state_dict(state["averaged" if "averaged" in state else "model"])
     except (KeyError, RuntimeError, TypeError, AttributeError) as error:
-        raise PenstockError(f"{path} does not fit the model of this configuration; give the "
-                            f"overrides of its run. {error}") from error  # fmt: skip
+        folder = run_of(path)
+        way = f"run={folder}" if folder is not None else "the overrides of its run"
+        reasons = [*_other_keys(state, config), *_other_tensors(state, model)][:_NAMED]
+        raise PenstockError(f"{path} does not fit the model of this configuration; give {way}. "
+                            + "; ".join(reasons)) from error  # fmt: skip
+
+
+def _other_keys(state: checkpoint.State, config: Config | None) -> Iterator[str]:
+    """The keys by which the model of a checkpoint is another one."""
+    saved = state.get("fingerprint")
+    if config is None or not isinstance(saved, Mapping):
+        return
+    own = recorded(config)
+    for key in differing(saved, own):
+        if key.startswith(("model.", "dataset.facts.")):
+            yield (f"{one_line(key)} is {one_line(value_in(own, key))[:80]} here and was "
+                   f"{one_line(value_in(saved, key))[:80]}")  # fmt: skip
+
+
+def _other_tensors(state: checkpoint.State, model: nn.Module) -> Iterator[str]:
+    """The tensors of a checkpoint that a model lacks or has in another shape, and the reverse."""
+    saved = state.get("model")
+    saved = saved if isinstance(saved, Mapping) else {}
+    own = {name: list(value.shape) for name, value in model.state_dict().items()}
+    there = {str(name): list(getattr(value, "shape", ())) for name, value in saved.items()}
+    for name in {**there, **own}:
+        if there.get(name) != own.get(name):
+            yield (f"{one_line(name)[:80]} is {own.get(name, 'not there')} in the model and "
+                   f"{there.get(name, 'not there')} in the file")  # fmt: skip
 
 
 def monitored(config: Config, objective: Objective) -> tuple[str, Mode]:
@@ -106,11 +152,15 @@ def baselines(
 ) -> dict[str, Record]:  # fmt: skip
     """What a result is compared with, by name: the best constant, and the objective's own.
 
-    The latter on the first rank only.
+    The latter on the first rank only. One that cannot be measured costs a warning.
     """
-    constant = baseline(data, objective, loader, group, observers)
-    others = objective.comparisons(data.train.dataset, data.val.dataset) if group.is_first else {}
-    return {objective.baseline_name: constant, **others}
+    found: dict[str, Record] = {}
+    with only_shown("the best constant prediction"):
+        found[objective.baseline_name] = baseline(data, objective, loader, group, observers)
+    if group.is_first and data.validates:
+        with only_shown("what else the result is compared with"):
+            found |= objective.comparisons(data.train.dataset, data.val.dataset)
+    return found
 
 
 def baseline(
@@ -139,20 +189,25 @@ def baseline(
     options = replace(loader.options, persistent_workers=False)
     alone = replace(loader.world, rank=0, size=1)
     share = share_of(data.train, use="baseline", world=alone)
-    with Loader(plan, fetch, options, alone, share=share) as batches:
-        count = math.ceil(BASELINE_SAMPLES / plan.batch_size)
-        some = islice(batches.epoch(0), count)
-        constant = objective.constant(watched(some, count, "finding the best constant"))
-    constant_model = Constant(constant).to(loader.world.device)
-    return validate(constant_model, objective, loader, group=group, observers=observers)
+    with (group or Group()).all_or_none():
+        with Loader(plan, fetch, options, alone, share=share) as batches:
+            count = math.ceil(BASELINE_SAMPLES / plan.batch_size)
+            some = islice(batches.epoch(0), count)
+            constant = objective.constant(watched(some, count, "finding the best constant"))
+        constant_model = Constant(constant).to(loader.world.device)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of constant predictions
+        return validate(constant_model, objective, loader, group=group, observers=observers)
 
 
 @torch.no_grad()
-def try_one_batch(val: Split, objective: Objective, loader: Loader) -> None:
+def try_one_batch(val: Split, objective: Objective, loader: Loader, monitor: str) -> None:
     """Put the first batch of validation through loss and metrics, with a constant for a model.
 
     A worker makes the batch if `loader` has workers: what a dataset opens at its first read must
     not be open in the process that forks them.
+
+    Raises:
+        ConfigError: a metric does not take the predictions, or none is called `monitor`.
     """
     plan = copy(val.plan)
     plan.most = 1
@@ -162,12 +217,56 @@ def try_one_batch(val: Split, objective: Objective, loader: Loader) -> None:
     with Loader(plan, val.fetch(), options, loader.world, share=share_of(val)) as batches:
         for batch in batches.epoch(0):
             if batch.request.valid:  # else a rank's share is all padding
-                constant = Constant(objective.constant([batch])).to(loader.world.device)
+                try:
+                    output = objective.constant([batch])
+                except PenstockError:
+                    raise
+                except Exception:  # an objective of a person's own that knows no constant
+                    break
+                constant = Constant(output).to(loader.world.device)
                 objective.update(objective(constant, batch)[1], batch)
+                try:
+                    with warnings.catch_warnings(action="ignore"):  # of what few rows lack
+                        given = ["loss", *objective.compute()]
+                except ConfigError:
+                    raise
+                except Exception:
+                    if val.plan.steps(0) == 1:
+                        raise
+                    break  # a metric may need more rows than these
+                if monitor not in given:
+                    raise ConfigError(
+                        Problem(
+                            "trainer.monitor",
+                            f"is {monitor!r}, which validation"
+                            f" does not give; it gives {', '.join(given)}",
+                        )
+                    )
     objective.reset()
 
 
-def print_table(columns: Mapping[str, Mapping[str, float]], monitor: str) -> None:
+def try_stream(split: Split, loader: Loader) -> None:
+    """Read the first batch of a stream, whose emptiness shows only so; nothing for other datasets.
+
+    Raises:
+        ConfigError: it has no batch.
+    """
+    if not isinstance(split.plan, StreamPlan):
+        return
+    plan, order = copy(split.plan), copy(split.plan.sampler)
+    order.buffer = 0  # to find its first records, none have to be shuffled
+    plan.most, plan.skipped, plan.sampler = 1, Skipped(), order
+    fetch = split.fetch()
+    assert isinstance(fetch, StreamFetch)
+    fetch = replace(fetch, transform=None, batch_transform=None, collate=List(), order=order)
+    workers = min(loader.options.num_workers, 1)
+    options = replace(loader.options, num_workers=workers, auto=None, persistent_workers=False)
+    with Loader(plan, fetch, options, loader.world) as batches:
+        for _ in batches.epoch(0):
+            pass
+
+
+def print_table(columns: Mapping[str, Mapping[str, float]], monitor: str | None) -> None:
     """Print metrics to stdout: a row a metric, a column a model; the monitored one stands out."""
     from rich.table import Table
 

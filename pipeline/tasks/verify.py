@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pipeline.config.schema import Config
+from pipeline.config.changes import between
+from pipeline.config.schema import Changes, Config
 from pipeline.errors import PenstockError
 from pipeline.runs.comparison import (
     Difference,
@@ -18,7 +19,6 @@ from pipeline.runs.comparison import (
     facts,
     settings,
 )
-from pipeline.runs.identity.effects import Effect, effect_of
 from pipeline.runs.record import RunRecord, two_runs
 from pipeline.runs.weight_comparison import compare_weights
 from pipeline.tasks.tables import put_rows
@@ -49,15 +49,17 @@ def run(config: Config) -> None:
                             "checkpoints; train with trainer.ledger=true")  # fmt: skip
     if not all(known):
         raise RunsDifferError("the two runs are not the same")
-    put("the same")
+    unknown = [one.what for one in found if one.alike]
+    put(f"not known to be the same: {unknown[0]}; what else was compared is" if unknown
+        else "the same")  # fmt: skip
 
 
 def print_started(first: RunRecord, second: RunRecord) -> None:
     """Print differences of the runs' facts and settings; a key that changes a run "matters"."""
 
     def matters(one: Difference) -> str:
-        effect, _ = effect_of(one.key, first, second)
-        return "" if effect == Effect.NEITHER else "matters"
+        changes, _ = between(one.key, first.known, second.known)
+        return "matters" if changes >= Changes.WEIGHTS else ""
 
     some = [one for part in facts(first, second).values() for one in part]
     rows = [("run", one_line(first.path), one_line(second.path), "")]

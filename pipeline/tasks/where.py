@@ -31,7 +31,15 @@ from pipeline.order.randomness import sample_keys
 from pipeline.runs import left_out
 from pipeline.runs.history import SKIPPED, RunHistory
 from pipeline.runs.record import RunRecord
-from pipeline.tasks.backwards import asked_of, listed_in, own_row, plan_of, rows_of, source_of
+from pipeline.tasks.backwards import (
+    compare_data,
+    listed_in,
+    own_row,
+    plan_of,
+    rows_of,
+    source_of,
+)
+from pipeline.tasks.folder_config import asked_of
 from pipeline.tasks.tables import put_rows
 from pipeline.terminal import one_line, put, say
 
@@ -68,6 +76,8 @@ class _Question:
     def __init__(self, split: Split, record: RunRecord | None) -> None:
         self.split, self.config, self.record = split, split.config, record
         self.plan: Plan = plan_of(split)
+        if record is not None:
+            compare_data(record, split)
         trained = record if split.name == "train" else None
         self.history = None if trained is None else RunHistory(trained)
 

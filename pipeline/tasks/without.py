@@ -24,6 +24,7 @@ import numpy as np
 
 from pipeline import program
 from pipeline.build.data import DataParts, Split
+from pipeline.config.changes import leaves
 from pipeline.config.schema import Config
 from pipeline.distributed.world import World
 from pipeline.errors import ConfigError, Problem
@@ -38,8 +39,9 @@ from pipeline.runs.history import RunHistory
 from pipeline.runs.left_out import KEY, Entry
 from pipeline.runs.quarantine import QuarantineFile
 from pipeline.runs.record import RunRecord
-from pipeline.runs.resumption import leaves, run_of
-from pipeline.tasks.backwards import asked_of, plan_of, rows_of
+from pipeline.runs.resumption import run_of
+from pipeline.tasks.backwards import compare_data, plan_of, rows_of
+from pipeline.tasks.folder_config import asked_of
 from pipeline.terminal import one_line, put, say
 
 _FEW = 16  # rows up to which each is looked for; of more, one is met soon by going forwards
@@ -57,6 +59,7 @@ def run(config: Config) -> None:
         raise ConfigError(Problem("sample" if record else "run", "is missing: task=without "
                                   "sample=17 run=outputs/faces"))  # fmt: skip
     split = DataParts(asked, World()).train
+    compare_data(record, split)
     trained = _Trained(record, asked, split, rows_of(config.sample, split))
     for row in trained.rows[:_FEW]:
         put(f"{'sample':<10} row {_own(split.dataset, row)}  "

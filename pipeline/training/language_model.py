@@ -156,8 +156,8 @@ class LanguageModeling(Objective):
             return
         losses, sizes = self.predictions(outputs, batch), self.targets(batch)
         if len(losses):
-            for metric in self.metrics.values():
-                metric.update(losses, sizes)
+            for name in self.metrics:
+                self.add(name, losses, sizes)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The loss of each token that follows one, in nats."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pipeline.distributed.group import Group
 from pipeline.distributed.metric_states import merge
-from pipeline.errors import ConfigError, Problem
+from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.loading.batch import Batch
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MOST_CONFUSED = 40  # classes whose confusion is counted; a picture of more is unreadable
 Loss = Callable[[Tensor, Tensor], Tensor]
+_NORMALIZES = "Expected more than 1 value per channel when training"  # what batch norm raises
 
 
 class Objective(ABC):
@@ -69,7 +70,19 @@ class Objective(ABC):
             losses: float32[n], of the n samples that are not padding.
             outputs: float32[B, ...], of all rows.
         """
-        outputs = model(*[self._field(batch, name) for name in self.inputs]).float()
+        # Of packed sequences the inputs have a row a token; the target always has one a sample.
+        counted = isinstance(model, Constant) and self.target in batch
+        given = [self._field(batch, name) for name in ([self.target] if counted else self.inputs)]
+        try:
+            outputs = model(*given).float()
+        except ValueError as error:
+            if _NORMALIZES not in str(error):
+                raise
+            reason = (
+                f"batch {batch.request.address} has one sample for this process, and the model's "
+                "batch norm needs two to train on; set drop, or another batch.size"
+            )
+            raise ConfigError(Problem("batch.tail", reason)) from error
         # In float32 also under autocast: the loss is cheap, and a sum in 16 bits is inaccurate.
         device = outputs.device.type
         mixed = torch.is_autocast_enabled(device)
@@ -84,6 +97,15 @@ class Objective(ABC):
             else:
                 losses = _valid(losses, batch)
         return losses, outputs
+
+    def _check_count(self, outputs: Tensor, target: Tensor) -> None:
+        """Raise ConfigError unless there is an output for each sample."""
+        count = len(outputs) if outputs.ndim else 0
+        if count != len(target):
+            raise ConfigError(
+                f"the model gives outputs for {count} samples, but {self.target!r} has "
+                f"{len(target)}"
+            )
 
     def _of_each(self, loss: Tensor, outputs: Tensor, batch: Batch) -> Tensor:
         """The loss of a whole batch, for each of its samples, float32[n]."""
@@ -116,25 +138,76 @@ class Objective(ABC):
         predicted = _valid(self.predictions(outputs, batch), batch)
         target = _valid(self.targets(batch), batch)
         if len(predicted):  # not on a rank whose share is all padding
-            for metric in self.metrics.values():
-                metric.update(predicted, target)
+            for name in self.metrics:
+                self.add(name, predicted, target)
+
+    def add(self, name: str, predicted: Tensor, target: Tensor) -> None:
+        """Add rows of `predictions` and `targets` to one metric.
+
+        Raises:
+            ConfigError: a metric of torchmetrics' does not take them.
+        """
+        metric = self.metrics[name]
+        known = _is_known(metric)
+        if known:
+            predicted, target = self._as_known(predicted, target)
+        try:
+            metric.update(predicted, target)
+        except torch.OutOfMemoryError:
+            raise
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            if not known:
+                raise  # a person's own code: its traceback says more
+            shapes = f"predictions {_shown(predicted)} and targets {_shown(target)}"
+            way, outputs = "", getattr(metric, "num_outputs", None)
+            if isinstance(outputs, int) and outputs != target[0].numel():
+                way = f"; set objective.metrics.{name}.num_outputs={target[0].numel()}"
+            raise ConfigError(
+                Problem(
+                    f"objective.metrics.{name}",
+                    f"{type(metric).__name__} does not take "
+                    f"{shapes}: {str(error).strip().partition(chr(10))[0][:200]}{way}",
+                )
+            ) from error
+
+    def _as_known(self, predicted: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Predictions and targets as the metrics of torchmetrics take them."""
+        return predicted, target
 
     def compute(self, group: Group | None = None) -> dict[str, float]:
         """Every metric by name; one with a value a class as `name/<class>`. Waits for the device.
 
         Args:
             group: the ranks that measured a share each; all of them have to make this call.
+
+        Raises:
+            ConfigError: a metric gives something else than a number or a list of them.
         """
         merge(self.metrics, group or Group())
         values: dict[str, float] = {}
         for name, metric in self.metrics.items():
             result = metric.compute()
-            if result.ndim == 0:
+            if isinstance(result, (int, float)):
                 values[name] = float(result)
+            elif not isinstance(result, Tensor) or result.ndim > 1:
+                found = _shown(result) if isinstance(result, Tensor) else type(result).__name__
+                raise ConfigError(
+                    Problem(
+                        f"objective.metrics.{name}",
+                        f"{type(metric).__name__} gives {found}; "
+                        "a metric has to give one number, or one for each class or output",
+                    )
+                )
             else:
-                labels = self._labels(len(result))
-                values |= {f"{name}/{k}": v for k, v in zip(labels, result.tolist(), strict=True)}
+                values |= self._named(name, result)
         return values
+
+    def _named(self, name: str, result: Tensor) -> dict[str, float]:
+        """The values of a metric by their names; `result` is [] or [n]."""
+        if result.ndim == 0:
+            return {name: float(result)}
+        labels = self._labels(len(result))
+        return {f"{name}/{k}": v for k, v in zip(labels, result.tolist(), strict=True)}
 
     def reset(self) -> None:
         for metric in self.metrics.values():
@@ -187,19 +260,39 @@ class Objective(ABC):
                               f", objective.target); a batch has {', '.join(batch)}")  # fmt: skip
         value = batch[name]
         if not isinstance(value, Tensor):
-            raise ConfigError(f"the field {name!r} of a batch is a {type(value).__name__}, not a "
-                              "tensor: choose a collate that stacks it")  # fmt: skip
+            raise ConfigError(
+                f"the field {name!r} of a batch is a {type(value).__name__}, not a tensor: choose "
+                "a collate that stacks it, or give tensors or arrays in samples (lists of numbers "
+                "are put together item by item)"
+            )
         return value
 
 
 class Regression(Objective):
-    """Numbers: the model gives as many a sample as the target, float[B, ...]."""
+    """Numbers: the model gives as many a sample as the target, float[B, ...].
+
+    Metrics of torchmetrics' get them as [n], or as [n, k] for k numbers a sample, whatever their
+    shape. One with a value an output has their mean as `name`, and up to `MOST_CONFUSED` of them as
+    `name/<output>`. Metrics of a person's own get the shape of the targets.
+    """
 
     baseline_name = "mean target"
 
     def predictions(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The outputs in the shape of the targets."""
         return outputs.reshape(self.targets(batch).shape)
+
+    def _as_known(self, predicted: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        shape = (-1,) if target[0].numel() == 1 else (len(target), -1)
+        target = target if target.is_floating_point() else target.float()
+        # Contiguous, as torchmetrics takes views: a constant's rows are one row, expanded.
+        return predicted.reshape(shape).contiguous(), target.reshape(shape).contiguous()
+
+    def _named(self, name: str, result: Tensor) -> dict[str, float]:
+        if result.ndim == 0 or not hasattr(self.metrics[name], "num_outputs"):
+            return super()._named(name, result)
+        each = super()._named(name, result) if len(result) <= MOST_CONFUSED else {}
+        return {name: float(result.mean()), **each}
 
     def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         target = self.targets(batch)
@@ -208,6 +301,7 @@ class Regression(Objective):
             losses: Tensor = self.loss(outputs, target.float())  # views would cost more than it
             return losses
         target = self._statistics(batch)
+        self._check_count(outputs, target)
         outputs = outputs.reshape(len(outputs), -1)
         if outputs.shape != target.shape:  # the loss would broadcast, with a warning at most
             raise ConfigError(f"the model gives {outputs.shape[1]} numbers a sample, but "
@@ -242,7 +336,16 @@ class LandmarkRegression(Regression):
 
     def _statistics(self, batch: Batch) -> Tensor:
         width, height = self._size(batch)
-        x, y = self.targets(batch).float().unbind(-1)
+        targets = self.targets(batch)
+        if targets.ndim != 3 or targets.shape[-1] != 2:
+            raise ConfigError(
+                Problem(
+                    "objective.target",
+                    f"{self.target!r} is {_shown(targets)}; "
+                    "landmarks are [B, L, 2], x and y of each",
+                )
+            )
+        x, y = targets.float().unbind(-1)
         return torch.stack([x * (2 / width) - 1, y * (2 / height) - 1], dim=-1).flatten(1)
 
     def _size(self, batch: Batch) -> tuple[int, int]:
@@ -252,7 +355,9 @@ class LandmarkRegression(Regression):
 
 
 class Classification(Objective):
-    """One class of several: the model gives logits [B, C], targets are int64[B].
+    """One class of several: the model gives logits [B, C], targets are whole numbers [B] or [B, 1].
+
+    Targets may be shares of the classes too, float32[B, C]; metrics then take the likeliest class.
 
     If a batch also has soft targets (`label_soft`, float32[B, C], for the target `label`), as
     mixing makes them, the loss takes those; metrics take the classes.
@@ -310,17 +415,53 @@ class Classification(Objective):
         """The logits; torchmetrics takes them as they are."""
         return outputs
 
+    def targets(self, batch: Batch) -> Tensor:
+        """The class of each sample, int64[B]; of float32[B, C], the likeliest.
+
+        Raises:
+            ConfigError: they are neither that nor whole numbers, [B] or [B, 1].
+        """
+        target = super().targets(batch)
+        if target.dtype == torch.int64 and target.ndim == 1:
+            return target
+        if self._are_shares(target):
+            return target.argmax(-1)
+        if target.is_floating_point() or target.is_complex() or target.numel() != len(target):
+            raise ConfigError(
+                Problem(
+                    "objective.target",
+                    f"{self.target!r} is {_shown(target)}; classes are one whole number a sample, "
+                    f"or a share of each of {self.num_classes}",
+                )
+            )
+        return target.reshape(-1).long()
+
+    def _are_shares(self, target: Tensor) -> bool:
+        return target.is_floating_point() and target.shape[1:] == (self.num_classes,)
+
     def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         if outputs.ndim != 2 or outputs.shape[1] != self.num_classes:
             raise ConfigError(f"the model gives {list(outputs.shape[1:])} a sample; "
                               f"{self.num_classes} classes need as many logits")  # fmt: skip
         soft = f"{self.target}_soft" in batch
-        goals = self._field(batch, f"{self.target}_soft") if soft else self.targets(batch)
+        goals = self._field(batch, f"{self.target}_soft" if soft else self.target)
+        goals = goals if self._are_shares(goals) else self.targets(batch)
+        self._check_count(outputs, goals)
         losses: Tensor = self.loss(outputs, goals)
         return losses
 
     def _statistics(self, batch: Batch) -> Tensor:
-        return nn.functional.one_hot(self.targets(batch), self.num_classes)
+        target = self._field(batch, self.target)
+        if self._are_shares(target):
+            return target
+        target = self.targets(batch)
+        for place in ((target < 0) | (target >= self.num_classes)).nonzero().flatten().tolist()[:1]:
+            row = "" if batch.indices is None else f" of row {int(batch.indices[place])}"
+            raise DataError(
+                f"{self.target!r}{row} is {int(target[place])}; {self.num_classes} classes are "
+                f"0 to {self.num_classes - 1}"
+            )
+        return nn.functional.one_hot(target, self.num_classes)
 
     def _from_mean(self, mean: Tensor) -> Tensor:
         # Else a class that never occurs has -inf, and a loss of inf where validation has it.
@@ -341,6 +482,14 @@ class Constant(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.output.expand(len(inputs[0]), *self.output.shape)
+
+
+def _is_known(metric: Any) -> bool:
+    return type(metric).__module__.startswith("torchmetrics.")
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _valid(rows: Tensor, batch: Batch) -> Tensor:

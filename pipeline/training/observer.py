@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from pipeline.loading.batch import Batch
+from pipeline.runs.only_shown import only_shown
 from pipeline.training.epoch_metrics import Step
 
 Record = dict[str, float]
@@ -50,3 +52,24 @@ class Observer:
 
     def on_epoch_end(self, record: Record) -> None:
         """Numbers of the whole epoch, with val/<metric> if it was validated."""
+
+
+class OnlyShows(Observer):
+    """An observer whose first error costs a warning; it is told of nothing after that.
+
+    Args:
+        what: is missing then.
+    """
+
+    def __init__(self, what: str, observer: Observer) -> None:
+        self._what, self._works = what, True
+        for name in vars(Observer):
+            if name.startswith("on_"):
+                setattr(self, name, partial(self._tell, getattr(observer, name)))
+
+    def _tell(self, call: Any, *given: Any) -> None:
+        if self._works:
+            self._works = False
+            with only_shown(self._what):
+                call(*given)
+                self._works = True

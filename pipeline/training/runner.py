@@ -25,8 +25,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from pipeline.distributed.group import Group
 from pipeline.distributed.parallel import Parallel, same_buffers
 from pipeline.distributed.preemption import Preempted, Preemption, in_turns
-from pipeline.errors import ConfigError, PenstockError, Problem
+from pipeline.errors import ConfigError, DataError, PenstockError, Problem
 from pipeline.loading.batch import Batch
+from pipeline.loading.known_by import in_fingerprint
 from pipeline.loading.loader import Loader
 from pipeline.order.address import Address
 from pipeline.runs.checkpoint import Checkpoints, State
@@ -291,7 +292,7 @@ class _Fit(Observer):
                 "result": dict(vars(self.result)), "begun": self.begun,
                 "meter": self.epoch_metrics.state_dict(self.train.stats.wait_seconds, self._lost()),
             },
-            "fingerprint": self.fingerprint,
+            "fingerprint": {**self.fingerprint, **in_fingerprint(self.train.seen or {})},
         }  # fmt: skip
 
 
@@ -335,9 +336,8 @@ def train_epoch(
             after_step(batch)
     _tell(observers, epoch_metrics.read())
     if not epoch_metrics.samples and not start and not skipped:
-        raise ConfigError(Problem("batch", f"epoch {epoch} of the training split has no sample to "
-                                  "train on; batch.tail=drop leaves out what is less than one "
-                                  "batch"))  # fmt: skip
+        raise DataError(f"every sample of epoch {epoch} was left out (bad_samples.on_error), so "
+                        "there is none to train on")  # fmt: skip
     return {
         "epoch": epoch, "step": train_step.updates, "train/loss": epoch_metrics.mean,
         "lr": train_step.lr, "seconds": epoch_metrics.seconds,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import nn
 
 from pipeline.distributed.group import Group
 from pipeline.distributed.preemption import in_turns
+from pipeline.errors import DataError
 from pipeline.loading.loader import Loader
 from pipeline.training.objective import Objective
 from pipeline.training.observer import Observer
@@ -46,8 +46,10 @@ def validate(
     left_out: list[Any] = []
     steps = loader.plan.steps(0)
     _tell(observers, 0, steps)
+    # Without turns, ranks meet at the end only, and so does an error of one of them.
+    together = group.all_or_none() if turn is None else nullcontext()
     try:
-        with closing(loader.epoch(0)) as batches:
+        with together, closing(loader.epoch(0)) as batches:
             for done, batch in enumerate(in_turns(batches, turn), start=1):
                 with autocast(device, precision):
                     losses, outputs = objective(model, batch)
@@ -64,7 +66,11 @@ def validate(
     lost = list(chain.from_iterable(group.gather(left_out)))  # of all ranks, which all ask alike
     for observer in observers:
         observer.on_validated(lost)
-    return {"loss": total / count if count else math.nan, **objective.compute(group)}
+    if not count:
+        raise DataError(
+            "validation has nothing to measure: the split has no sample that can be read"
+        )
+    return {"loss": total / count, **objective.compute(group)}
 
 
 def _tell(observers: Sequence[Observer], done: int, steps: int | None) -> None:

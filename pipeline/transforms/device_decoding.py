@@ -1,6 +1,7 @@
 """Batch transforms that decode JPEG files on the batch's device: with nvJPEG on a GPU.
 
-Other files (PNG, CMYK, damaged ...) are decoded on the CPU by the dataset's own reader. Worth it
+Other files (PNG, CMYK, damaged ...) are decoded on the CPU by the dataset's own reader. Without a
+GPU all are, one by one as samples (`DecodeFiles`), so that a bad one is its sample's. Worth it
 where the CPU is the bottleneck: nvJPEG decodes whole files at full size and takes time from
 training. Pixels differ by rounding from those of other decoders.
 """
@@ -9,6 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torchvision.io  # noqa: F401  (registers torch.ops.image)
@@ -18,14 +22,38 @@ from torch.nn.functional import interpolate
 from pipeline.errors import DataError
 from pipeline.files.batch_bytes import reserve
 from pipeline.loading.batch import Batch
+from pipeline.loading.compose import Compose
 from pipeline.loading.encoded import EncodedImage
 from pipeline.order.randomness import KeyedRandom
+from pipeline.transforms.batch import BatchCompose
 from pipeline.transforms.crops import CenterCrop, Crop, RandomAreaCrop, side_lengths
 from pipeline.transforms.image_decoding import Size, checked_header
 from pipeline.transforms.jpeg_header import upright
 from pipeline.transforms.warping import resize_weights
 
 _RGB = 3  # torchvision.io.ImageReadMode
+
+
+@dataclass(frozen=True)
+class DecodedImage(EncodedImage):
+    """A file and its pixels, uint8 [3, H, W], upright."""
+
+    pixels: Tensor
+
+
+class DecodeFiles:
+    """A step for samples that decodes their files, for `DecodeBatch` on a CPU; the build adds it.
+
+    Raises:
+        DataError: a file is bad.
+    """
+
+    decodes = True
+    keyed = True  # it draws nothing
+
+    def __call__(self, sample: Any) -> Any:
+        return {name: _decoded(value) if isinstance(value, EncodedImage) else value
+                for name, value in sample.items()}  # fmt: skip
 
 
 class DecodeBatch:
@@ -104,22 +132,27 @@ class DecodeBatchResizeCenterCrop(DecodeBatch):
         super().__init__(size, CenterCrop(side_lengths(size), resize))
 
 
+def files_first(transform: Compose, batch: BatchCompose) -> Compose:
+    """The steps for samples; with one that decodes files, if the first of `batch` needs them."""
+    if not isinstance(next(iter(batch.steps.values()), None), DecodeBatch):
+        return transform
+    return Compose({**transform.steps, "decode files": DecodeFiles()})
+
+
 def _pixels(files: list[EncodedImage], device: torch.device) -> list[Tensor]:
     """The whole pictures, upright, uint8 [3, H, W]."""
+    if device.type != "cuda":
+        found = (one if isinstance(one, DecodedImage) else _decoded(one) for one in files)
+        return [one.pixels.to(device) for one in found]
     headers = [checked_header(file) for file in files]
-    pixels = sum(header.width * header.height for header in headers if header is not None)
-    if device.type == "cpu":
-        reserve(3 * pixels, f"{len(files)} decoded pictures")
     data = [
         torch.frombuffer(bytearray(file.content), dtype=torch.uint8)
         for file, header in zip(files, headers, strict=True) if header is not None
     ]  # fmt: skip
+    decoded = iter(())
     try:
-        # The operators and not `torchvision.io`, which warns that TorchCodec will take their place.
-        if device.type != "cuda":
-            decoded = iter([torch.ops.image.decode_jpeg(one, _RGB, False) for one in data])
-        else:
-            decoded = iter(torch.ops.image.decode_jpegs_cuda(data, _RGB, device) if data else ())
+        # The operator and not `torchvision.io`, which warns that TorchCodec will take its place.
+        decoded = iter(torch.ops.image.decode_jpegs_cuda(data, _RGB, device) if data else ())
     except RuntimeError:  # one of them is damaged, or of a kind that the decoder does not know
         headers = [None] * len(files)
     return [
@@ -127,6 +160,19 @@ def _pixels(files: list[EncodedImage], device: torch.device) -> list[Tensor]:
         if header is None else upright(next(decoded), header.orientation)
         for file, header in zip(files, headers, strict=True)
     ]  # fmt: skip
+
+
+def _decoded(file: EncodedImage) -> DecodedImage:
+    """The file with its pixels, decoded on the CPU; raises DataError if it is bad."""
+    header, pixels = checked_header(file), None
+    if header is not None:
+        reserve(3 * header.width * header.height, f"image {file.name!r}")
+        data = torch.frombuffer(bytearray(file.content), dtype=torch.uint8)
+        with suppress(RuntimeError):  # the dataset's reader tells what is wrong
+            pixels = upright(torch.ops.image.decode_jpeg(data, _RGB, False), header.orientation)
+    if pixels is None:
+        pixels = file.decode().as_subclass(Tensor)
+    return DecodedImage(file.content, file.name, file.decoder, file.most_pixels, pixels)
 
 
 def _cut(pixels: Tensor, crop: Crop, size: tuple[int, int]) -> Tensor:

@@ -7,7 +7,8 @@ bank of `up` rows, computed once for a ratio.
 
 The filter passes everything below 83 % of half the lower rate (within 0.01 %) and attenuates by 90
 dB above half the lower rate. Cost on one core for a second of audio: 0.1 to 0.5 ms (6 ms without a
-small ratio, as 44,101 to 8,000); once for a ratio, 1 to 5 ms (0.3 s).
+small ratio, as 44,101 to 8,000); once for a ratio, 1 to 5 ms (0.3 s). A ratio whose bank would be
+larger than `_LARGEST_BANK` is refused: a file says what its rate is.
 """
 
 from __future__ import annotations
@@ -19,18 +20,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pipeline.errors import DataError
 from pipeline.files.batch_bytes import reserve, temporary
 
 ATTENUATION = 90.0  # dB
 ZEROS = 32  # crossings of the sinc on either side
 _COUNT = 64  # outputs at once, at least; single ones would only copy
 _LARGEST_BLOCK = 1 << 20  # weights, 4 MiB
+_LARGEST_BANK = 1 << 23  # weights, 32 MiB
+_WHILE_MAKING = 64  # bytes a weight, as measured, rounded up
 
 
 def resample(audio: Tensor, rate: int, new_rate: int) -> Tensor:
     """Resample the last dimension from `rate` to `new_rate` Hz; 0 is assumed beyond the ends.
 
     float32[..., T] becomes float32[..., ceil(T * new_rate / rate)]; the first frames coincide.
+
+    Raises:
+        DataError: the rates have no ratio that is small enough.
     """
     if rate == new_rate:
         return audio
@@ -40,9 +47,18 @@ def resample(audio: Tensor, rate: int, new_rate: int) -> Tensor:
     lines = audio.shape[:-1].numel()
     outputs = lines * length
     reserve(4 * outputs, f"{length} frames of audio at {new_rate} Hz")
-    block = _block(up, down)
+    weights = up * 2 * math.ceil(ZEROS / _cutoff(up, down))
+    if weights > _LARGEST_BANK:
+        raise DataError(
+            f"audio at {rate} Hz cannot be resampled to {new_rate} Hz: their ratio is {up} / "
+            f"{down}, and a filter for it would have {weights} weights. Check the rate that the "
+            "file claims, or resample it in steps."
+        )
+    with temporary(_WHILE_MAKING * weights, "to make a filter for audio"):
+        block = _block(up, down)
     if block is None:  # each output: its neighbours times the bank's row for its fraction
-        bank = _bank(up, down)
+        with temporary(_WHILE_MAKING * weights, "to make a filter for audio"):
+            bank = _bank(up, down)
         taps = bank.shape[1]
         # The neighbours, their weights, and the products.
         with temporary(4 * taps * (2 * outputs + length), "to resample audio"):
@@ -62,7 +78,7 @@ def resample(audio: Tensor, rate: int, new_rate: int) -> Tensor:
         return (stretches[..., :rows, :] @ block).flatten(-2)[..., :length]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def _bank(up: int, down: int) -> Tensor:
     """Weights by fraction, float32[up, taps].
 

@@ -56,8 +56,8 @@ def statistics_of(
     Args:
         dataset: the training split, untransformed; its samples hold one uint8 [C, H, W] image.
         cache_dir: the result is kept in `statistics/<fingerprint>.json` there.
-        fingerprint: of the data; None takes `dataset.fingerprint`. Without one the result is not
-            kept.
+        fingerprint: of the data; None takes `dataset.fingerprint`. Without one, or if it is "", the
+            result is not kept.
         names: for samples that are not dicts.
         options: of the workers that decode; None: threads of this process.
 
@@ -70,7 +70,7 @@ def statistics_of(
         DiskError: the result cannot be written.
     """
     folder = Path(cache_dir).expanduser() / "statistics"
-    named = fingerprint or getattr(dataset, "fingerprint", None)
+    named = getattr(dataset, "fingerprint", None) if fingerprint is None else fingerprint
     path = folder / f"{named}.json"
     if folder.exists():
         own_folder(folder)

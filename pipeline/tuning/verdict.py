@@ -62,6 +62,30 @@ class Verdict:
     overrides: tuple[str, ...] = ()
 
 
+Side = Literal["training", "loading", "neither"]
+
+
+def slower_side(waited: float, work: float, step: float, workers: int, busy: float) -> Side:
+    """Which of the two bounds a run: what, made faster, makes the run faster.
+
+    "neither" is where batches come late though the workers have time to spare: at the starts of
+    epochs, in bursts, or because they are long under way.
+
+    Args:
+        waited: share of the time in which the training loop waited for data.
+        work: time that a batch takes to make, in the unit of `step`.
+        step: time that training on it takes.
+        workers: that make batches; 0: the training loop does, between its steps.
+        busy: share of the time in which a worker had work.
+    """
+    if not workers:
+        return "training" if waited < 0.5 else "loading"
+    stalls = waited < 2.5 * WAITS and work / workers < 0.5 * step and busy < 0.5
+    if waited < WAITS or stalls:  # little waiting that does not come from the work on batches
+        return "training"
+    return "neither" if work / workers < step and busy < 0.6 else "loading"
+
+
 def judge(measured: Measured) -> Verdict:
     """The bottleneck, and what to change."""
     total = measured.first + measured.run_steps * measured.pace
@@ -69,12 +93,8 @@ def judge(measured: Measured) -> Verdict:
         return _starting(measured, total)
     if measured.waited >= WAITS and measured.waited_at_starts > 0.5 * measured.waited:
         return _starting_epochs(measured)
-    # Little waiting that does not come from the work on batches.
-    idle = measured.workers > 0 and measured.work / measured.workers < 0.5 * measured.ceiling
-    stalls = measured.waited < 2.5 * WAITS and idle and measured.busy < 0.5
-    if measured.waited < WAITS or stalls:
-        return _training(measured)
-    if measured.transfer > 0.5 * measured.waited * measured.pace:
+    waits = measured.waited >= WAITS
+    if waits and measured.transfer > 0.5 * measured.waited * measured.pace:
         return Verdict(
             "transfer",
             f"copying a batch to the device takes {_ms(measured.transfer)} of each "
@@ -82,6 +102,11 @@ def judge(measured: Measured) -> Verdict:
             "pin the memory that is copied from, and send bytes in place of floats",
             ("loader.pin_memory=true", "transform.batch_on=device"),
         )
+    side = slower_side(
+        measured.waited, measured.work, measured.ceiling, measured.workers, measured.busy
+    )
+    if side == "training":
+        return _training(measured)
     computing = sum(measured.computing.values())
     if measured.blocked > computing:
         return _reading(measured)
@@ -92,8 +117,7 @@ def judge(measured: Measured) -> Verdict:
                            ("loader=threads",))  # fmt: skip
         return Verdict("collate", reason, "make samples smaller: bytes, converted to floats as "
                        "whole batches on the device", ("transform.batch_on=device",))  # fmt: skip
-    keeps_up = measured.workers > 0 and measured.work / measured.workers < measured.ceiling
-    if keeps_up and measured.busy < 0.6:
+    if side == "neither":
         return _handing_over(measured)
     return _decoding(measured, computing)
 
@@ -111,6 +135,14 @@ def _training(measured: Measured) -> Verdict:
         f"training takes {_ms(measured.ceiling)} a batch, and the training loop waits for data "
         f"{measured.waited:.0%} of the time"
     )
+    if measured.waited >= WAITS and not measured.workers:
+        wanted = min(_wanted(measured, measured.work), measured.cores)
+        return Verdict(
+            "training",
+            f"{reason}, as it makes the batches itself",
+            "let workers make them meanwhile",
+            (f"loader.num_workers={wanted}",),
+        )
     if measured.waited >= WAITS:
         return Verdict("training", f"{reason}, now and then: batches come at uneven times",
                        "keep more of them ready",

@@ -12,7 +12,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from pipeline import command, tasks
-from pipeline.config import hydra_section, outputs, preflight
+from pipeline.config import command_line_keys, outputs, preflight
 from pipeline.config.announcement import of_sweep
 from pipeline.config.composition import Composer
 from pipeline.config.hydra_loader import CheckedConfigLoader
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 def said(*overrides, multirun=False):
     lines = []
-    with outputs.naming(outputs.named(hydra_section.typed_values(overrides))):
+    with outputs.naming(outputs.named(command_line_keys.typed_values(overrides))):
         preflight.run(Composer(), overrides, multirun, lines.append)
     (line,) = lines
     return line
@@ -31,18 +31,22 @@ def said(*overrides, multirun=False):
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["run_dir=here"], "fit: training landmark_net on synthetic_faces for 20 epochs; "
+        (["run_dir=here"], "fit: training LandmarkNet on SyntheticFaces for 20 epochs; "
                            "run folder here"),
         (["model=torchvision", "model.name=resnet18", "trainer.max_epochs=1", "run_dir=x",
-          "trainer.max_steps=5"], "fit: training torchvision resnet18 on synthetic_faces for "
+          "trainer.max_steps=5"], "fit: training resnet18 on SyntheticFaces for "
                                   "1 epoch, 5 steps at most; run folder x"),
-        (["experiment=sequences", "task=digest"], "digest: hashing the batches of sequences"),
+        (["experiment=sequences", "task=digest"],
+         "digest: hashing the batches of SyntheticSequences"),
         (["task=replay", "epoch=2", "step=7", "run_dir=x"],
-         "replay: making batch (2, 7) of synthetic_faces again; run folder x"),
+         "replay: making batch (2, 7) of SyntheticFaces again; run folder x"),
         (["task=verify", "runs=[a,b]"], "verify: comparing a and b"),
         (["task=diff", "runs=[a,b]"], "diff: comparing a and b"),
-        (["task=tune"], "tune: looking for the fastest loader for landmark_net on "
-                        "synthetic_faces"),
+        (["model=small_conv_net", "run_dir=x", "dataset=image_folder", "dataset.root=y",
+          "model={_target_: torch.nn.Linear, in_features: 2, out_features: 3}", "task=profile"],
+         "profile: timing the training of Linear on ImageFolder; run folder x"),
+        (["task=tune"], "tune: looking for the fastest loader for LandmarkNet on "
+                        "SyntheticFaces"),
     ],
 )  # fmt: skip
 def test_a_run_in_one_line(overrides, line):
@@ -91,11 +95,11 @@ def test_the_first_line_does_not_wait_for_torch(tmp_path):
     words = [sys.executable, str(ROOT / "run.py"), f"run_dir={long}"]
     with subprocess.Popen(words, cwd=tmp_path, stderr=theirs) as child:
         os.close(theirs)
-        start = os.read(ours, 30)
+        start = os.read(ours, 29)
         maps = Path(f"/proc/{child.pid}/maps").read_text()
         child.kill()  # in the middle of its line
     os.close(ours)
-    assert start == b"fit: training landmark_net on "
+    assert start == b"fit: training LandmarkNet on "
     assert "python" in maps
     assert "libtorch" not in maps
     assert not list(tmp_path.iterdir())
@@ -126,7 +130,7 @@ def test_a_run_is_composed_once_and_goes_where_it_said(compositions, monkeypatch
 def test_a_look_is_composed_once(compositions, capsys):
     assert command.main(["--cfg", "job", "seed=3"]) == 0
     assert compositions == [["seed=3"]]
-    assert "\nseed: 3 " in capsys.readouterr().out
+    assert "seed: 3 " in capsys.readouterr().out
 
 
 LINES = [

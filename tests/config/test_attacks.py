@@ -401,6 +401,15 @@ def by_doors(runtime_env):
         yield f"sweep over {key}", Attack(["-m", *attack.words, "seed=1,2"], attack.files)
 
 
+# 9. A Ray that is joined: it can run code here.
+JOINED = [*RAY, "loader.ray.address=evil.example:6379"]
+RAYS = {
+    "experiment": by_parts({"loader": {"ray": {"address": "evil.example:6379"}}}, *RAY),
+    "manifest": by_manifest(JOINED),
+    "sweep's folder": by_stored_sweep(JOINED),
+    "typed": Attack(JOINED),
+}
+
 # 9. Lines of a batch script. The line before the break is whole for sbatch, too, by its backslash.
 LINE = "x\\'\"\ntouch CANARY\n#"
 SETUP = "hydra.launcher.setup=['cd ${hydra.sweep.dir}']"
@@ -431,6 +440,14 @@ SCRIPTS = {
     "folder in a typed line": by_slurm({"sweep": {"dir": "x; touch CANARY"}}, SETUP),
     "name, typed": Attack(["-m", "hydra/launcher=submitit_slurm", "seed=1",
                            f"hydra.launcher.comment='{LINE}'"]),
+    "name, by a primary configuration": Attack(
+        ["-m", "hydra/launcher=submitit_slurm", "seed=1",
+         *by_primary({"job": {"name": LINE}}).words], by_primary({"job": {"name": LINE}}).files),
+    "name of a sweep": by_stored_sweep([f"hydra.job.name='{LINE}'"],
+                                       "hydra/launcher=submitit_slurm"),
+    "partition of a sweep": by_stored_sweep(["hydra.launcher.partition='x #'"],
+                                            "hydra/launcher=submitit_slurm"),
+    "launcher of a manifest": by_manifest(["hydra/launcher=submitit_slurm"], "-m", "seed=1,2"),
 }  # fmt: skip
 
 # 10. Files and folders to write that the command line did not name, through all doors.
@@ -457,6 +474,7 @@ TOUCHED = {
     "another run": ({"resume": "FOLDER/run"}, "resume"),
 }  # fmt: skip
 TEXTS = ["dataset=plain_text", "dataset.root=FOLDER"]
+FILES_OF = ["dataset=image_folder", "dataset.root=x"]
 
 
 def outputs():
@@ -466,11 +484,33 @@ def outputs():
         yield f"{name} of a manifest", by_manifest([f"{name}=CANARY"]), name
         yield f"{name} of a sweep", by_stored_sweep([f"{name}=CANARY"]), name
     yield "cache of a manifest", by_manifest([*TEXTS, "dataset.cache_dir=CANARY"]), "dataset.cache"
+    words = ["task=diff", "runs=[a,b]"]
+    yield "page of a manifest", by_manifest(["diff.page=VICTIM"], *words), "diff.page"
+    yield "page of a sweep", by_stored_sweep(["diff.page=VICTIM", *words]), "diff.page"
+    inside = {
+        "drawn data": (["dataset=synthetic_faces", "dataset.root=CANARY"], "dataset.root"),
+        "files": ([*FILES_OF, "dataset.files.cache_dir=CANARY"], "dataset.files"),
+        "numbers": (["tracker=csv", "+tracker.csv.folder=CANARY"], "tracker.csv.folder"),
+        "database": (["tracker=mlflow", "tracker.mlflow.uri=sqlite:///CANARY"], "tracker.mlflow"),
+        "all at once": (["++pack={out:'CANARY'}"], "pack.out"),
+    }
+    for name, (words, key) in inside.items():
+        yield f"{name} of a manifest", by_manifest(words), key
+        yield f"{name} of a sweep", by_stored_sweep(words), key
     yield "page", by_parts({"diff": {"page": "VICTIM"}}, "task=diff", "runs=[a,b]"), "diff.page"
     yield "page beside", by_parts({"diff": {"page": "x"}}, "task=diff", "runs=[a,b]"), "diff.page"
-    evil = yaml.safe_dump({"defaults": ["config", "_self_"], "cache_dir": "CANARY"})
     primary = ["--config-name", "evil", "--config-dir", "FOLDER"]
-    yield "cache of a primary configuration", Attack(primary, {"evil.yaml": evil}), "cache_dir"
+    for key, parts in {
+        "cache_dir": {"cache_dir": "CANARY"},
+        "diff.page": {"diff": {"page": "VICTIM"}, "task": "diff", "runs": ["a", "b"]},
+    }.items():
+        evil = yaml.safe_dump({"defaults": ["config", "_self_"], **parts})
+        yield f"{key} of a primary configuration", Attack(primary, {"evil.yaml": evil}), key
+    tracker = yaml.safe_dump(
+        {"_target_": "pipeline.runs.trackers.csv_file.Csv", "folder": "VICTIM"}
+    )
+    group = {"tracker/evil.yaml": f"# @package tracker.x\n{tracker}"}
+    yield "numbers of a group", Attack(["--config-dir=FOLDER", "tracker=evil"], group), "tracker.x"
     yield "reports", by_parts({"runs": ["FOLDER/victim"], "task": "report"}), "runs"
     yield "list of samples", by_parts({"run": "FOLDER/run", "task": "without", "sample": 1}), "run"
     drawn = by_parts({"dataset": {"root": "CANARY"}}, "dataset=synthetic_faces")
@@ -546,6 +586,8 @@ def attacks():
     yield "recorded overrides", by_experiment({"overrides": {"task": ["--trust=stranger"]}})
     for name, attack in SCRIPTS.items():
         yield f"script: {name}", attack
+    for name, attack in RAYS.items():
+        yield f"another Ray: {name}", attack
     for place, (name, runtime_env) in enumerate(ACTORS.items()):
         doors = list(by_doors(runtime_env))
         for door, attack in doors if place == 0 else [doors[place % len(doors)]]:
@@ -731,6 +773,16 @@ def test_what_people_do_goes_on_working(name, stranger, capsys, monkeypatch):
     monkeypatch.setenv("EVIL_DIR", str(stranger.folder))
     own = {"experiment/own.yaml": "# @package _global_\nrun_dir: FOLDER/x\ncache_dir: FOLDER/y\n"}
     assert stranger(Attack(GOOD[name], own)) == 0, capsys.readouterr().err
+
+
+def test_what_starts_jobs_is_left_in_a_manifest(stranger, capsys, monkeypatch):
+    """A line of a batch script, a folder of hydra's: nothing of `hydra.` is taken from it."""
+    seen = []
+    monkeypatch.setattr(tasks, "load", lambda name: seen.append)
+    words = [f"hydra.job.name='{LINE}'", "hydra.run.dir=CANARY", "hydra.sweep.dir=CANARY"]
+    assert stranger(by_manifest([*words, "seed=3"], "run_dir=mine")) == 0, capsys.readouterr().err
+    assert [(one.seed, one.run_dir) for one in seen] == [(3, "mine")]
+    assert not stranger.canary.exists()
 
 
 def test_values_that_an_experiment_sweeps_over(stranger, capsys):

@@ -265,8 +265,10 @@ def test_models_learn_facts_from_the_data_and_their_weights_from_the_seed():
 
 def test_a_fact_that_the_data_does_not_tell(monkeypatch):
     monkeypatch.setattr(own_parts.Numbers, "facts", property(lambda self: {"num_classes": 2}))
-    with pytest.raises(ConfigError, match=r"needs num_landmarks, which Numbers does not tell "
-                       r"\(its facts: num_classes\); set it: \+dataset.facts.num_l"):  # fmt: skip
+    told = (
+        r"needs num_landmarks, which Numbers does not tell \(its facts: num_outputs, num_classes\)"
+    )
+    with pytest.raises(ConfigError, match=rf"{told}; set it: \+dataset.facts.num_l"):
         parts().model()
 
 

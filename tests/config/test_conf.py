@@ -45,7 +45,6 @@ NEEDS = {
     "transform/images_nvjpeg": ["dataset=image_folder", "dataset.root=x"],
     "transform/images_batch": ["dataset=image_folder", "dataset.root=x"],
     "collate/single": ["batch.size=null"],
-    "task/validate": ["checkpoint=x"],
     "task/verify": ["runs=[a,b]"],
     "task/show": ["run=a"],
     "task/without": ["sample=1", "run=a"],

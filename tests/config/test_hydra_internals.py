@@ -131,7 +131,8 @@ def test_hydras_section_resolves_for_a_time_and_is_as_before():
     assert before == (OmegaConf.to_yaml(config.hydra), OmegaConf.is_readonly(config.hydra))
 
 
-@pytest.mark.parametrize("flag", [pytest.param("-O", marks=pytest.mark.stress), "-OO"])
+@pytest.mark.stress  # all of torch is compiled once more
+@pytest.mark.parametrize("flag", ["-O", "-OO"])
 def test_overrides_are_parsed_without_asserts_too(flag):
     code = (
         "import json, pipeline\n"

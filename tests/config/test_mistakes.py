@@ -236,6 +236,7 @@ def test_suggested_values_are_taken(key):
     assert set(familiar_names.VALUES[key].values()) <= set(choices(annotation))
 
 
+@pytest.mark.stress
 def test_too_many_open_files_are_told_with_the_limit(arrays):
     code = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48)); "
     code += f"sys.argv = ['run.py', *{[*arrays, 'task=digest', 'loader=default']}, "

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel
 
 from pipeline.config import allow_list, outputs
-from pipeline.config.hydra_section import typed_values
+from pipeline.config.command_line_keys import typed_values
 from pipeline.config.outputs import Place
 from pipeline.config.schema import Config
 from pipeline.config.signatures import arguments

@@ -435,3 +435,34 @@ def test_no_folder_has_an_option_made_that_only_has_to_be_pasted(kind, door, tmp
     assert not re.search("--(trust|allow-[a-z]+)[ =](stranger|CANARY)", outcome.err)
     if kind == "code":  # a person's own is told of
         assert "--trust stranger" in run(capsys, *words).err
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "collate.tokens",
+        "dataset.tokens",
+        "dataset.val.val_tokens[1]",
+        "dataset.sources.web.tokens",
+    ],
+)
+def test_tokens_of_texts_are_no_secrets(key):
+    assert not disclosure.names_secret(key, "ids")
+    assert disclosure.word(f"{key}=ids") == f"{key}=ids"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "tokens",
+        "tracker.tokens",
+        "dataset.token",
+        "dataset.api_tokens",
+        "dataset.options.tokens",
+        "dataset.files.options.tokens",
+        "dataset.auth.tokens",
+        "dataset.tokens.key",
+    ],
+)
+def test_other_tokens_are(key):
+    assert disclosure.names_secret(key, "ids")

@@ -2,13 +2,14 @@
 
 import os
 import pickle
+import re
 
 import pytest
 import torch
 from torchvision import models
 
 from pipeline.config.instantiate import make
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, PenstockError, UnreachableError
 
 WAYS = [
     {"_target_": "torchvision.models.resnet18", "weights": "DEFAULT"},
@@ -61,3 +62,35 @@ def test_weights_that_are_tensors_are_read(cached):
     cached(lambda path: torch.save(state, path))
     model = make(WAYS[0], "model")
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("node", WAYS, ids=[way["_target_"].rpartition(".")[2] for way in WAYS])
+def test_weights_that_cannot_be_fetched_are_one_message(node, cached, tmp_path, monkeypatch):
+    """A closed port stands for the host that cannot be reached."""
+    for proxy in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(proxy, "http://127.0.0.1:9")
+    # urllib keeps the proxies of its first request, for all tests of this process.
+    monkeypatch.setattr("urllib.request._opener", None)
+    with pytest.raises(UnreachableError) as caught:
+        make(node, "model")()
+    message = str(caught.value)
+    assert caught.value.exit_code == 3
+    assert re.match(
+        r"the pretrained weights resnet\d+-\w+\.pth cannot be fetched from "
+        r"download\.pytorch\.org: .*Connection refused",
+        message,
+    )
+    assert f"put it into {tmp_path / 'hub' / 'checkpoints'}" in message
+
+
+def test_weights_that_are_cut_off_are_named(cached):
+    cached(lambda path: path.write_bytes(b"PK\x03\x04" + bytes(100)))
+    with pytest.raises(PenstockError, match=r"in .*\.pth are damaged: .*Delete the file"):
+        make(WAYS[0], "model")
+
+
+def test_weights_that_cannot_be_kept_are_named(cached, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "file"))
+    with pytest.raises(PenstockError, match=r"cannot be kept in .*Not a directory\. TORCH_HOME"):
+        make(WAYS[0], "model")

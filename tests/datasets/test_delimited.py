@@ -5,6 +5,8 @@ import gzip
 import json
 import pickle
 import random
+import tracemalloc
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -16,9 +18,10 @@ from pipeline.build.training import TrainingParts
 from pipeline.datasets.delimited_stream import DelimitedStream
 from pipeline.datasets.delimited_text import DelimitedText
 from pipeline.datasets.files import Files
+from pipeline.datasets.reading.positioned_file import PositionedFile
 from pipeline.datasets.text import column_scan
 from pipeline.datasets.text.delimited_format import DelimitedFormat
-from pipeline.datasets.text.record_reader import unpacked
+from pipeline.datasets.text.record_reader import read_records, unpacked
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.limits import Limits
 
@@ -442,6 +445,49 @@ def test_a_record_without_end(stream, tmp_path):
     (tmp_path / "a.tsv").write_bytes(b"label\ttext\nham\t" + bytes(4 << 20))
     with pytest.raises(DataError, match=r"line 2: a record has \d+ bytes or more.*record_bytes"):
         list(stream(limits=Limits(record_bytes=1 << 20)))
+
+
+def test_a_field_that_is_too_long_is_found_without_reading_others_again(indexed, monkeypatch):
+    records = "label\ttext\n" + 'ham\t"x"\n' * 20_000
+    data = indexed(records + "ham\t" + "x" * (4 << 20), limits=Limits(record_bytes=1 << 20))
+    size, done, real = data.index.file.size, [], PositionedFile.read
+
+    def read(file, start, stop):
+        done.append(stop - start)
+        return real(file, start, stop)
+
+    monkeypatch.setattr(PositionedFile, "read", read)
+    with pytest.raises(DataError, match=r"line 20002 .*limits\.record_bytes=1048576"):
+        _ = data.metadata
+    assert sum(done) < size
+
+
+def peak_of(function):
+    """The most memory that a call holds, in bytes."""
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("field", ['"' + "a\n" * (1 << 20) + '"', "\t" * (2 << 20)])
+def test_memory_is_in_proportion_to_a_record_whatever_is_in_it(indexed, tmp_path, field):
+    content = f"label\ttext\nham\t{field}\nham\tx\n"
+    data = indexed(content)
+    record = b"ham\t" + field.encode()
+    assert peak_of(lambda: data.index[1]) < 4 * len(record)
+    assert (data.index[1], data.index[2]) == (record, b"ham\tx")
+    (tmp_path / "stream.tsv").write_text(content)
+    batches = read_records(tmp_path / "stream.tsv", "standard", Limits())
+    assert peak_of(lambda: list(batches)) < 20 * len(record)
+
+    def scan():
+        with suppress(DataError):
+            _ = data.metadata
+
+    assert peak_of(scan) < 8 * len(record)
 
 
 @pytest.mark.parametrize(

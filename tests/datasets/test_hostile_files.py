@@ -41,6 +41,7 @@ from pipeline.transforms.device_decoding import DecodeBatchResizeCenterCrop
 from pipeline.transforms.image_decoding import DecodeResize
 from tests import broken_images, hostile_batches, hostile_files
 from tests.hostile_files import ALL, ARRAYS, AUDIO, IMAGES, SPECIAL, put, put_special
+from tests.packs import NO_ANSWERS
 from tests.program import ROOT, run
 
 LITTLE = 200  # MB that refusing may take over what was there
@@ -286,11 +287,13 @@ def test_counts_in_an_index(samples):
     ({"fields": [7]}, "is damaged"), ({"fields": [{"name": "a"}]}, "is damaged"),
     ({"files": ["a"]}, "is damaged"), ({"files": {"../a.npy": 1}}, "leads out"),
     ({"count": "x"}, "is damaged"), ({"count": -1}, "is damaged"),
-    ({"count": 10**30}, "is damaged"),
+    ({"count": 10**30}, "is damaged"), ({"path": "a"}, "is damaged"),
+    ({"columns": 7}, "is damaged"), ({"columns": [7]}, "is damaged"), ({"text": 7}, "is damaged"),
+    ({"text": "a"}, "is damaged"), ({"version": 1}, "version 1"),
 ])  # fmt: skip
 def test_descriptions_of_packs(change, match):
-    record = {"kind": "penstock pack", "version": 1, "count": 1, "fields": [], "files": {},
-              "fingerprint": "x"}  # fmt: skip
+    record = {"kind": "penstock pack", "version": 2, "count": 1, "fields": [], "files": {},
+              "fingerprint": "x", **NO_ANSWERS}  # fmt: skip
     Path("pack.json").write_text(json.dumps(record | change))
     refused(match, Packed, ".")
 
@@ -303,8 +306,8 @@ def test_files_of_packs(tmp_path, file):
     for name in ("outside.npy", "pack/outside.npy", "pack/inside.npy"):
         np.save(name, np.zeros(2, np.int64))  # the record claims other samples than there are
     sizes = {f"{name}.npy": Path("outside.npy").stat().st_size for name in (file, "inside")}
-    record = {"kind": "penstock pack", "version": 1, "count": 10**9, "fields": [field],
-              "files": sizes, "fingerprint": "x"}  # fmt: skip
+    record = {"kind": "penstock pack", "version": 2, "count": 10**9, "fields": [field],
+              "files": sizes, "fingerprint": "x", **NO_ANSWERS}  # fmt: skip
     Path("pack/pack.json").write_text(json.dumps(record))
     refused("leads out of the pack|must have 1000000000 rows", lambda: Packed("pack")[5])
 

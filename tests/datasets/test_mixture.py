@@ -123,6 +123,12 @@ def test_a_table_has_the_paths_that_rows_have():
     assert both.metadata["path"].tolist() == ["a/0.bin", "a/1.bin", "b/0.bin", "b/1.bin"]
 
 
+def test_a_path_that_is_no_function_is_not_asked():
+    rows = Rows(0, 4)
+    rows.path = "table.csv"  # as of a dataset that is one file
+    assert Mixture({"a": rows}).path(2) == "a/2"
+
+
 def test_texts_are_counted_by_their_sources():
     class Texts(Many):
         def text_lengths(self, length, name):

@@ -290,6 +290,7 @@ def expected(faces, tmp_path_factory):
         return digest([loader])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options",
     [{}, {"backend": "thread", "num_workers": 2}, {"backend": "process", "num_workers": 2},
@@ -305,6 +306,7 @@ def test_batches_are_the_same_and_nothing_is_fetched_twice(web, tmp_path, expect
     assert len(images(web)) == FACES
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", ["main", "process"])
 def test_ranks_share_the_cache_and_each_reads_ahead_for_itself(web, tmp_path, expected, backend):
     loaders = [

@@ -15,6 +15,7 @@ from pipeline.datasets.token_files import TokenFiles
 from pipeline.errors import ConfigError, DataError, PenstockError
 from pipeline.files.limits import Limits
 from pipeline.loading.flatten import Flatten
+from tests.hostile_files import claiming, npy
 
 CODES = {"u1": 1, "i1": 2, "i2": 3, "i4": 4, "i8": 5, "u2": 8}
 DOCUMENTS = [[5, 1, 2], [3], [9, 9, 9, 9], [], [7, 8], [1]]  # sequences
@@ -308,3 +309,28 @@ def test_what_c_is_handed_is_checked():
     for edges in ([0, 5], [-1, 2], [3, 2]):
         with pytest.raises(ValueError, match="out of bounds"):
             native.lay_out(into, into.copy(), np.array(edges), one)
+
+
+def test_numbers_that_are_not_aligned_are_read(tmp_path):
+    """A header may have any length."""
+    content = np.arange(10, dtype="<u2").tobytes()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/x.npy").write_bytes(npy(claiming((10,), "'<u2'"), body=content))
+    np.save(tmp_path / "a/x.offsets.npy", [0, 4, 10])
+    data = read(tmp_path / "a")
+    assert rows_of(data) == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]]
+    assert Flatten().read(data, np.arange(2), None)["tokens"].tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("told", ["eod", "lengths"])
+def test_offsets_are_computed_for_no_more_documents_than_may_be(tmp_path, told):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    np.zeros(20, "<u2").tofile(folder / "x.bin")
+    if told == "lengths":
+        np.save(folder / "x.lengths.npy", np.ones(20, np.int64))
+    options = {"dtype": "uint16"} | ({"eod": 0} if told == "eod" else {})
+    assert len(read(folder, **options)) == 20
+    options |= {"limits": Limits(files=19), "cache_dir": str(tmp_path / "other")}
+    with pytest.raises(DataError, match=r"20 documents, more than limits\.files=19"):
+        read(folder, **options)

@@ -106,6 +106,7 @@ CASES = [
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("kind", "notes", "late"), CASES)
 def test_a_rank_that_hangs_is_named_and_ended(kind, notes, late, tmp_path):
     hang, how, frame = HANGS[kind]

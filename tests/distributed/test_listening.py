@@ -34,9 +34,8 @@ def watched(process, seconds=120):
     return found
 
 
-@pytest.mark.parametrize(
-    "strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.stress)]
-)  # fmt: skip
+@pytest.mark.stress
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_run_of_two_ranks_listens_on_loopback_only(strategy, tmp_path):
     command = [sys.executable, "run.py", *FIT, f"distributed={strategy}",
                f"run_dir={tmp_path}/run", f"dataset.root={tmp_path}/data"]  # fmt: skip

@@ -167,6 +167,7 @@ def hold_and_fork(path, pipe):
     signal.pause()
 
 
+@pytest.mark.stress
 def test_a_killed_holder_lets_go_at_once_though_its_children_live(tmp_path):
     path = tmp_path / "held"
     path.touch()

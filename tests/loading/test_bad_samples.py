@@ -3,6 +3,7 @@
 import errno
 import pickle
 import struct
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -572,3 +573,35 @@ def test_a_budget_that_is_used_up_names_samples_and_says_what_to_do(folders):
 def test_lists_are_left_alone():
     fetch = Fetch(toy.Pictures(), None, List(), 0, bad=rule("skip", {0: "x"}, None, 40, 0))
     assert len(fetch(Plan(Sequential(40), 4).request(0, 0))["label"]) == 3
+
+
+class Torn(torch.utils.data.Dataset):
+    """Reads a MiB of each sample before it is found to be bad."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        content = bytes(1 << 20)
+        if index:
+            raise DataError(f"{len(content)} bytes of sample {index} are bad")
+        return {"x": index}
+
+
+class TornTogether(Torn):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("dataset", [Torn(), TornTogether()])
+def test_what_was_read_of_bad_samples_is_not_kept(dataset):
+    bad = rule("skip", {}, Sequential(64), 64, 0)
+    fetch = Fetch(dataset, None, List(), 0, bad=bad)
+    request = Plan(Sequential(64), 64).request(0, 0)
+    assert len(fetch(request).left_out) == 63
+    tracemalloc.start()
+    try:
+        fetch(request)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()

@@ -76,6 +76,7 @@ def test_a_batch_can_be_replayed_and_looked_at(pets, capsys, tmp_path):
     assert digest.hashes[2] in shown.out.splitlines()
 
 
+@pytest.mark.stress
 def test_a_model_learns_from_mixed_batches(pets, capsys, tmp_path):
     done = run(
         capsys, *pets, *IN_MAIN, "trainer.max_epochs=4", "trainer.pictures=false", "tracker=none",

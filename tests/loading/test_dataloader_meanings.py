@@ -61,6 +61,7 @@ def test_values_and_locks_of_multiprocessing_go_along(method):
     assert dataset.reads.value == 6
 
 
+@pytest.mark.stress
 def test_a_dataset_is_pickled_once_a_worker():
     Pickled.times = 0
     everything(Pickled(), 2, num_workers=1, multiprocessing_context="forkserver")

@@ -255,3 +255,17 @@ def test_what_draws_is_found_out_and_changes_no_batch(rows, options):
     assert moved(before) == []
     if options.backend == "main":
         assert fetches[1]._seeding.names == (set(SEEDERS) if rows else set())
+
+
+def test_a_batch_is_made_of_its_fields_as_a_dict_is():
+    """transformers and accelerate rebuild it by `type(batch)({...})`, torch's DDP from pairs."""
+    whole = Fetch([{"x": float(i)} for i in range(4)], None, Stack(), 0)(
+        Plan(Sequential(4), 4).request(0, 0)
+    )
+    for batch in (type(whole)(dict(whole)), type(whole)(list(whole.items())), type(whole)()):
+        assert type(batch) is type(whole)
+        assert batch == (dict(whole) if batch else {})
+        assert batch.request is batch.positions is batch.indices is batch.valid is None
+        again = pickle.loads(pickle.dumps(copy(batch))).to("cpu")
+        assert again.keys() == batch.keys()
+        assert again.request is None

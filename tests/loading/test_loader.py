@@ -71,7 +71,8 @@ class HoldsGenerator:
         return {**sample, "drawn": torch.rand(2, generator=self.generator)}
 
 
-@pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.stress)])
+@pytest.mark.stress
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_a_generator_of_torchs_reaches_workers_of_any_start_method(context, capfd):
     options = LoaderOptions("process", 1, multiprocessing_context=context)
     with toy.loader(options, HoldsGenerator()) as loader:
@@ -85,6 +86,30 @@ def test_draws_from_every_global_generator_have_keys():
     assert toy.hashes(toy.loader(MAIN, toy.TorchOnly())) == toy.hashes(
         toy.loader(LoaderOptions("thread", 3), toy.TorchOnly())
     )
+
+
+class Seeded:
+    """Seeds torch by itself, in the ways in which torchvision's FakeData and people do."""
+
+    def __call__(self, sample):
+        before = torch.get_rng_state()
+        torch.manual_seed(int(sample["label"]))
+        draws = [torch.rand(2)]
+        torch.set_rng_state(before)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(7 + int(sample["label"]))
+            draws.append(torch.rand(2))
+        seed = torch.tensor([torch.initial_seed() % 1000] * 2)
+        return {**sample, "draws": torch.stack([*draws, torch.rand(2), seed])}
+
+
+def test_threads_keep_what_data_code_seeds_to_themselves():
+    expected = toy.hashes(toy.loader(MAIN, Seeded()))
+    for options in (LoaderOptions("thread", 3), LoaderOptions("process", 2)):
+        torch.manual_seed(3)
+        assert toy.hashes(toy.loader(options, Seeded())) == expected
+        assert torch.initial_seed() == 3
+    assert torch.random.default_generator is torch.default_generator
 
 
 def test_loading_leaves_the_training_loops_generators_alone():

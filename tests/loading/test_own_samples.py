@@ -273,6 +273,7 @@ def test_a_metric_that_is_null_is_left_out():
         pipeline.compose("objective.metrics.nme=null", "trainer.monitor=nme")
 
 
+@pytest.mark.stress
 def test_replay_validate_verify_and_predictions(people, capsys, tmp_path):
     common = own("Labelled", "trainer.max_steps=3", "trainer.ledger=true", "trainer.digest=true")
     for name in "ab":
@@ -304,6 +305,22 @@ def test_facts_and_table_of_torchs_own():
     assert facts_of(peoples_data.Rows()) == {}
     regression = torch.utils.data.TensorDataset(torch.zeros(5, 2), torch.zeros(5, 3))
     assert facts_of(regression) == {"num_features": 2, "num_outputs": 3}
+
+
+@pytest.mark.parametrize(
+    ("told", "outputs"),
+    [
+        ("num_classes: 3", 3),
+        ("num_classes: 5", 5),
+        ("num_classes: 3, num_outputs: 7", 7),
+    ],
+)
+def test_the_number_of_classes_is_that_of_outputs_unless_it_is_told(people, told, outputs):
+    """Of data that tells nothing, and of some whose classes were counted."""
+    for name in ("Rows", "tensors"):
+        bare = [one for one in own(name) if "facts" not in one]
+        config = pipeline.compose(*bare, f"+dataset.facts={{{told}, num_features: 4}}")
+        assert DataParts(config).facts["num_outputs"] == outputs
 
 
 def test_facts_of_a_configured_tensor_dataset_reach_the_model(people):

@@ -1,6 +1,7 @@
 """Results as a header and plain arrays: the same on the other side, and nothing hostile gets in."""
 
 import json
+import struct
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from pipeline.loading.collate import List, Pad
 from pipeline.loading.fetch import Fetch, batch_hash
 from pipeline.loading.plain_batch import NotPlainError, decode, encode
 from pipeline.loading.workers.backends import Failure
+from pipeline.loading.workers.ray_message import Made, pack, unpack
 from pipeline.order.plan import Plan, Request
 from pipeline.order.samplers import Random
 from pipeline.order.streams import End, StreamRequest
@@ -148,6 +150,8 @@ def test_a_damaged_header_is_refused():
         ({"tensor": [0, "uint8", [3, 4], [0, 0]]}, "order"),
         ({"tensor": [0, "uint8", [3, 4], [0, True]]}, "whole"),
         ({"tensor": [0, "float32", [2**40]]}, "bytes"),
+        ({"array": [0, "(" * 9999 + ")" * 9999 + "f4", [1]]}, "type"),
+        ({"array": [0, "(3,)f4", [1]]}, "type"), ([{"bytes": 0}, {"bytes": 0}], "twice"),
         ({"array": [0, "O", [1]]}, "type"), ({"array": [0, "V0", [1]]}, "type"),
         ({"eval": "1"}, "KeyError"), ({"tensor": [0, "uint8", [12]], "bytes": 0}, "unpack"),
         ({"tensor": [True, "uint8", [12]]}, "whole"),
@@ -157,3 +161,21 @@ def test_a_damaged_header_is_refused():
         said["batch"]["fields"] = {"dict": [["x", value]]}
         with pytest.raises(DataError, match=reason):
             decode(json.dumps(said).encode(), arrays)
+
+
+def test_a_message_from_ray_that_is_not_whole_is_refused():
+    arrays = [np.arange(size, dtype=np.uint8) for size in (3, 100, 0)]
+    large = np.zeros(1 << 15, np.uint8)
+    prefix, *others = pack(Made("plain", b"header", [*arrays, large]))
+    made = unpack([prefix, *others])
+    assert made.header == b"header"
+    assert [one.tolist() for one in made.arrays] == [one.tolist() for one in (*arrays, large)]
+    wrong = [prefix[:cut] for cut in range(0, len(prefix) - 16, 8)]
+    wrong += [prefix[:place] + struct.pack("<q", value) + prefix[place + 8 :]
+              for place in (0, 8, 16, 24, 32) for value in (-(2**63), -2, 2**40, 2**63 - 1)
+              if not (place >= 24 and value < 0)]  # fmt: skip
+    for one in wrong:
+        with pytest.raises(DataError, match="from Ray"):
+            unpack([one, *others])
+    with pytest.raises(DataError, match="cut off"):
+        unpack(prefix)

@@ -6,6 +6,8 @@ import logging
 import os
 import re
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,6 +22,7 @@ from pipeline.loading.workers.backends import LoaderOptions, WorkerError
 from pipeline.loading.workers.ray_cluster import RayOptions
 from tests import another_user, deaths, listening, resuming, toy
 from tests.deaths import Doom, Files, assert_told_of_row_7
+from tests.program import ROOT
 
 stress = pytest.mark.stress
 folders = []  # of Rays that this file has started
@@ -91,9 +94,10 @@ def is_agent(pid):
 
 
 def status_of(port):
-    """What an HTTP server answers to whoever has no token."""
+    """What an HTTP server answers to whoever has no token; no proxy stands between."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/get_or_create_runtime_env", b"")
+        direct.open(f"http://127.0.0.1:{port}/get_or_create_runtime_env", b"")
     caught.value.close()
     return caught.value.code
 
@@ -140,6 +144,16 @@ METHODS = (
     "CoreWorkerService/KillActor",
     "CoreWorkerService/Exit",
 )
+
+
+def test_what_comes_behind_installed_packages_does_so_in_an_actor(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", ["/first", "/x/site-packages", str(tmp_path)])
+    path = ray_cluster.environment(RayOptions())["env_vars"]
+    assert path == {"PYTHONPATH": "/first", ray_cluster.LAST_ON_PATH: str(tmp_path)}
+    code = "import sys, pipeline.loading.workers.ray_actor; print(sys.path[-1])"
+    given = {**os.environ, **path, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, check=True)
+    assert done.stdout.decode().strip() == str(tmp_path)
 
 
 @stress

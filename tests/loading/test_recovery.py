@@ -338,6 +338,7 @@ def test_a_thread_that_hangs_ends_the_run_with_its_stack(tmp_path):
     assert re.search(r"deaths\.py\", line \d+, in end\s+time\.sleep\(60\)", text)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("context", "where"), [("fork", "main"), ("fork", "thread")])
 def test_no_worker_outlives_the_main_process(context, where, tmp_path):
     deaths.check_orphans(context, where, tmp_path)

@@ -7,6 +7,7 @@ import operator
 import os
 import signal
 import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -203,6 +204,31 @@ def damage(path, how):
 
 DAMAGES = ["empty", "cut off", "longer", "of another batch", "a folder", "a pipe",
            *(f"byte {place}" for place in (0, 9, 15, 17, 20, 25, 30, 60, 300))]  # fmt: skip
+
+
+def test_a_file_that_is_larger_than_all_batches_may_be_is_not_mapped(caplog):
+    with pictures() as alone:
+        wanted = list(alone.epoch(0))
+    with pictures(given=new()) as first:
+        list(first.epoch(0))
+        size = files()[1].stat().st_size
+        with pictures(given=new(budget=size - 1)) as second:
+            assert all(map(same, second.epoch(0), wanted))
+            assert second.stats.shared == 0
+    assert "all batches together may have" in caplog.records[0].getMessage()
+
+
+def test_no_more_of_a_runs_file_is_read_than_a_position_has(tmp_path):
+    attached = Attached(tmp_path, Position(GROUP))
+    (path,) = tmp_path.glob("*.run")
+    os.truncate(path, 64 << 20)
+    tracemalloc.start()
+    try:
+        assert list(positions(tmp_path)) == [Position(GROUP)]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+        attached.end()
 
 
 @pytest.mark.parametrize("how", DAMAGES)

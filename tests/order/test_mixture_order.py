@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
+from pipeline.order.interleaving import Interleaving
 from pipeline.order.mixture import MixtureOrder
 from pipeline.order.samplers import Sequential, Weighted
 from pipeline.order.weights import Mixing, change
@@ -126,6 +127,28 @@ def test_where_a_mixture_ends():
     assert first.given(1) == {"a": 60, "b": 60}
     assert first.passes(first.given(1)) == {"a": 0.6, "b": 2}
     assert mixed({"a": 1, "b": 1}, lengths, stop="first").size(0) == 60
+
+
+@pytest.mark.parametrize("weights", [
+    {"a": 1, "b": 1}, {"a": [[0, 0.5], [4, 0.1]], "b": 0.5}, {"a": [[0, 0], [6, 1]], "b": 1},
+])  # fmt: skip
+@pytest.mark.parametrize("length", [1, 3])
+def test_a_row_of_a_small_source_is_found_wherever_it_stands(weights, length):
+    order = mixed(weights, {"a": length, "b": 40}, num_samples=3000)
+    for epoch in range(2):
+        rows = order.indices(epoch, 0, 3000)
+        for row in range(length + 2):
+            assert order.positions_of(epoch, row) == np.flatnonzero(rows == row).tolist()
+
+
+def test_the_positions_of_a_row_are_searched_for_together(monkeypatch):
+    calls, count = [], Interleaving._count
+    monkeypatch.setattr(
+        Interleaving, "_count", lambda self, *where: calls.append(1) or count(self, *where)
+    )
+    order = mixed({"a": 1, "b": 1}, {"a": 1, "b": 40}, num_samples=100_000)
+    assert len(order.positions_of(0, 0)) == 50_000
+    assert len(calls) < 200
 
 
 def test_no_row_of_a_pass_is_lost_where_smaller_batches_are_dropped():

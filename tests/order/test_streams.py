@@ -159,7 +159,10 @@ def test_threads_refuse_a_stream_that_draws_where_they_cannot_follow():
 
 
 def test_ranks_of_real_loaders_agree_and_take_part_in_every_step():
-    for length in (0, 1, 5, 30):
+    for rank in range(3):  # and none waits for the others where there is nothing
+        with pytest.raises(ConfigError, match="Plain gives no record in epoch 0"):
+            list(loader_of(streams.Plain(0), size=6, world=World(rank, 3)))
+    for length in (1, 5, 30):
         counts = []
         seen = []
         for rank in range(3):
@@ -291,12 +294,14 @@ def of_kind(kind, length, options, world):
 @pytest.mark.parametrize("kind", ["map-style", "stream", "sharded stream", "mixed"])
 def test_every_kind_for_any_workers_and_ranks(kind, workers):
     """Real worker processes and 1 to 3 ranks; also fewer records than ranks x workers."""
-    for length, sizes in {0: [2], 1: [2], 5: [1, 3], 23: [1, 2, 3]}.items():
+    options = LoaderOptions("process", workers)
+    with pytest.raises(ConfigError, match=r"gives no (record|row)"):
+        list(of_kind(kind, 0, options, World(1, 2)))
+    for length, sizes in {1: [2], 5: [1, 3], 23: [1, 2, 3]}.items():
         alone = toy.hashes(of_kind(kind, length, OPTIONS["main"], World()))
         for size in sizes:
             ranks = [
-                list(of_kind(kind, length, LoaderOptions("process", workers), World(r, size)))
-                for r in range(size)
+                list(of_kind(kind, length, options, World(rank, size))) for rank in range(size)
             ]
             steps = list(zip(*ranks, strict=True))
             assert [batch_hash(shares) for shares in steps] == alone

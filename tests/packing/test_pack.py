@@ -398,3 +398,17 @@ def test_a_damaged_file_among_squares_is_named(capsys, tmp_path, photos):
     assert done.code == 3
     assert str(bad) in done.err
     assert [path.name for path in (tmp_path / "cache" / "packed").glob("[!.]*")] == []
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", "substitute"])
+def test_a_bad_sample_ends_packing_whatever_training_does(tmp_path, capsys, on_error):
+    root = write_images(tmp_path / "images")
+    path = next(root.rglob("*.jpg"))
+    path.write_bytes(path.read_bytes()[:200])
+    done = run(capsys, "dataset=image_folder", f"dataset.root={root}", "dataset.packed=auto",
+               "task=digest", f"cache_dir={tmp_path}/cache", "loader=debug",
+               f"bad_samples.on_error={on_error}", "bad_samples.budget=1.0"
+               if on_error != "raise" else "bad_samples.budget=0.01")  # fmt: skip
+    assert done.code == 3, done.err
+    assert "A pack has every row of its dataset, whatever bad_samples.on_error says" in done.err
+    assert "leaves such samples out" not in done.err

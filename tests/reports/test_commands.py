@@ -13,6 +13,7 @@ import shutil
 import subprocess
 from dataclasses import asdict
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -21,6 +22,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from pipeline import program
+from pipeline.config import command_line_keys, hydra_output, outputs, own_command
+from pipeline.config.command_line_keys import typed_values
 from pipeline.config.schema import Config
 from pipeline.reports import environment, run_report, sweep_report, values, verdict
 from pipeline.reports.sweep_data import SweepRecord
@@ -146,8 +149,12 @@ def pasted(lines, shell):
     return [[os.fsdecode(word) for word in one.split(b"\0")] for one in commands]
 
 
-def checked(texts, shell="bash"):
-    """Paste what is offered, and say what was started: only what this program would offer."""
+def checked(texts, shell="bash", own=()):
+    """Paste what is offered, and say what was started: only what this program would offer.
+
+    Args:
+        own: words that the person has typed.
+    """
     lines = [line for text in texts for line in text.split("\n")]
     started = pasted(lines, shell)
     assert len(started) == len(lines), "a line started more than one program, or none"
@@ -164,6 +171,10 @@ def checked(texts, shell="bash"):
             rest = words[2:] if words[0] == "python" else words[1:]
             keys = {re.split(r"[.@=/]", word.lstrip("+~"))[0] for word in rest if word != "-m"}
             assert keys <= {*Config.model_fields, "experiment"}, words
+            typed = [word for word in rest if word not in ("-m", *own)]
+            assert not any(map(command_line_keys.given, typed)), words
+            places = outputs.named(typed_values(typed))
+            assert all(Path(one.path).is_relative_to(Path.cwd()) for one in places), words
     return started
 
 
@@ -198,9 +209,44 @@ MANIFESTS = {
 }
 
 
+# What an override may not say for a person who pastes it: it would count as typed. By all keys of
+# config/outputs.py, in all forms; and what config/command_line_keys.py keeps for people.
+CSV = "_target_:pipeline.runs.trackers.csv_file.Csv"
+ONLY_TYPED = [
+    *(f"{key}=/evil/x" for key in (*outputs.FILES, *outputs.FOLDERS)),
+    *(f"+{key}='~/.bashrc'" for key in (*outputs.FILES, *outputs.FOLDERS)),
+    "diff.page=page.html",
+    "diff={page:/evil/x}",
+    "++pack={out:'../evil'}",
+    "hydra.run.dir=/evil/x",
+    "hydra.sweep.dir=/evil/x",
+    "cache_dir=/evil/${seed}",
+    "cache_dir=/evil/${oc.select:nothing,'../work'}",
+    "cache_dir=${oc.env:HOME}/x",
+    "cache_dir=link/x",
+    "dataset.cache_dir=/evil/x",
+    "dataset.files.cache_dir=../evil",
+    "dataset.root=/evil/x",
+    "dataset={_target_:pipeline.datasets.plain_text.PlainText,root:data,cache_dir:/evil}",
+    "++dataset.files={cache_dir:/evil}",
+    "tracker.csv.folder=/evil/x",
+    "tracker.csv.folder=victim",
+    f"+tracker.x={{{CSV},folder:/evil/x}}",
+    f"++tracker={{x:{{{CSV},folder:/evil/x}}}}",
+    "tracker.mlflow.uri=sqlite:////evil/x.db",
+    "tracker.mlflow.uri='file:///evil/x'",
+    "+loader.ray.runtime_env={py_executable:'touch canary; python'}",
+    "+loader.ray.runtime_env.env_vars={PYTHONPATH:/evil}",
+    "++loader.ray={runtime_env:{working_dir:/evil}}",
+    "++loader={ray:{runtime_env:{py_modules:[/evil]}}}",
+]
+
+
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     """A folder in which nothing may leave a canary."""
+    (tmp_path / "link").symlink_to("/evil")
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     assert not (tmp_path / "canary").exists(), "something of the folder's ran"
@@ -226,6 +272,48 @@ def test_a_manifest_as_runs_write_them_is_offered_whole(here, capsys):
     assert [*asked, "task=replay", "epoch=0", "step=70"] in started, "of a spike"
     assert [*asked, "task=replay", "epoch=0", "step=0"] in started, "of a batch that is shown"
     assert ["python", "run.py", "task=report", f"runs=[{folder}]"] in started
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("word", ONLY_TYPED)
+def test_what_only_a_person_types_is_not_offered(word, here, capsys, monkeypatch):
+    """Pasted, it would count as typed: a folder's `cache_dir` would be allowed, and remembered."""
+    folder = written(here / "run", {"overrides": [word, "seed=3"]})
+    page = Offered(run_report.make(RunRecord.read(folder)))
+    offered = [*page.lines, *shown(capsys, folder)]
+    started = checked(offered)
+    # The folder gives it itself, as its own, where a command can name the folder.
+    ours = re.match("task|run_dir|resume|hydra|diff|runs?=", word.lstrip("+"))
+    how = "seed=3" if ours else f"resume={folder}"
+    assert ["python", "run.py", how, "task=replay", "epoch=0", "step=0"] in started
+    if not ours:
+        assert "type it" in page.text
+    monkeypatch.setattr(hydra_output, "overrides", lambda: [f"resume={folder}", word, "seed=3"])
+    if not command_line_keys.given(word):  # which `resume=` refuses
+        hint = own_command.command_line("task=replay", "epoch=0", "step=0")
+        (words,) = checked([hint])
+        assert (f"resume={folder}" in words) == (not ours)
+
+
+def test_what_a_person_has_typed_is_offered(here, capsys, monkeypatch):
+    words = ["cache_dir=/evil/a", "dataset.root=/evil/b"]
+    folder = written(here / "run", {"overrides": words})
+    typed = outputs.named(typed_values(words))
+    again = f"python run.py {' '.join(words)} task=profile"
+    record = RunRecord.read(folder)
+    with outputs.naming(typed):
+        outputs.remember()
+        assert again in [line for line, _ in verdict.to_type(record)]
+        monkeypatch.setattr(hydra_output, "overrides", lambda: words)
+        assert own_command.command_line("task=profile") == again
+    assert again in [line for line, _ in verdict.to_type(record)], "remembered"
+
+
+def test_what_only_a_person_types_is_in_the_command_that_resumes(here, monkeypatch):
+    words = ["+loader.ray.runtime_env.excludes=[a]", "++loader={ray:{runtime_env:{excludes:[b]}}}"]
+    monkeypatch.setattr(hydra_output, "overrides", lambda: ["seed=3", *words])
+    (started,) = checked([own_command.how_to_resume(Path("run")).split("\n")[1].strip()], own=words)
+    assert started == ["python", "run.py", "resume=run", *words]
 
 
 def test_what_a_run_was_started_by_is_text(here):

@@ -174,7 +174,7 @@ def test_what_fails_is_noted_and_the_run_is_done(faces, reports, tmp_path, capsy
     monkeypatch.setattr(thumbnails, "picture", fail)
     done = run(capsys, *faces, *QUICK, f"run_dir={tmp_path / 'run'}")
     assert done.code == 0
-    assert "the report will lack a part (the first batches): OSError: no more \\x1b" in done.err
+    assert "a part of the report (the first batches) is missing: OSError: no more \\x1b" in done.err
     found = written(tmp_path)
     assert found.data is not None
     assert not found.batches

@@ -20,6 +20,7 @@ from PIL import Image
 from pipeline.reports import curves, run_report, settings, spikes, values, verdict
 from pipeline.reports.charts import MOST_POINTS, Curve, thinned
 from pipeline.runs.left_out import COLUMNS, Entry
+from pipeline.runs.measurements import Series
 from pipeline.runs.record import Ledger, RunRecord
 from tests.program import ROOT, run
 from tests.reports.conftest import SMALL
@@ -100,7 +101,7 @@ def test_a_report_that_fails_costs_a_warning(faces, tmp_path, capsys, reports):
     (tmp_path / "run/report.html").mkdir()
     more = run(capsys, *faces, *SMALL[3:], "resume=run", "trainer.max_epochs=2")
     assert more.code == 0
-    assert "the report could not be made: run/report.html" in more.err
+    assert "WARNING: the report is missing: run/report.html" in more.err
     assert RunRecord.read(tmp_path / "run").state == "done"
 
 
@@ -152,6 +153,41 @@ def test_the_verdict_and_what_comes_next(runs):
     lead = verdict.lead(failed)
     assert "task=replay epoch=0 step=1" in lead
     assert f"resume={runs / 'failed'}" in lead
+
+
+@pytest.mark.parametrize(
+    ("waited", "work", "workers", "said"),
+    [
+        (0.05, 30.0, 2, "Training bounded it: 5%"),
+        (0.11, 8.0, 2, "Training bounded it: 11%"),
+        (0.12, 1.2, 0, "Training bounded it: 12%"),
+        (
+            0.11,
+            19.0,
+            2,
+            "Loading bounded it: 11% of the time went into waiting for data, which "
+            "take 19 ms of work a sample, most of it into read.",
+        ),
+        (0.7, 7.0, 0, "Loading bounded it: 70%"),
+        (0.3, 4.0, 2, "30% of the time went into waiting for data, though workers had"),
+        (0.3, 4.0, "auto", "30% of the time went into waiting for data; task=profile finds"),
+    ],
+)
+def test_a_bound_is_named_where_it_is_one(waited, work, workers, said, tmp_path):
+    """By the rule of task=profile: 100 samples a second, 10 ms each."""
+    run = RunRecord(tmp_path, {"loader": {"num_workers": workers}}, {"sessions": [{"world": 1}]})
+    epoch = {
+        "event": "epoch",
+        "epoch": 0,
+        "step": 9,
+        "seconds": 5.0,
+        "wait_share": waited,
+        "samples_per_second": 100.0,
+        "ms/read": work,
+    }
+    line = {"train/loss": 1.0, "lr": 0.1, "worker_deaths": 0, **epoch}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert verdict._bound(run).startswith(said)
 
 
 def test_settings_are_a_difference_from_the_defaults(runs, tmp_path):
@@ -211,7 +247,7 @@ def test_spikes_stand_out_from_the_steps_around():
     ledger = Ledger(steps * 0, steps, steps * 0 + 8, steps.astype(np.uint64), losses)
     assert spikes.find(ledger)[0].step == 41_234
     curve = curves.of_ledger(
-        ledger, values.Steps(SimpleNamespace(config={}, epochs=[], sessions=[]))
+        ledger, values.Steps(SimpleNamespace(config={}, epochs=Series("epoch"), sessions=[]))
     )
     assert len(curve.x) <= 10_000
     assert curve.notes[curve.y.index(9.0)] == "epoch 0, step 41234"

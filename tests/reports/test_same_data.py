@@ -127,6 +127,16 @@ def test_long_ledgers_are_read_no_further_than_they_agree(folder, monkeypatch):
         assert lengths[-1] < 3000
 
 
+def test_ledgers_that_do_not_fit_together_are_read_again(folder, monkeypatch):
+    orders = list(range(500))
+    runs = [folder([*orders[: 100 * n], *range(9000, 9400)], str(n)) for n in range(5)]
+    wanted = SameData.of(runs).between
+    monkeypatch.setattr(same_data, "_FIRST", 4)
+    monkeypatch.setattr(same_data, "_MOST_KEPT", 600)
+    monkeypatch.setattr("pipeline.runs.record._BLOCK", 200)
+    assert SameData.of(runs).between == wanted
+
+
 def test_a_damaged_ledger_is_named_and_nothing_is_known(folder):
     runs = [folder([1, 2], None), folder([1, 2], None)]
     (runs[1].path / "ledger.jsonl").write_text('{"epoch": 0, "step": 0}\n')

@@ -217,6 +217,7 @@ def little(monkeypatch, then=lambda config: None):
     return ["-m", "seed=1,2,3", "hydra.sweep.dir=sweep"]
 
 
+@pytest.mark.stress
 def test_the_report_grows_with_the_sweep(tmp_path, monkeypatch, capsys, reports):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep_report, "_EVERY", 0.0)
@@ -260,7 +261,7 @@ def test_a_report_that_fails_costs_a_warning(tmp_path, monkeypatch, capsys, repo
         patch.setattr(sweep_report, "write", broken)
         told = run(capsys, "-m", "seed=1", words[-1])
     assert told.code == 0
-    assert "the sweep's report could not be made: a bug" in told.err
+    assert "WARNING: the sweep's report is missing: " in told.err
     told = run(capsys, "-m", "seed=1", "hydra.sweep.dir=other", "trainer.report=false")
     assert "report.html" not in told.out
     assert not (tmp_path / "other" / "report.html").exists()

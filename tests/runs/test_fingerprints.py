@@ -395,6 +395,7 @@ def test_a_replaced_image_is_told_by_content_and_not_by_sizes(data, capsys):
     assert done.code == 0, done.err
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("then", "now"), [("sizes", "content"), ("content", "sizes"),
                                            ("names", "content")])  # fmt: skip
 def test_a_run_may_tell_its_data_in_another_way_from_now_on(then, now, data, capsys):

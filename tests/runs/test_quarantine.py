@@ -275,6 +275,7 @@ def test_the_same_digest_for_any_workers(images, capsys):
     assert len(outs) == 1
 
 
+@pytest.mark.stress
 def test_a_sampler_of_torchs_travels_to_workers(images, capsys):
     common = ["task=digest", "dataset=image_folder", images, "batch.size=6",
               "sampler._target_=torch.utils.data.RandomSampler", "+sampler.replacement=true",

@@ -86,6 +86,23 @@ def test_own_data_has_to_say_what_it_is(monkeypatch):
         group(*OWN)
 
 
+def mixture(*scales):
+    sources = ", ".join(
+        f"{name}: {{_target_: tests.own_parts.Numbers, size: 24, scale: {scale}}}"
+        for name, scale in zip("ab", scales, strict=True)
+    )
+    return ["dataset=mixture", "~dataset.sources", "~dataset.weights", "transform=none",
+            f"+dataset.sources={{{sources}}}"]  # fmt: skip
+
+
+def test_a_mixture_of_own_data_shares_or_says_which_source_does_not_say_what_it_is(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    assert group(*mixture(1, 2)) == group(*mixture(1, 2)) != group(*mixture(1, 3))
+    monkeypatch.setattr(own_parts.Numbers, "fingerprint", None)
+    with pytest.raises(ConfigError, match=r"loader.share: .* does not say what .* `fingerprint`"):
+        group(*mixture(1, 2))
+
+
 @pytest.mark.stress
 def test_a_sweep_in_turn_makes_each_batch_once(faces, capsys):
     words = [*faces, "trainer.max_epochs=2", "trainer.pictures=false", "loader.num_workers=0",

@@ -226,6 +226,7 @@ def server(tmp_path, monkeypatch):
 DOORS = {"a new run": False, "a run that is resumed": True}
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.filterwarnings("ignore")  # of what MLflow imports
 @pytest.mark.parametrize("resumed", DOORS.values(), ids=DOORS)
 @pytest.mark.parametrize("place", ["PRECIOUS", "file://PRECIOUS", "s3://stranger/x", "LINKS"])
@@ -280,6 +281,7 @@ SETTINGS = ["base_url = https://stranger.example", "BASE_URL: x", "identity_toke
             "project = x\n  base_url = y", "project=x\n" * 9000 + "base_url=x"]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("text", SETTINGS, ids=lambda text: text[:9])
 def test_settings_of_wandb_in_the_working_folder_send_nothing_elsewhere(
     text, tmp_path, monkeypatch

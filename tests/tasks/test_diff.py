@@ -10,9 +10,9 @@ import torch
 import yaml
 
 from pipeline import command
+from pipeline.config.schema import Changes
 from pipeline.runs import checkpoint
 from pipeline.runs.comparison import Difference, compare
-from pipeline.runs.identity.effects import Effect
 from pipeline.runs.record import RunRecord
 from tests.program import ROOT, run
 from tests.reports import browser as browsers
@@ -22,7 +22,7 @@ FIT = (
     "trainer.max_epochs=2", "trainer.digest=true", "trainer.ledger=true", "trainer.progress=none",
     "trainer.pictures=false", "trainer.baseline=false", "tracker=none",
 )  # fmt: skip
-BATCHES, WEIGHTS, NEITHER = Effect
+BATCHES, WEIGHTS, NEITHER = Changes.BATCHES, Changes.WEIGHTS, Changes.NOTHING
 
 
 @pytest.fixture(scope="module")

@@ -69,6 +69,7 @@ def test_the_own_dataset_page(birds):
     assert outputs[3].splitlines()[-1].startswith("(0, 2) ")
 
 
+@pytest.mark.stress
 def test_the_transforms_page(tmp_path):
     write_files("transforms.md", tmp_path)
     shown, _ = blocks("transforms.md", "python")

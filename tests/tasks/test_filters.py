@@ -251,6 +251,20 @@ def test_a_split_has_a_filter_of_its_own_beside_that_of_both():
     ]  # fmt: skip
 
 
+def test_a_split_has_one_beside_the_target_too():
+    both = ['+dataset.filter="label < 4"', '+dataset.train.filter="length > 5"']
+    data = data_of(*both, "+dataset.val.without=[0, 1]")
+    kept = TABLE[(TABLE.label < 4)]
+    assert data.train.dataset.metadata.equals(kept[kept.length > 5].reset_index(drop=True))
+    rest = kept[~kept.index.isin([0, 1])]
+    assert data.val.dataset.metadata.equals(rest.reset_index(drop=True))
+    assert "dataset.train.filter (length > 5)" in data.train.left_out
+    for key, message in (("train.filters=a", "dataset.train.filters: unknown .did you mean"),
+                         ('val.filter="size > 4"', "dataset.val.filter: ")):  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            data_of(f"+dataset.{key}")
+
+
 def test_a_dataset_inside_of_another_has_a_filter_of_its_own():
     node = f"_target_: {HERE}.Documents"
     joined = (
@@ -264,6 +278,7 @@ def test_a_dataset_inside_of_another_has_a_filter_of_its_own():
     assert data.train.dataset[len(SHORT) - 1]["row"] == 0
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("sampler", ["mixture", "repeated", "packed"])
 def test_mixtures_of_filtered_sources_and_filters_of_mixtures(sampler):
     """Both ways leave the same rows of the same sources, so batches are the same."""
@@ -399,6 +414,14 @@ def by_experiment(folder, text, trained, task):
     return ["--config-dir", folder, "experiment=evil", "loader=debug", f"task={task}"]
 
 
+def by_primary(folder, text, trained):
+    """A configuration of the stranger's folder in place of ours."""
+    node = {"defaults": ["config", {"override dataset": "sequences"}, "_self_"]}
+    node["dataset"] = {"filter": text, "count": 60}
+    (folder / "evil.yaml").write_text(yaml.safe_dump(node, sort_keys=False))
+    return ["--config-dir", folder, "--config-name", "evil", "loader=debug", "task=digest"]
+
+
 def by_group(folder, text, trained):
     """A dataset of the stranger's folder: a mixture, of which a source has a list of filters."""
     kind = "pipeline.datasets.synthetic_sequences.SyntheticSequences"
@@ -451,6 +474,7 @@ def by_sample(folder, text, trained):
 DOORS = {
     "an experiment, digest": partial(by_experiment, task="digest"),
     "an experiment, replay": partial(by_experiment, task="replay"),
+    "a primary configuration, digest": by_primary,
     "a group of a folder, digest": by_group,
     "a manifest": by_manifest,
     "the configuration of a run": by_stored_configuration,

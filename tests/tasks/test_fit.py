@@ -40,9 +40,7 @@ def test_a_run_from_end_to_end(faces, tmp_path, capsys):
         ["epoch", "0", "of", "2"], ["epoch", "1", "of", "2"],
     ]  # fmt: skip
     first, *rest = done.err.splitlines()
-    assert first.startswith(
-        "fit: training landmark_net on synthetic_faces for 2 epochs; run folder"
-    )
+    assert first.startswith("fit: training LandmarkNet on SyntheticFaces for 2 epochs; run folder")
     assert [line for line in rest if line.split()[0] in ("data", "model", "loader", "folder")] == [
         "data      SyntheticFaces: 48 samples to train on, 12 to validate; 6 batches of 8 an epoch",
         "model     LandmarkNet: 157,724 parameters, fp32, on cpu",
@@ -77,9 +75,72 @@ def test_a_metric_that_cannot_take_the_predictions_is_found_before_the_first_ste
 ):
     wrong = "+objective.metrics.x={_target_: torchmetrics.classification.BinaryAccuracy}"
     done = run(capsys, *faces, *QUICK, wrong, "trainer.log_every=1")
-    assert done.code == 1
-    assert not (tmp_path / "run/metrics.jsonl").exists(), "nothing was measured yet"
-    assert manifest(tmp_path / "run")["status"] == "failed"
+    assert done.code == 2
+    assert "objective.metrics.x: BinaryAccuracy does not take predictions float32[" in done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "run").exists(), "nothing was measured yet"
+
+
+OF_TARGETS = [
+    "transform=none",
+    "model=linear",
+    "objective=regression",
+    "batch.size=4",
+    "scheduler=none",
+    "trainer.report=false",
+]
+
+
+def of_targets(shape, told="true"):
+    node = f"+dataset={{_target_: tests.own_parts.Targets, shape: {list(shape)}, told: {told}}}"
+    return ["~dataset", node, *OF_TARGETS, *QUICK]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(3,), *(pytest.param(one, marks=pytest.mark.stress) for one in ((), (1,), (2, 3), (1, 7, 9)))],
+    ids=str,
+)
+def test_a_regression_of_any_shape_runs_from_configuration_alone(
+    shape, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests.own_parts")
+    monkeypatch.chdir(tmp_path)
+    # torch.nn.Linear takes [B, 4] and gives [B, num_outputs].
+    more = ["+objective.metrics.pearson={_target_: torchmetrics.regression.PearsonCorrCoef}"]
+    done = run(capsys, *of_targets(shape), *more)
+    assert done.code == 0, done.err
+    assert "WARNING" not in done.err
+    best = manifest(tmp_path / "run")
+    assert {"val/mae", "val/pearson"} <= best["best"].keys()
+    assert best["monitor"] == "mae"
+    assert "mean target" in done.out
+    assert best["baseline"]["mae"] > 0
+    assert (tmp_path / "run" / "predictions.md").exists()
+
+
+def test_what_no_metric_gives_is_refused_before_the_first_step(tmp_path, capsys, monkeypatch):
+    """Of a metric that needs to be told how many numbers there are, and of a wrong name."""
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests.own_parts")
+    monkeypatch.chdir(tmp_path)
+    more = "+objective.metrics.r={_target_: torchmetrics.regression.PearsonCorrCoef}"
+    done = run(capsys, *of_targets((3,), told="false"), "+model.out_features=3", more)
+    assert done.code == 2
+    assert "set objective.metrics.r.num_outputs=3" in done.err
+    done = run(
+        capsys,
+        *of_targets((3,)),
+        "trainer.monitor=mae/7",
+        "trainer.baseline=false",
+        "run_dir=other",
+    )
+    assert done.code == 2
+    assert (
+        "trainer.monitor: is 'mae/7', which validation does not give; it gives loss, mae, mae/0, "
+        "mae/1, mae/2"
+    ) in done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "other" / "metrics.jsonl").exists()
 
 
 @pytest.mark.stress
@@ -269,3 +330,11 @@ def test_classes_that_are_confused_are_drawn_for_the_best_epoch(tmp_path, capsys
     for place, name in enumerate(names):
         recall = counts[place, place] / counts[place].sum().clamp_min(1)
         assert recall == pytest.approx(best[f"val/recall/{name}"])
+
+
+def test_a_configuration_that_the_first_batch_refuses_leaves_no_folder(faces, tmp_path, capsys):
+    words = [*faces, "trainer.baseline=false", "loader=debug", "objective.target=nothing"]
+    refused = run(capsys, *words, "run_dir=run")
+    assert refused.code == 2, refused.err
+    assert "'nothing'" in refused.err
+    assert not (tmp_path / "run").exists()

@@ -39,6 +39,7 @@ def hashes(folder="run"):
         return [json.loads(line)["hash"] for line in file]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", [
     ["loader.num_workers=2"], pytest.param(["loader=threads"], marks=pytest.mark.stress),
     pytest.param(["loader.num_workers=4"], marks=pytest.mark.stress),
@@ -102,6 +103,7 @@ def test_a_source_may_be_added_to_a_run(root, capsys):
         assert json.load(file)["mixture"]["rows"]["c"] > 40
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("weights", "sources", "message"), [
     ("{a: [[0, 0.8], [3, 0.2]], b: 0.5}", "ab", "from step 3 of the run on, and it has come to "
      "step 6: it was trained on other batches from 3 to 5"),
@@ -129,6 +131,7 @@ def test_a_run_ends_where_sources_have_given_their_passes(root, capsys):
     assert "all passes" in told["reason"]
 
 
+@pytest.mark.stress
 def test_other_samplers_over_a_mixture(root):
     def composed(*options):
         return compose(*mixture(root, "{a: 3, b: 1}"), "loader=debug", "task=digest", *options)

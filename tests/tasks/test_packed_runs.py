@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from pipeline import Run
 from tests.program import run
 
 IN_MAIN = ("loader.backend=main", "loader.num_workers=0")
@@ -135,3 +136,27 @@ def test_a_run_that_is_left_ends_as_one_that_was_not(messages, more, capsys, tmp
     assert replay.code == 0, replay.err
     written = [json.loads(line) for line in (left / "digests.jsonl").read_text().splitlines()]
     assert written[-1]["hash"] in replay.out
+
+
+def test_a_batch_is_made_again_from_the_folder(messages, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    done = run(capsys, *messages, *FIT, f"run_dir={tmp_path}/run", "trainer.max_steps=1")
+    assert done.code == 0, done.err
+    assert len(Run(tmp_path / "run").batch(0, 0)["tokens"]) > 100
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("sampler", ["bucket", "curriculum", "packed"])
+def test_a_run_goes_on_with_a_pack_of_its_data(messages, sampler, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    words = [*messages, *FIT]
+    if sampler != "packed":
+        words = [word for word in words if not word.startswith(("sampler", "collate", "~", "+"))]
+        words += ["sampler=" + sampler, "objective.inputs=[tokens,tokens_lengths]"]
+    whole, left = tmp_path / "whole", tmp_path / "left"
+    assert run(capsys, *words, f"run_dir={whole}").code == 0
+    assert run(capsys, *words, f"run_dir={left}", "trainer.max_steps=2").code == 0
+    more = ("trainer.max_steps=null", "dataset.packed=auto")
+    resumed = run(capsys, f"resume={left}", *more)
+    assert resumed.code == 0, resumed.err
+    assert (left / "digests.jsonl").read_text() == (whole / "digests.jsonl").read_text()

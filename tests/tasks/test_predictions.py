@@ -42,6 +42,18 @@ def test_landmarks_of_samples_spread_over_the_split(faces, drawn, tmp_path):
     assert captions[0] == f"nme {alone.compute():.3f}"
 
 
+def test_pictures_of_a_dataset_that_was_written_for_torch_are_drawn(drawn, tmp_path, monkeypatch):
+    """A tuple of a Pillow picture and a number, as large as the dataset has them."""
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests.own_parts")
+    words = ["transform=images", "model=small_conv_net", "objective=classification", "loader=debug"]
+    words += ["~dataset", "+dataset={_target_: tests.own_parts.Photos}"]
+    parts = TrainingParts(pipeline.compose(*words))
+    predictions.draw(parts.data.val, parts.model(), parts.objective(), tmp_path / "p.png")
+    images, _, _, captions = drawn[0]
+    assert {tuple(one.shape) for one in images} == {(3, 40, 60)}
+    assert [one.partition(" ")[0] in ("dark", "light") for one in captions] == [True] * 8
+
+
 def test_classes_are_named(drawn, tmp_path):
     from PIL import Image
 

@@ -199,6 +199,10 @@ def test_a_store_that_is_slow_to_answer_is_asked_for_more_at_a_time():
          "loader.prefetch_factor=8"),
         ({"waited": 0.15, "computing": {"read": 0.002}, "busy": 0.1}, "training",
          "loader.prefetch_factor=4"),
+        ({"waited": 0.12, "pace": 0.0114, "computing": {"read": 0.001}, "workers": 0},
+         "training", "loader.num_workers=1"),
+        ({"waited": 0.8, "pace": 0.05, "computing": {"read": 0.04}, "workers": 0}, "decoding",
+         "loader.num_workers=5"),
     ],
 )  # fmt: skip
 def test_other_bounds(changes, bound, override):

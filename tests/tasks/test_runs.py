@@ -76,6 +76,9 @@ def test_a_line_a_run(write, capsys):
     assert line.endswith("trainer.device=cpu trainer.max_steps=6")
     assert "run_dir" not in line
     assert outcome.err.endswith("1 of 1 runs below outputs and multirun\n")
+    # A run of the defaults, and a task that keeps no overrides.
+    write("outputs/b", overrides=[], command="python run.py task=replay epoch=1")
+    assert "outputs/b  python run.py task=replay epoch=1\n" in run(capsys, "task=runs").out
 
 
 def test_filters(write, capsys):

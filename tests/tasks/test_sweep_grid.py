@@ -62,6 +62,7 @@ def test_a_job_that_fails_is_tried_again(sweep, capsys):
     assert capsys.readouterr().err.count("job 1: tried again") == 2
 
 
+@pytest.mark.stress
 def test_a_sweep_can_end_at_its_first_failure(sweep, capsys):
     begun = []
 
@@ -113,6 +114,7 @@ def test_a_sweep_that_cannot_be_is_refused(words, message, sweep, capsys):
     assert not folder.exists()
 
 
+@pytest.mark.stress
 def test_a_job_of_another_process_is_left_alone(sweep, capsys):
     assert sweep(lambda config: 1 / 0, "seed=1,2")[0] == 1
     with job_lock(Path("sweep/1")) as ours:
@@ -128,6 +130,7 @@ def test_a_job_of_another_process_is_left_alone(sweep, capsys):
     assert [one.status for _, one in read_results(folder)] == ["done", "done"]
 
 
+@pytest.mark.stress
 def test_folders_named_by_the_jobs(sweep):
     names = []
     pattern = "hydra.sweep.subdir=job-${hydra.job.num}-${hydra.job.override_dirname}"

@@ -100,6 +100,7 @@ def test_a_console_keeps_its_own_colours_and_none_of_its_texts():
     assert r"a\x1b]0;" in shown
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "words",
     [[f"sampler={HOSTILE}"], [f"seed={HOSTILE}"], [f"'{HOSTILE}'=1"], [f"+dataset.{HOSTILE}=1"],

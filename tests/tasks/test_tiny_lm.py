@@ -54,6 +54,7 @@ def test_a_resumed_run_is_the_same(text, capsys):
     assert len(ledgers[0].splitlines()) == 9
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [
     ["loader.num_workers=1", "loader.backend=thread"],
     pytest.param(["loader.num_workers=2", "loader.backend=process"], marks=pytest.mark.stress),

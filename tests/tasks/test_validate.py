@@ -1,5 +1,7 @@
 """`task=validate`: saved weights on a split."""
 
+import re
+
 import pytest
 from torch import nn
 from torchmetrics import MeanSquaredError
@@ -29,6 +31,56 @@ def test_it_measures_what_fit_measured(faces, capsys):
         )
         assert "mean face" in done.out
         assert done.out.endswith("checkpoint   run/checkpoints/best.safetensors\n")
+
+
+def test_a_folder_gives_the_configuration(faces, capsys, tmp_path):
+    words = [*faces, *QUICK, "model.width=6", "trainer.limit_batches.val=1"]
+    fitted = run(capsys, *words, "run_dir=run")
+    assert fitted.code == 0, fitted.err
+    row = next(line.split() for line in fitted.out.splitlines() if line.startswith("nme "))
+    best = "run/checkpoints/best.safetensors"
+    for given in (["run=run"], ["checkpoint=run"], [f"checkpoint={best}"], [f"run={best}"],
+                  ["run=run", f"checkpoint={best}", "loader.num_workers=0"],
+                  ["checkpoint=run", "trainer.baseline=false", "trainer.device=cpu"]):  # fmt: skip
+        done = run(capsys, "task=validate", *given)
+        assert done.code == 0, done.err
+        found = next(line.split() for line in done.out.splitlines() if line.startswith("nme "))
+        assert found[1] == row[1]
+        assert len(found) == (2 if "trainer.baseline=false" in given else 3)
+    more = run(capsys, "task=validate", "run=run", "trainer.limit_batches.val=null")
+    assert f"nme {row[1]}" not in more.out, "what validation sees may be typed"
+    done = run(capsys, "task=validate", "run=run", "model.width=5")
+    assert done.code == 2
+    assert "run: gives the configuration, that of run, and model.width=5 would make" in done.err
+    assert run(capsys, "task=validate").code == 2
+
+
+def test_weights_of_another_model_are_told_by_key(faces, capsys):
+    words = [*faces, *QUICK]
+    assert run(capsys, *words, "run_dir=run").code == 0
+    done = run(capsys, *words, "model.width=6", "task=validate", "checkpoint=run")
+    assert done.code == 1
+    assert re.search(r"give run=run\. model\.width is 6 here and was \d+", done.err)
+    assert len(done.err) < 1500
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [("_target_: pipeline.training.models.LandmarkNet", "_target_: os.system", "model._target_"),
+     ("cache_dir: data/cache", "cache_dir: /elsewhere", "cache_dir: .*working folder"),
+     ("num_workers: 0", "num_workers: 0\n  worker_init_fn: os.system", "worker_init_fn")],
+)  # fmt: skip
+def test_a_folder_gives_no_trust_and_no_place_to_write(faces, capsys, tmp_path, old, new, message):
+    assert run(capsys, *faces, *QUICK, "run_dir=run").code == 0
+    path = tmp_path / "run" / "config.yaml"
+    text = path.read_text()
+    assert old in text
+    text = text.replace("  worker_init_fn: null\n", "") if "worker_init_fn" in new else text
+    path.write_text(text.replace(old, new))
+    for given in ("run=run", "checkpoint=run"):
+        done = run(capsys, "task=validate", given)
+        assert done.code == 2
+        assert re.search(message, done.err)
 
 
 def test_it_returns_the_monitored_metric_and_writes_nothing(faces, capsys, tmp_path):

@@ -1,13 +1,15 @@
+import inspect
 import math
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torchmetrics import MeanMetric, MeanSquaredError
+from torchmetrics import ConfusionMatrix, MeanMetric, MeanSquaredError, Metric
+from torchmetrics import regression as known
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, DataError
 from pipeline.loading.batch import Batch
 from pipeline.order.plan import Request
 from pipeline.training.metrics import NormalizedMeanError
@@ -153,6 +155,32 @@ def test_regression_refuses_what_would_broadcast():
         objective(Constant(torch.zeros(2)), data)
 
 
+class Halved(nn.Module):
+    """Gives an output for every other sample."""
+
+    def forward(self, x):
+        return x[::2]
+
+
+def test_a_model_gives_an_output_for_each_sample():
+    regression = Regression(nn.MSELoss(reduction="none"), {}, ["x"], "y")
+    numbers = batch({"x": torch.rand(4, 1), "y": torch.arange(4.0)})
+    for objective, data in ((regression, numbers), (classification(), classes())):
+        count = len(data[objective.target])
+        told = f"outputs for {-(-count // 2)} samples, but '{objective.target}' has {count}"
+        with pytest.raises(ConfigError, match=told):
+            objective(
+                nn.Sequential(Halved(), nn.LazyLinear(getattr(objective, "num_classes", 1))), data
+            )
+
+
+def test_one_sample_is_too_few_for_batch_norm():
+    objective = Regression(nn.MSELoss(reduction="none"), {}, ["x"], "y")
+    model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+    with pytest.raises(ConfigError, match=r"batch\.tail: .* one sample .* batch norm"):
+        objective(model, batch({"x": torch.rand(1, 1), "y": torch.rand(1)}))
+
+
 def test_losses_are_float32_under_autocast():
     objective, data = classification(), classes()
     with torch.autocast("cpu", torch.bfloat16):
@@ -224,3 +252,141 @@ def test_without_a_batch_there_is_no_constant():
 def test_metrics_move_with_the_objective():
     objective = Regression(nn.L1Loss(reduction="none"), {"m": MeanMetric()}, ["x"], "y")
     assert objective.to("meta").metrics["m"].device.type == "meta"
+
+
+SHAPES = [(), (1,), (3,), (2, 3), (1, 2, 3), (5, 9)]
+# Of torchmetrics.regression, those that take numbers; others take distributions, or need options.
+OF_NUMBERS = [
+    "ConcordanceCorrCoef",
+    "ExplainedVariance",
+    "KendallRankCorrCoef",
+    "LogCoshError",
+    "MeanAbsoluteError",
+    "MeanAbsolutePercentageError",
+    "MeanSquaredError",
+    "MeanSquaredLogError",
+    "NormalizedRootMeanSquaredError",
+    "PearsonCorrCoef",
+    "R2Score",
+    "RelativeSquaredError",
+    "SpearmanCorrCoef",
+    "SymmetricMeanAbsolutePercentageError",
+    "TweedieDevianceScore",
+    "WeightedMeanAbsolutePercentageError",
+]
+
+
+class Seen(Metric):
+    """A person's own: it keeps the shapes that it gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def update(self, predicted, target):
+        self.shapes.append((predicted.shape, target.shape))
+
+    def compute(self):
+        return torch.tensor(0.0)
+
+
+@pytest.mark.filterwarnings("ignore:The variance of predictions", "ignore:Metric `SpearmanCorr")
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_metrics_of_regression_work_for_every_shape(shape):
+    """With a model's outputs, with a constant's rows (not contiguous), with whole numbers."""
+    count = math.prod(shape)
+    torch.manual_seed(0)
+    x, target = torch.rand(8, count), torch.rand(8, *shape)
+    for name in OF_NUMBERS:
+        made = getattr(known, name)
+        takes = "num_outputs" in inspect.signature(made).parameters
+        metric = made(num_outputs=count) if takes else made()
+        seen = Seen()
+        objective = Regression(
+            nn.MSELoss(reduction="none"), {"m": metric, "seen": seen}, ["x"], "target"
+        )
+        data = batch({"x": x, "target": target})
+        constant = Constant(objective.constant([data]))
+        for model in (nn.Identity(), constant):
+            objective.reset()
+            objective.update(objective(model, data)[1], data)
+            found = objective.compute()
+            assert isinstance(found["m"], float), name
+            if model is not constant:
+                assert math.isfinite(found["m"]), name
+        assert seen.shapes[-1] == (target.shape, target.shape)
+        whole = batch({"x": x, "target": (8 * target).long()})
+        objective.update(objective(nn.Identity(), whole)[1], whole)
+
+
+def test_a_value_an_output_has_a_mean_and_a_name_each():
+    target = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
+    metrics = {"mae": known.MeanAbsoluteError(num_outputs=3)}
+    objective = Regression(nn.L1Loss(reduction="none"), metrics, ["x"], "target")
+    data = batch({"x": torch.zeros(2, 3), "target": target})
+    objective.update(objective(nn.Identity(), data)[1], data)
+    assert objective.compute() == {"mae": 2.0, "mae/0": 2.0, "mae/1": 2.0, "mae/2": 2.0}
+    metrics = {"mae": known.MeanAbsoluteError(num_outputs=50)}
+    objective = Regression(nn.L1Loss(reduction="none"), metrics, ["x"], "target")
+    data = batch({"x": torch.zeros(2, 50), "target": torch.ones(2, 50)})
+    objective.update(objective(nn.Identity(), data)[1], data)
+    assert objective.compute() == {"mae": 1.0}  # and not 50 names
+
+
+def test_a_metric_that_does_not_fit_is_named_with_the_way():
+    data = batch({"x": torch.zeros(4, 3), "target": torch.rand(4, 3)})
+    objective = Regression(
+        nn.L1Loss(reduction="none"), {"r": known.PearsonCorrCoef()}, ["x"], "target"
+    )
+    wanted = (
+        r"objective\.metrics\.r: PearsonCorrCoef does not take predictions float32\[4, 3\] and "
+        r"targets float32\[4, 3\]: .*; set objective\.metrics\.r\.num_outputs=3"
+    )
+    with pytest.raises(ConfigError, match=wanted):
+        objective.update(data["x"], data)
+    objective = classification()
+    objective.metrics = {"c": ConfusionMatrix("multiclass", num_classes=3)}
+    data = batch({"x": torch.zeros(4, 3), "label": torch.arange(4) % 3})
+    objective.update(data["x"], data)
+    with pytest.raises(ConfigError, match=r"metrics\.c: \w+ gives int64\[3, 3\]; a metric has to"):
+        objective.compute()
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        torch.tensor([0, 1, 2]),
+        torch.tensor([[0], [1], [2]]),
+        torch.tensor([0, 1, 2]).int(),
+        torch.tensor([[0], [1], [2]]).byte(),
+        torch.tensor([0, 1, 2]).short(),
+    ],
+    ids=lambda label: f"{label.dtype}{list(label.shape)}",
+)
+def test_classes_are_whole_numbers_of_any_type(label):
+    objective, data = classification(), batch({"x": torch.eye(3), "label": label})
+    for model in (nn.Identity(), Constant(objective.constant([data]))):
+        objective.reset()
+        losses, outputs = objective(model, data)
+        assert losses.shape == (3,)
+        objective.update(outputs, data)
+    assert objective.compute()["accuracy"] == pytest.approx(1 / 3)
+    assert objective.confusion.sum() == 3
+
+
+def test_what_is_no_class_is_named():
+    objective = classification()
+    for wrong, shape in (
+        (torch.rand(4), r"float32\[4\]"),
+        (torch.zeros(4, 2).long(), r"int64\[4, 2\]"),
+    ):
+        with pytest.raises(ConfigError, match=rf"'label' is {shape}; classes are one whole number"):
+            objective.constant([batch({"x": torch.zeros(4, 3), "label": wrong})])
+    far = batch({"x": torch.zeros(4, 3), "label": torch.tensor([0, 1, 3, 2])})
+    with pytest.raises(DataError, match="'label' of row 2 is 3; 3 classes are 0 to 2"):
+        objective.constant([far])
+    points = batch({"image": torch.zeros(2, 3, 8, 8), "landmarks": torch.zeros(2, 10)})
+    with pytest.raises(
+        ConfigError, match=r"'landmarks' is float32\[2, 10\]; landmarks are \[B, L, 2\]"
+    ):
+        landmarks().constant([points])

@@ -1,9 +1,12 @@
 """Decoding whole batches: here on the CPU, by the same code that nvJPEG is reached through."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision import tv_tensors
 
 import pipeline
 from pipeline.build.data import DataParts
@@ -138,3 +141,41 @@ def test_a_damaged_file_is_named(folder, capsys):
     assert found.code == 3
     assert "turned1.jpg' is truncated or damaged" in found.err
     assert "Traceback" not in found.err
+
+
+@pytest.mark.parametrize("more", [
+    ["loader=debug"], ["loader=threads", "loader.num_workers=2"],
+    ["loader=default", "loader.num_workers=1", "transform.batch_on=device"],
+])  # fmt: skip
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+def test_a_damaged_file_is_left_out_as_by_other_transforms(on_error, more, folder, capsys):
+    words = overrides(folder, f"bad_samples.on_error={on_error}", "bad_samples.budget=2", *more)
+    whole = run(capsys, "task=digest", *words)
+    counts = [int(line.split()[2]) for line in whole.hashes]
+    cut(folder / "a" / "turned1.jpg")
+    found = run(capsys, "task=digest", *words)
+    assert found.code == 0, found.err
+    left = [int(line.split()[2]) for line in found.hashes]
+    assert sum(counts) - sum(left) == (on_error == "skip")
+    same = [one == other for one, other in zip(found.hashes, whole.hashes, strict=True)]
+    assert same.count(False) == 1
+    checked = run(capsys, "task=check", *words, "split=train", f"run_dir={folder}/run")
+    assert "turned1.jpg" in checked.out
+
+
+def test_a_file_that_only_its_own_reader_takes_changes_no_other_row(folder):
+    step = DecodeBatchResizeCenterCrop(24)
+    batch, files = batch_of(folder, "cpu")
+    random = KeyedRandom.of(0, 0, batch.positions, "decode")
+    whole = step(batch, random)["image"]
+    torn = files[1].content[:900] + b"\xff\xd9"
+    files[1] = replace(files[1], content=torn, decoder=lambda *_: tv_tensors.Image(BLACK))
+    batch, _ = batch_of(folder, "cpu")
+    batch["image"] = files
+    found = step(batch, random)["image"]
+    rows = [row for row in range(len(files)) if row != 1]
+    assert torch.equal(found[rows], whole[rows])
+    assert not torch.equal(found[1], whole[1])
+
+
+BLACK = torch.zeros(3, 40, 40, dtype=torch.uint8)

@@ -293,6 +293,7 @@ def test_damaged_files_come_back():
     assert done["damaged"] > 100
 
 
+@pytest.mark.stress
 def test_nothing_is_left_behind():
     """Thousands of files, whole and damaged, take no memory for good."""
     resource = pytest.importorskip("resource")

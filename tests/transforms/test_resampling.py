@@ -87,6 +87,7 @@ def resampled(function, picture, region, rows, columns, mirrored):
     return found
 
 
+@pytest.mark.stress
 @settings(max_examples=150, deadline=None)
 @given(
     size=st.tuples(st.integers(1, 90), st.integers(1, 90)),

@@ -92,6 +92,7 @@ def test_padding_changes_no_output():
     assert torch.allclose(together, torch.cat(alone), atol=1e-6)
 
 
+@pytest.mark.stress
 def test_it_learns_a_word():
     torch.manual_seed(0)
     model = TextNet(50, 2, width=16, hidden=16, dropout=0.1)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pipeline.errors import PenstockError
 from pipeline.files.disk import Hold, is_locked
-from pipeline.files.regular_file import read_regular
+from pipeline.files.regular_file import regular_descriptor
 
 _RECORD = struct.Struct("<32sqqqqqqdddI")
 _SUFFIX = ".run"
@@ -156,4 +156,9 @@ def positions(folder: Path) -> Iterator[Position]:
                 path.unlink(missing_ok=True)
             continue
         with suppress(OSError, PenstockError):
-            yield Position.unpacked(read_regular(path)[: _RECORD.size]) or Position("")
+            descriptor, _ = regular_descriptor(path)
+            try:
+                packed = os.pread(descriptor, _RECORD.size, 0)  # however long it is
+            finally:
+                os.close(descriptor)
+            yield Position.unpacked(packed) or Position("")

@@ -64,12 +64,13 @@ def write_batch(descriptor: int, encoded: Encoded) -> int:
     return size
 
 
-def read_batch(path: Path, address: tuple[int, int], sent: bool) -> Batch | End:
+def read_batch(path: Path, address: tuple[int, int], sent: bool, most: int) -> Batch | End:
     """The batch in a file, or the end of a stream in its place; its tensors lie in the file.
 
     Args:
         address: of the batch that it has to be.
         sent: the batch goes to another process.
+        most: bytes that the file may have: what is mapped is memory once it is looked at.
 
     Raises:
         FileNotFoundError: there is none.
@@ -78,6 +79,8 @@ def read_batch(path: Path, address: tuple[int, int], sent: bool) -> Batch | End:
     """
     descriptor, size = regular_descriptor(path)
     try:
+        if size > most:
+            raise ValueError(f"it has {size} bytes, and all batches together may have {most}")
         result = decode(*_mapped(descriptor, size, sent))
     except (DataError, ValueError) as error:
         raise DamagedError(f"{path} is damaged: {error}") from error

@@ -35,6 +35,7 @@ from torch.utils.data import get_worker_info
 from pipeline.distributed.presence import state_of
 from pipeline.files.disk import Hold
 from pipeline.files.own_files import NotOwnError
+from pipeline.files.regular_file import regular_descriptor
 from pipeline.loading import output_buffers, worker_status
 from pipeline.loading.batch import Batch
 from pipeline.loading.plain_batch import NotPlainError, encode
@@ -140,7 +141,7 @@ class Share:
         usual = max(self._seconds, default=_FIRST / _PATIENCE)
         patience, look, signs = min(_PATIENCE * usual, _MOST), min(usual / 8, _LOOK), 0
         while True:
-            found = _read(path, address, warnings)
+            found = self._read(path, address, warnings)
             if found is not None:
                 return found, None
             hold = _lock(tried)
@@ -159,6 +160,20 @@ class Share:
             while time.monotonic() < ends and not path.exists():  # which costs less than a lock
                 time.sleep(look)
 
+    def _read(
+        self, path: Path, address: tuple[int, int], warnings: dict[str, str]
+    ) -> Batch | End | None:
+        """The batch in a file; None if there is none, or a damaged one, which is removed."""
+        try:
+            most = self.folder.budget
+            return read_batch(path, address, sent=get_worker_info() is not None, most=most)
+        except FileNotFoundError:
+            return None
+        except DamagedError as error:
+            warnings["damaged"] = f"a shared batch is made again: {error}"
+            path.unlink(missing_ok=True)
+            return None
+
     def _made(
         self, make: Callable[[], Batch | End], path: Path, part: _Part | None,
         warnings: dict[str, str],
@@ -175,7 +190,7 @@ class Share:
                 return result
             self._publish(result, path, part)
             if get_worker_info() is not None:  # the file is sent in place of a copy
-                return _read(path, result.request.address, warnings) or result
+                return self._read(path, result.request.address, warnings) or result
         except NotPlainError as error:
             self._unshared = True
             warnings[STAGE] = f"batches cannot be shared (loader.share): {error}"
@@ -234,18 +249,6 @@ def _name(request: Request | StreamRequest) -> str:
     return f"{request.epoch}-{request.step}-{digest.hexdigest()}"
 
 
-def _read(path: Path, address: tuple[int, int], warnings: dict[str, str]) -> Batch | End | None:
-    """The batch in a file; None if there is none, or a damaged one, which is removed."""
-    try:
-        return read_batch(path, address, sent=get_worker_info() is not None)
-    except FileNotFoundError:
-        return None
-    except DamagedError as error:
-        warnings["damaged"] = f"a shared batch is made again: {error}"
-        path.unlink(missing_ok=True)
-        return None
-
-
 def _lock(part: Path) -> Hold | None:
     """The lock of a part, or None if another process has it."""
     try:
@@ -258,10 +261,13 @@ def _lock(part: Path) -> Hold | None:
 def _is_stopped(part: Path) -> bool:
     """Whether the process that makes a part was stopped by a signal."""
     try:
-        with part.open("rb") as file:
-            maker = file.read(16)
+        descriptor, _ = regular_descriptor(part)  # of a pipe, nothing might ever come
     except OSError:
         return False
+    try:
+        maker = os.pread(descriptor, 16, 0)
+    finally:
+        os.close(descriptor)
     return maker.isdigit() and state_of(int(maker)) in ("T", "t")
 
 

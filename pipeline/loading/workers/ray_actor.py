@@ -36,8 +36,13 @@ from pipeline import torch_internals
 from pipeline.loading import output_buffers, worker_status
 from pipeline.loading.plain_batch import NotPlainError, encode
 from pipeline.loading.workers.backends import Asked, attempt
+from pipeline.loading.workers.ray_cluster import LAST_ON_PATH
 from pipeline.loading.workers.ray_message import Made, pack
 from pipeline.torch_internals import ExceptionWrapper, WorkerInfo, numpy_seed
+
+# Before anything of a person's is unpickled: folders that PYTHONPATH would put in front of what is
+# installed.
+sys.path.extend(filter(None, os.environ.get(LAST_ON_PATH, "").split(os.pathsep)))
 
 
 @dataclass(frozen=True)

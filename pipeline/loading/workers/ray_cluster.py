@@ -35,6 +35,7 @@ from pipeline.terminal import one_line
 GIB = 2**30
 # Logical CPUs of a Ray that is started here. How many actors there are is the loader's business.
 _MANY = 10_000
+LAST_ON_PATH = "PENSTOCK_LAST_ON_PATH"  # folders that an actor finds behind what is installed
 _OLDEST = (2, 52)  # that knows tokens
 
 
@@ -243,17 +244,23 @@ def _own_handlers(ray: Any) -> Iterator[None]:
 
 
 def environment(options: RayOptions) -> dict[str, Any]:
-    """Ray's runtime environment: as configured, with this program's own folders on its path."""
+    """Ray's runtime environment: as configured, with this program's own folders on its path.
+
+    Those that come behind the installed packages here do so in an actor as well.
+    """
     given = dict(options.runtime_env)
     variables = {name: str(value) for name, value in (given.get("env_vars") or {}).items()}
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
-    own = [str(Path(entry or ".").resolve()) for entry in sys.path]
-    own = [
-        entry for entry in own
-        if not entry.startswith(tuple(installed)) and not entry.endswith((".zip", "-packages"))
-    ]  # fmt: skip
-    path = [*filter(None, [variables.get("PYTHONPATH")]), *own]
-    return {**given, "env_vars": {**variables, "PYTHONPATH": os.pathsep.join(path)}}
+    first = [*filter(None, [variables.get("PYTHONPATH")])]
+    last: list[str] = []
+    own = first
+    for entry in (str(Path(entry or ".").resolve()) for entry in sys.path):
+        if entry.endswith("-packages"):
+            own = last
+        elif not entry.startswith(tuple(installed)) and not entry.endswith(".zip"):
+            own.append(entry)
+    path = {"PYTHONPATH": os.pathsep.join(first), LAST_ON_PATH: os.pathsep.join(last)}
+    return {**given, "env_vars": {**variables, **path}}
 
 
 def actor_options(options: RayOptions) -> dict[str, Any]:

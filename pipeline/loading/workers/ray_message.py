@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.errors import DataError
+
 Bytes = npt.NDArray[np.uint8]
 Kind = Literal["plain", "pickled", "error"]
 _KINDS: tuple[Kind, ...] = ("plain", "pickled", "error")
@@ -48,21 +50,28 @@ def pack(made: Made) -> bytes | list[bytes | Bytes]:
 
 
 def unpack(value: bytes | Sequence[bytes | Bytes]) -> Made:
-    """What `pack` was given; small arrays may be written to."""
+    """What `pack` was given; small arrays may be written to.
+
+    Raises:
+        DataError: its pieces are not where it says.
+    """
     prefix, *large = (value,) if isinstance(value, bytes) else value
     memory = np.frombuffer(bytearray(prefix), np.uint8)
-    kind, header, count = memory[:24].view(np.int64).tolist()
+    there = len(memory)
+    kind, header, count = memory[:24].view(np.int64).tolist() if there >= 24 else (-1, 0, 0)
+    if not 0 <= kind < len(_KINDS) or not 0 <= count <= there // 8 or not 0 <= header <= there:
+        raise DataError(f"a message from Ray of {there} bytes does not begin as a result does")
     sizes = memory[24 : 24 + 8 * count].view(np.int64).tolist()
     start = _after(24 + 8 * count)
     text = memory[start : start + header].tobytes()
     start += _after(header)
     arrays, others = [], iter(large)
     for size in sizes:
-        if size < 0:
-            arrays.append(np.asarray(next(others)))
-            continue
-        arrays.append(memory[start : start + size])
-        start += _after(size)
+        one = memory[start : start + size] if size >= 0 else next(others, None)
+        if one is None or 0 <= size != len(one):
+            raise DataError(f"a message from Ray of {there} bytes, {len(large)} arrays, is cut off")
+        arrays.append(np.asarray(one))
+        start += _after(max(size, 0))
     return Made(_KINDS[kind], text, arrays)
 
 

@@ -242,6 +242,9 @@ class RayPool:
         except RayError as error:
             worker.error = error
             return self._reap(worker)
+        except DataError as error:  # of a message that is not whole
+            self._forget(task)
+            task.result = Failure(task.request, error)
         else:
             self._forget(task)
             self._finish(task, made)
@@ -349,7 +352,7 @@ class RayPool:
         for task in list(worker.tasks):
             try:
                 made = unpack(ray.get(task.ref, timeout=_LAST)) if worker.error else None
-            except RayError:
+            except (RayError, DataError):
                 made = None
             self._forget(task)
             if made is not None:

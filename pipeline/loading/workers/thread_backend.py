@@ -21,6 +21,7 @@ from typing import Any
 from pipeline.distributed.preemption import asked, waiting
 from pipeline.loading import intra_batch, worker_status
 from pipeline.loading.fetch import Fetch
+from pipeline.loading.sampled_rows import SampleRequest
 from pipeline.loading.workers.backends import (
     POLL,
     Asked,
@@ -64,8 +65,9 @@ class ThreadBackend:
 
     def _results(self, pool: _ThreadPool, requests: Iterator[Asked]) -> Results:
         if not self._probed and (first := next(requests, None)) is not None:
-            self._probe(first)
-            self._probed = True
+            if not isinstance(first, SampleRequest):
+                self._probe(first)
+                self._probed = True
             requests = Requests(chain([first], requests), getattr(requests, "expects", None))
         yield from windowed(pool, requests, self._options)
 

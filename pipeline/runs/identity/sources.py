@@ -62,8 +62,19 @@ def changes(before: Any, now: Code) -> Iterator[tuple[str, str, str, str]]:
                 yield part, name, was, digest
 
 
-def _hashes(found: Any) -> Iterator[tuple[str, str]]:
-    """Name and hash of the modules that a class or function comes from."""
+def modules_of(found: Any) -> Iterator[tuple[str, str]]:
+    """Name and hash of the modules in which a class, and those that it derives from, or a function
+    is defined.
+    """
+    return _hashes(found, whole=False)
+
+
+def _hashes(found: Any, whole: bool = True) -> Iterator[tuple[str, str]]:
+    """Name and hash of the modules that a class or function comes from.
+
+    Args:
+        whole: with all loaded modules of a person's own package.
+    """
     owners = inspect.getmro(found) if isinstance(found, type) else (inspect.unwrap(found),)
     for owner in owners:
         name = getattr(owner, "__module__", None) or UNKNOWN
@@ -78,7 +89,7 @@ def _hashes(found: Any) -> Iterator[tuple[str, str]]:
                 yield name, UNKNOWN
         elif path.startswith(str(_OURS) + os.sep):
             yield OURS, of_penstock()
-        elif path.startswith(_INSTALLED):
+        elif path.startswith(_INSTALLED) or not whole:
             yield name, _of_files((path,))
         else:
             loaded = [one for one in list(sys.modules) if one.partition(".")[0] == top]

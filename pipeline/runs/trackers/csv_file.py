@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 
-from pipeline.files.disk import append, write_atomically
+from pipeline.files.disk import append, replacing, write
+from pipeline.files.regular_file import open_regular
 from pipeline.files.table_cells import cell
 from pipeline.runs.trackers.tracker import Points, TrackedRun, Tracker
 
@@ -20,33 +23,34 @@ class Csv(Tracker):
     def __init__(self, folder: str | Path, run: TrackedRun) -> None:
         self.path = Path(folder) / "metrics.csv"
         self.run = run
-        self._names: list[str] = ["step"]
-        self._rows: list[dict[str, object]] = []
+        self._names: dict[str, None] = {"step": None}
 
     def start(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        for metrics, step in self.run.before:
-            self._add(metrics, step)
-        self._write()
+        for metrics, _ in self.run.before:
+            self._names.update(dict.fromkeys(metrics))
+        self._write({"step": step, **metrics} for metrics, step in self.run.before)
 
     def log(self, metrics: Points, step: int) -> None:
-        if self._add(metrics, step):  # the head has changed
-            self._write()
-        else:
-            append(self.path, [self._text(self._rows[-1:]).rstrip("\r\n")])
+        new = metrics.keys() - self._names.keys()
+        row = {"step": step, **metrics}
+        if not new:
+            append(self.path, [self._text(row).rstrip("\r\n")])
+            return
+        before = list(self._names)
+        self._names.update(dict.fromkeys(metrics))
+        with open_regular(self.path) as file:  # the head changes, and with it every row
+            rows = csv.reader(io.TextIOWrapper(file, "utf-8", newline=""))
+            next(rows)
+            self._write(chain((dict(zip(before, one, strict=False)) for one in rows), [row]))
 
-    def _add(self, metrics: Points, step: int) -> bool:
-        """Keep a row; whether it has columns that are new."""
-        new = [name for name in metrics if name not in self._names]
-        self._names += new
-        self._rows.append({"step": step, **metrics})
-        return bool(new)
+    def _write(self, rows: Iterable[Mapping[str, object]]) -> None:
+        """Replace the table by its head and `rows`, of which one is in memory at a time."""
+        with replacing(self.path) as descriptor:
+            lines = chain([{name: cell(name) for name in self._names}], rows)
+            write(descriptor, (self._text(one).encode(errors="backslashreplace") for one in lines))
 
-    def _write(self) -> None:
-        text = self._text([{name: cell(name) for name in self._names}, *self._rows])
-        write_atomically(self.path, text.encode(errors="backslashreplace"))
-
-    def _text(self, rows: list[dict[str, object]]) -> str:
+    def _text(self, row: Mapping[str, object]) -> str:
         text = io.StringIO(newline="")
-        csv.DictWriter(text, self._names, lineterminator="\n").writerows(rows)
+        csv.DictWriter(text, list(self._names), lineterminator="\n").writerow(row)
         return text.getvalue()

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import environment
 from pipeline.errors import ConfigError
+from pipeline.runs.only_shown import reason
 from pipeline.runs.trackers.tracker import Points, Tracker
-from pipeline.terminal import one_line, say
+from pipeline.terminal import say
 
 READY_SECONDS = 10.0  # for a tracker's constructor, which imports its package
 END_SECONDS = {"done": 30.0, "failed": 30.0}  # for what is left to be sent
@@ -71,12 +71,13 @@ class Guarded:
         if self._thread.is_alive():
             self.warn("it did not end in time")
 
-    def warn(self, reason: str) -> None:
+    def warn(self, why: str) -> None:
         """Print a warning, if it is the first."""
         if self._warned.acquire(blocking=False):
-            reason = environment.unresolved(reason)
-            say(f"WARNING: {self.key}: {one_line(reason)[:500]}. The run continues without it; "
-                "its numbers are in metrics.jsonl")  # fmt: skip
+            say(
+                f"WARNING: {self.key}: {why}. The run continues without it; its numbers are in "
+                "metrics.jsonl"
+            )
 
     def _work(self, make: Callable[[], Any]) -> None:
         try:
@@ -96,8 +97,7 @@ class Guarded:
                 self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
-        lines = (str(error) or "").strip().splitlines()
-        self.warn(": ".join([type(error).__name__, *lines[:1]]).rstrip("."))
+        self.warn(reason(error))
 
 
 class Trackers:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from pipeline.config.changes import leaves
 from pipeline.files.one_writer import one_writer
 from pipeline.files.own_files import check_own, check_tree
-from pipeline.runs.resumption import leaves
 from pipeline.runs.trackers import known
 from pipeline.runs.trackers.tracker import Points, TrackedRun, Tracker
 

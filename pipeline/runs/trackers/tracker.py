@@ -10,7 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
+
+import numpy as np
 
 from pipeline.runs.record import RunRecord
 
@@ -46,13 +48,33 @@ class TrackedRun:
         return "/".join(self.folder.absolute().parts[-2:])
 
 
-def measured(folder: Path) -> list[tuple[Points, int]]:
-    """The points in a run's metrics.jsonl, and their steps; raises PenstockError if damaged."""
-    record, found = RunRecord.read(folder, "resume"), []
-    for one in sorted([*record.logs, *record.epochs], key=lambda line: line["step"]):
+class Measured(Sequence[tuple[Points, int]]):
+    """The points in a run's metrics.jsonl, and their steps, by step; made when they are asked for.
+
+    Raises:
+        PenstockError: the file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        record = RunRecord.read(folder, "resume")
+        self._series = record.logs, record.epochs
+        steps = np.concatenate([one.column("step") for one in self._series])
+        self._order = np.argsort(steps, kind="stable")
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Points, int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[Points, int]]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place, (logs, epochs) = int(self._order[index]), self._series
+        one = logs[place] if place < len(logs) else epochs[place - len(logs)]
         line = {name: math.nan if value is None else value for name, value in one.items()}
-        found.append((points(str(line["event"]), line), int(line["step"])))
-    return found
+        return points(str(line["event"]), line), int(line["step"])
 
 
 def points(event: str, record: Mapping[str, Any]) -> Points:

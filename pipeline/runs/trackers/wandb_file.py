@@ -31,7 +31,7 @@ def records(path: Path) -> Iterator[Any]:
     with open_regular(path) as file:
         if not file.read(_HEAD).startswith(_MARK):
             raise ValueError(f"{path} is not a file of W&B")
-        data, at = b"", _HEAD
+        data, at = bytearray(), _HEAD
         while True:
             left = _BLOCK - at % _BLOCK
             if left < _HEAD:  # too short for a record
@@ -43,7 +43,8 @@ def records(path: Path) -> Iterator[Any]:
                 return
             _, length, kind = struct.unpack("<IHB", head)
             part = file.read(length)
-            data, at = data + part, at + _HEAD + length
+            data += part
+            at += _HEAD + length
             if len(part) < length:
                 return
             if len(data) > _LARGEST:
@@ -51,10 +52,10 @@ def records(path: Path) -> Iterator[Any]:
             if kind in (_WHOLE, _LAST):
                 record = new()
                 try:
-                    record.ParseFromString(data)
+                    record.ParseFromString(bytes(data))
                 except refused as error:
                     raise ValueError(f"{path} is damaged: {error}") from error
-                data = b""
+                data.clear()
                 yield record
 
 

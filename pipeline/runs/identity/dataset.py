@@ -1,0 +1,112 @@
+"""What identifies a dataset, and whether two runs had the same one.
+
+    fingerprint      what the dataset tells (`fingerprints.py`), or else its number of rows
+    code.MODULE      a hash of each module of a person's own that its classes are defined in
+    arguments.NAME   as configured
+    rows, table, files   what is seen of its content, without being told (`loading/sampled_rows.py`)
+
+Datasets of ours tell all of it, and have nothing but a fingerprint. One of a person's own that has
+a fingerprint has its code and arguments beside it; those that name a file or folder are left out,
+as data may move. One without a fingerprint is known by all of the rest, which is less than its
+content: where everything agrees, it is not known to be the same.
+
+A run's manifest has the facts of each split under `data.identity`, and its fingerprint those of the
+training split, as `dataset.identity.NAME`. Runs of before these facts have none: a fact that one of
+two runs lacks is not compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import allow_list
+from pipeline.config.nodes import SUPPLIED, walk
+from pipeline.config.signatures import arguments
+from pipeline.loading.kept_rows import KeptRows, unfiltered
+from pipeline.loading.known_by import PLACE, tells
+from pipeline.runs.identity.sources import OURS, modules_of
+
+_OURS = "pipeline."
+_MOST_TEXT = 200  # characters of an argument
+
+Facts = dict[str, str]
+
+
+def tells_all(dataset: Any) -> bool:
+    """Whether a dataset, and each that it is made of, has a fingerprint."""
+    if isinstance(dataset, KeptRows):
+        return tells_all(dataset.dataset)
+    sources = getattr(dataset, "sources", None)
+    if type(dataset).__module__.startswith(_OURS) and isinstance(sources, Mapping):
+        return all(map(tells_all, sources.values()))
+    return tells(str(getattr(dataset, "fingerprint", None)))
+
+
+def code_and_arguments(node: Any, dataset: Any, told: bool) -> Facts:
+    """The code and the arguments of a dataset; none where all of it is ours.
+
+    Args:
+        node: that it was built of, without secrets.
+        told: whether it has a fingerprint.
+    """
+    targets = {key: allow_list.resolve(one["_target_"], key) for key, one in walk(node, "")}
+    kinds = [*targets.values(), type(unfiltered(dataset))]
+    code = dict(one for kind in kinds for one in modules_of(kind))
+    code.pop(OURS, None)
+    own = {key: not _is_ours(found) for key, found in targets.items()}
+    if told and not any(own.values()):
+        return {}
+    given: dict[str, str] = {}
+    # What ours takes is in its fingerprint, unless it stands in something that has none.
+    whole_tree = not told and own.get("", True)
+    for key, one in walk(node, ""):
+        if own[key] or whole_tree:
+            whole = {**_defaults(targets[key]), **one}
+            for name, value in _leaves(whole, key.lstrip(".")):
+                moves = told and _names_a_place(value)
+                given[f"arguments.{name}"] = PLACE if moves else _text(value)
+    return {**{f"code.{name}": digest for name, digest in sorted(code.items())}, **given}
+
+
+def _defaults(target: Any) -> dict[str, Any]:
+    """The arguments that a target has by default, but for what the build supplies."""
+    plain = (str, int, float, bool, list, tuple, type(None))
+    return {name: value for name, value in arguments(target).defaults.items()
+            if isinstance(value, plain) and name not in SUPPLIED}  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    text = str(value)
+    if len(text) <= _MOST_TEXT:
+        return text
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{text[: _MOST_TEXT // 2]}... {digest}"
+
+
+def _is_ours(found: Any) -> bool:
+    return str(getattr(found, "__module__", "")).startswith(_OURS)
+
+
+def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Key and value of each argument of a node, without those of nodes inside; `_target_` too."""
+    for name, value in node.items() if isinstance(node, Mapping) else enumerate(node):
+        inner = f"{key}.{name}".lstrip(".") if isinstance(node, Mapping) else f"{key}[{name}]"
+        if isinstance(value, (Mapping, list)) and any(True for _ in walk(value, "")):
+            if not (isinstance(value, Mapping) and "_target_" in value):
+                yield from _leaves(value, inner)
+        elif isinstance(value, Mapping) and value:
+            yield from _leaves(value, inner)
+        else:
+            yield inner, value
+
+
+def _names_a_place(value: Any) -> bool:
+    if not isinstance(value, str) or not value:
+        return False
+    try:
+        return "://" in value or Path(value).exists()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,59 @@
+"""What is only shown never fails a run: pictures, tables, reports, comparisons, displays.
+
+    with only_shown("the picture of predictions"):
+        draw(...)
+
+An error inside costs one warning that names what is missing and why. Requests to stop and Ctrl-C
+come through. Nothing that a checkpoint, a metric or the manifest needs may be made inside.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pipeline.config import environment
+from pipeline.distributed.preemption import Preempted
+from pipeline.distributed.world import launched_rank
+from pipeline.errors import PenstockError
+from pipeline.terminal import one_line, say
+
+_LONGEST = 300  # characters of a reason
+
+
+@contextmanager
+def only_shown(what: str) -> Iterator[list[str]]:
+    """Turn an error inside of the context into a warning that `what` is missing.
+
+    Yields a list that has the reason then.
+    """
+    failed: list[str] = []
+    try:
+        yield failed
+    except Preempted:
+        raise
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            return
+        failed.append(reason(error))
+        if launched_rank()[0] == 0:  # the others have the same to say
+            say(f"WARNING: {what} is missing: {failed[0]}. The run is not affected")
+
+
+def reason(error: BaseException) -> str:
+    """An error in a line: its kind, unless its message is meant for people, and what it says."""
+    lines = str(error).strip().splitlines()
+    kind = [] if isinstance(error, PenstockError) and lines else [type(error).__name__]
+    return one_line(environment.unresolved(": ".join([*kind, *lines[:1]])))[:_LONGEST].rstrip(".")
+
+
+def _nobody_reads() -> bool:
+    """Whether whoever read stdout has gone, as `head` does; then nothing more is written there."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False

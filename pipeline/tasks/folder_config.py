@@ -1,0 +1,64 @@
+"""The configuration that a run's folder gives to a task about that run: where, without, validate.
+
+It is the folder's config.yaml, which may come from anybody and is checked like any configuration
+(`preflight.stored`): it trusts nothing, and names no place to write outside of those allowed.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import own_command, preflight
+from pipeline.config.changes import effect_of
+from pipeline.config.schema import TASK_KEYS, Config
+from pipeline.errors import ConfigError, Problem
+from pipeline.runs.record import RunRecord
+from pipeline.runs.resumption import run_of
+from pipeline.runs.stored_sweep import is_harmless, key_of
+
+_OF_THE_TASK = ("task", "run_dir", "hydra", "tracker", *TASK_KEYS)
+
+
+def asked_of(config: Config) -> tuple[Config, RunRecord | None]:
+    """The configuration that a question is about: this one, or that of the run in `config.run`.
+
+    What may be typed besides it (`may_be_typed`) has its typed value.
+
+    Raises:
+        ConfigError: it is not a run's folder, or other keys are given besides it.
+    """
+    if config.run is None:
+        return config, None
+    path, typed = Path(config.run), config.plain()
+    record = RunRecord.read(run_of(path) or path, "run")
+    asked: dict[str, Any] = deepcopy(dict(record.config))
+    for word in own_command.overrides():
+        if not may_be_typed(word):
+            raise ConfigError(
+                Problem("run", f"gives the configuration, that of {config.run}, and {word} would "
+                        "make another one of it; leave out one of the two")
+            )  # fmt: skip
+        *above, name = key_of(word).split(".")
+        if [*above, name][0] not in _OF_THE_TASK:
+            given, there = typed, asked
+            for one in above:
+                given = given[one]
+                there[one] = there[one] if isinstance(there.get(one), dict) else {}
+                there = there[one]
+            there[name] = given[name]
+    own = {name: value for name, value in typed.items() if name in _OF_THE_TASK}
+    return preflight.stored({**asked, **own, "tracker": {}}), record
+
+
+def may_be_typed(word: str) -> bool:
+    """Whether an override may stand beside a folder that gives the configuration: those of the
+    task, what a run that is resumed may change, and what validation sees.
+    """
+    key = key_of(word)
+    if key.partition(".")[0] in _OF_THE_TASK or is_harmless(word):
+        return True
+    effect = effect_of(key)
+    continues = effect.changes <= effect.resumes or effect.asks == "validation"
+    return continues and key != "dataset" and not word.startswith("~")

@@ -1,0 +1,412 @@
+"""Each key of the schema, set to two values: what differs is what `config/changes.py` says of it.
+
+A row of ROWS is a key with two values of it, and the other words without which it does nothing.
+Both are trained, in process: batches, weights and measurements are compared; a checkpoint of the
+first is resumed with the second value; and a sweep that is done is started again with it. So no key
+is without effect and without a word: OF_TASKS and IGNORED say what the others are for.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import get_worker_info
+
+import pipeline
+from pipeline import command
+from pipeline.build.data import DataParts
+from pipeline.config import changes
+from pipeline.config.changes import between, effect_of
+from pipeline.config.schema import TASK_KEYS, Changes
+from pipeline.distributed.world import World
+from pipeline.runs import checkpoint
+from pipeline.runs.record import RunRecord
+from tests.own_parts import NUMBERS, Numbers
+
+NOTHING, RESULTS, WEIGHTS, BATCHES = Changes
+HERE = "tests.config.test_effects_of_keys"
+
+QUIET = ["tracker=none", "trainer.max_epochs=2", "trainer.device=cpu", "batch.size=4",
+         "trainer.pictures=false", "trainer.report=false", "trainer.progress=none",
+         "trainer.checkpoint.keep_last=9", "trainer.checkpoint.every_steps=1",
+         "trainer.checkpoint.background=false"]  # fmt: skip
+IN_MAIN = ["loader.backend=main", "loader.num_workers=0"]
+IN_WORKERS = ["loader.backend=process", "loader.num_workers=2"]
+SMALL = [f"+transform.{split}.small._target_={HERE}.Small" for split in ("train", "val")]
+DATA = {
+    "numbers": ["dataset=numbers", "dataset.size=13", "optimizer.lr=0.01"],
+    "noted": ["dataset=numbers", "dataset.size=13",
+              f"+transform.train.jitter._target_={HERE}.Jitter"],
+    "pairs": ["dataset=numbers", "dataset.size=13", f"dataset._target_={HERE}.Pairs"],
+    "pictures": ["dataset=image_folder", "dataset.root=pictures", "transform=none", "model=linear",
+                 "+model.in_features=48", *SMALL],
+    "sequences": ["dataset=sequences", "dataset.count=20"],
+}  # fmt: skip
+
+
+class Pairs(Numbers):
+    """Rows without names."""
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index)]), index % 2, torch.ones(2)
+
+
+class Jitter:
+    def __call__(self, sample):
+        return {**sample, "x": sample["x"] + torch.rand(1)}
+
+
+class Add:
+    def __init__(self, amount: float = 1.0):
+        self.amount = amount
+
+    def __call__(self, sample):
+        return {**sample, "x": sample["x"] + self.amount}
+
+
+class Small:
+    """A picture as 48 numbers."""
+
+    def __call__(self, sample):
+        picture = torch.nn.functional.interpolate(sample["image"][None].float(), (4, 4))
+        return {**sample, "image": picture.flatten() / 255}
+
+
+class Blend:
+    def __init__(self, by: float = 0.1):
+        self.by = by
+
+    def __call__(self, batch, random):
+        return batch.replace({**batch, "x": batch["x"] * (1 + self.by)})
+
+
+def double(worker):
+    """A `worker_init_fn` that changes its worker's dataset."""
+    dataset = get_worker_info().dataset
+    dataset.scale *= 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """Two values of a key.
+
+    Attributes:
+        values: the words that set them; `KEY=` is put before a value without a name.
+        data: the name in DATA.
+        words: what else both runs are given.
+        where: what makes the batches.
+        rounds: why perhaps nothing differs; else something does, as far as the key says.
+        continues: why a run may be resumed with the other value although something differs.
+        refused: why it may not although nothing differs that it learns from.
+    """
+
+    values: tuple[str, str]
+    data: str = "numbers"
+    words: list[str] = field(default_factory=list)
+    where: list[str] = field(default_factory=lambda: IN_MAIN)
+    rounds: str = ""
+    continues: str = ""
+    refused: str = ""
+
+    def given(self, key, which):
+        """The words of one of the two."""
+        value = self.values[which]
+        named = value.partition("[")[0].partition("'")[0]
+        last = value if "=" in named else f"{key}={value}"
+        return [*QUIET, *DATA[self.data], *self.where, *self.words, last]
+
+
+LONGER = "what it has trained so far stays; the rest is longer or shorter"
+DATA_COMPARED = "the fingerprint of the data is compared in place of what it is read by"
+CPU = "with one process on a CPU nothing differs"
+BEST = "the best epoch would be one by two measures"
+BLEND = f"+transform.train_batch.mix._target_={HERE}.Blend"
+ADD = [f"+transform.{split}.add._target_={HERE}.Add" for split in ("train", "val")]
+SKIP = ["bad_samples.on_error=skip", "bad_samples.budget=1.0"]
+STILL = ["optimizer.lr=0", "scheduler=none"]  # so that no epoch is better than the first
+PACKED = ["dataset.packed=auto", "pack.size=8"]
+
+ROWS = {
+    "seed": Row(("0", "1")),
+    "batch.size": Row(("4", "5")),
+    "batch.tail": Row(("keep", "drop")),
+    "batch.val_size": Row(("2", "3"), rounds="sums of another size round otherwise"),
+    "batch.balance": Row(("null", "length"), rounds=CPU),
+    "run_dir": Row(("run_dir=one", "run_dir=other")),
+    "cache_dir": Row(("one", "other"), "sequences"),
+    "dataset": Row(("dataset.size=13", "dataset.size=14")),
+    "dataset.packed": Row(("null", "auto"), "pictures", continues=DATA_COMPARED,
+                          rounds="pixels are kept as they are"),
+    "dataset.fields": Row(("+dataset.fields=[x,label,a]", "+dataset.fields=[x,label,b]"), "pairs"),
+    "dataset.facts": Row(("+dataset.facts={num_outputs: 3, num_classes: 3}",
+                          "+dataset.facts={num_outputs: 4, num_classes: 4}"),
+                         words=["~objective.metrics.recall"]),
+    "dataset.fingerprint": Row(("dataset.fingerprint=sizes", "dataset.fingerprint=names"),
+                               "sequences"),
+    "transform.train": Row(("+transform.train.add.amount=1", "+transform.train.add.amount=2"),
+                           words=ADD),
+    "transform.val": Row(("+transform.val.add.amount=1", "+transform.val.add.amount=2"),
+                         words=ADD),
+    "transform.train_batch": Row(("+transform.train_batch.mix.by=0.1",
+                                  "+transform.train_batch.mix.by=0.2"), words=[BLEND]),
+    "transform.val_batch": Row(("+transform.val_batch.mix.by=0.1",
+                                "+transform.val_batch.mix.by=0.2"),
+                               words=[BLEND.replace("train_batch", "val_batch")]),
+    "transform.batch_on": Row(("loader", "device"), words=[BLEND], rounds=CPU),
+    "sampler": Row(("sampler=random", "sampler=sequential")),
+    "collate": Row(("collate.value=0", "collate.value=1"), "sequences"),
+    "loader.backend": Row(("process", "thread"), where=["loader.num_workers=2"]),
+    "loader.num_workers": Row(("1", "3"), "noted", where=["loader.backend=process"]),
+    "loader.prefetch_factor": Row(("1", "4"), "noted", where=IN_WORKERS),
+    "loader.persistent_workers": Row(("false", "true"), "noted", where=IN_WORKERS),
+    "loader.pin_memory": Row(("null", "false"), where=IN_WORKERS),
+    "loader.pin_memory_device": Row(("loader.pin_memory_device=''",
+                                     "loader.pin_memory_device=cuda"), where=IN_WORKERS),
+    "loader.timeout": Row(("0", "99"), where=IN_WORKERS),
+    "loader.max_deaths": Row(("1", "4"), where=IN_WORKERS),
+    "loader.worker_init_fn": Row(("null", f"{HERE}.double"), where=IN_WORKERS),
+    "loader.multiprocessing_context": Row(("fork", "forkserver"), "noted", where=IN_WORKERS),
+    "loader.generator": Row(("1", "2"), "noted", where=IN_WORKERS),
+    "loader.max_memory": Row(("1", "2"),
+                             where=["loader.backend=process", "loader.num_workers=auto"]),
+    "loader.share": Row(("null", "keys"), words=["trainer.max_epochs=1"]),
+    "loader.share_size": Row(("0.1", "0.2"), words=["loader.share=keys"]),
+    "loader.slow_memory": Row(("0", "1"), where=IN_WORKERS),
+    "loader.cost": Row(("null", "length"), where=IN_WORKERS),
+    "bad_samples.on_error": Row(("skip", "substitute"), "pictures",
+                                words=["limits.pixels=300", "bad_samples.budget=1.0"]),
+    "bad_samples.budget": Row(("0.9", "0.95"), "pictures", words=[*SKIP, "limits.pixels=300"]),
+    "bad_samples.quarantine": Row(("null", "bad.csv"), "pictures", words=SKIP,
+                                  continues="task=without resumes before any of them was met"),
+    "limits.record_bytes": Row(("100000", "900"), "pictures", words=SKIP),
+    "limits.pixels": Row(("1000", "300"), "pictures", words=SKIP),
+    "limits.files": Row(("1000", "2000"), "pictures", words=SKIP),
+    "limits.batch_bytes": Row(("100000000", "200000000"), "pictures", words=SKIP),
+    "pack.size": Row(("8", "12"), "pictures", words=PACKED),
+    "pack.square": Row(("true", "false"), "pictures", words=PACKED),
+    "pack.format": Row(("pixels", "encoded"), "pictures", words=["dataset.packed=auto"],
+                       rounds="pixels are kept as they are"),
+    "pack.decoder": Row(("auto", "reader"), "pictures", words=PACKED),
+    "pack.out": Row(("one", "other"), "pictures", words=PACKED, rounds="the same pack elsewhere",
+                    continues=DATA_COMPARED),
+    "model": Row(("+model.bias=true", "+model.bias=false")),
+    "objective": Row(("objective.loss._target_=torch.nn.CrossEntropyLoss",
+                      "objective.loss._target_=torch.nn.MultiMarginLoss")),
+    "objective.metrics": Row(("objective.metrics.accuracy.average=micro",
+                              "objective.metrics.accuracy.average=macro"), refused=BEST),
+    "optimizer": Row(("optimizer.lr=0.1", "optimizer.lr=0.2")),
+    "scheduler": Row(("scheduler=none", "scheduler=cosine")),
+    "trainer.max_epochs": Row(("2", "3"), continues=LONGER),
+    "trainer.max_steps": Row(("5", "6"), continues=LONGER),
+    "trainer.accumulate": Row(("1", "2")),
+    "trainer.clip_norm": Row(("0.1", "0.2"), words=["optimizer=sgd"]),
+    "trainer.precision": Row(("fp32", "bf16")),
+    "trainer.compile": Row(("false", "true"), rounds="a compiled model may round the same",
+                           continues="it rounds otherwise"),
+    "trainer.channels_last": Row(("false", "true"), rounds="of no use without pictures",
+                                 continues="it rounds otherwise"),
+    "trainer.device": Row(("auto", "cpu"), rounds="both are the CPU on this machine"),
+    "trainer.log_every": Row(("1", "3")),
+    "trainer.val_every": Row(("1", "2")),
+    "trainer.monitor": Row(("recall/even", "recall/odd"), words=["trainer.mode=max"], refused=BEST),
+    "trainer.mode": Row(("min", "max"), words=["trainer.monitor=recall/odd"], refused=BEST),
+    "trainer.patience": Row(("1", "4"), words=["trainer.max_epochs=5", *STILL]),
+    "trainer.checkpoint.every_epochs": Row(("1", "2")),
+    "trainer.checkpoint.every_steps": Row(("1", "2")),
+    "trainer.checkpoint.every_minutes": Row(("1", "2")),
+    "trainer.checkpoint.keep_last": Row(("9", "8")),
+    "trainer.checkpoint.background": Row(("true", "false")),
+    "trainer.checkpoint.memory_every_steps": Row(("null", "2")),
+    "trainer.baseline": Row(("true", "false")),
+    "trainer.digest": Row(("true", "false")),
+    "trainer.ledger": Row(("true", "false")),
+    "trainer.progress": Row(("none", "plain")),
+    "trainer.pictures": Row(("true", "false")),
+    "trainer.report": Row(("true", "false")),
+    "trainer.ema": Row(("0.5", "0.9")),
+    "trainer.limit_batches.train": Row(("2", "3")),
+    "trainer.limit_batches.val": Row(("1", "2")),
+    "trainer.overfit_batches": Row(("1", "2")),
+    "trainer.skip": Row(("[[0,2],[0,3]]", "[[0,3],[1,0]]"),
+                        continues="the checkpoint has come to neither"),
+    "tracker": Row(("tracker=none", "tracker=csv")),
+}  # fmt: skip
+
+# The same keys where more or less follows from them.
+MORE = {
+    "trainer.val_every, which stops": ("trainer.val_every", Row(
+        ("1", "2"), words=["trainer.patience=1", "trainer.max_epochs=5", *STILL])),
+    "batch.tail, nothing left": ("batch.tail", Row(
+        ("keep", "pad"), words=["dataset.size=12"], rounds="there is no smaller batch")),
+    "limits.pixels, which ends the run": ("limits.pixels", Row(("1000", "2000"), "pictures")),
+    "bad_samples.on_error, after raise": ("bad_samples.on_error", Row(
+        ("raise", "skip"), "pictures")),
+    "transform.val, which moves the rate": ("transform.val", Row(
+        ("+transform.val.add.amount=1", "+transform.val.add.amount=-50"),
+        words=[*ADD, "scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau",
+               "scheduler=constant", "+scheduler.interval=epoch", "+scheduler.patience=0"])),
+}  # fmt: skip
+
+IGNORED = {
+    **dict.fromkeys(TASK_KEYS, "only the task that asks for it reads it"),
+    "task": "chooses what is run, and nothing of how",
+    "resume": "says where to begin; what is refused there is measured in each row",
+    "resume_despite": "for rows of this table that are refused: tests/tasks/test_fit.py",
+    "sweep": "of sweeps alone: tests/tasks/test_sweep_grid.py, test_optuna.py",
+    "distributed": "starts processes: tests/distributed; rounding, by `ranks`",
+    "loader.in_order": "what arrives first is by chance, and false is refused with checkpoints",
+    "loader.ray": "needs Ray: tests/loading/test_ray.py",
+    "trainer.fast_dev_run": "leaves no files to compare: tests/training/test_training_options.py",
+    "limits.audio_seconds": "as limits.pixels, of sounds",
+    "limits.expansion": "as limits.pixels, of compressed data",
+    "limits.classes": "as limits.pixels, of labels",
+    "limits.columns": "as limits.pixels, of lines",
+}  # fmt: skip
+
+
+def test_every_key_has_a_row_or_a_word():
+    known = set(changes.fields())
+    for key in ("dataset", "objective"):
+        known |= {f"{key}.{name}" for name in changes.fields()[key].effect.below}
+    ignored = {key for key in known for name in IGNORED if f"{key}.".startswith(f"{name}.")}
+    assert known - ROWS.keys() - ignored == set(), "give them a row in ROWS, or a word in IGNORED"
+    assert ROWS.keys() - known == set() == ignored & ROWS.keys()
+    assert {name for name in IGNORED
+            if not any(f"{key}.".startswith(f"{name}.") for key in known)} == set()  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory):
+    """A folder with an option of a dataset of one's own, and pictures of two sizes."""
+    place = tmp_path_factory.mktemp("keys")
+    (place / "own" / "dataset").mkdir(parents=True)
+    (place / "own" / "dataset" / "numbers.yaml").write_text(NUMBERS)
+    draw = np.random.default_rng(0)
+    for number in range(20):
+        folder = place / "pictures" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        side = 16 if number % 5 else 24
+        pixels = draw.integers(0, 256, (side, side, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def inside(room, monkeypatch):
+    monkeypatch.chdir(room)
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    monkeypatch.setattr("pipeline.loading.sharing.folder._room", lambda: room)
+
+
+def batches(words):
+    """A hash of each batch of two epochs, with all that the model is given of it."""
+    config = pipeline.compose(*words, config_dir="own")
+    found = []
+    with DataParts(config, World()).train.loader() as loader:
+        for epoch in range(2):
+            for batch in loader.epoch(epoch):
+                digest = blake2b(repr((batch.request.address, batch.indices)).encode())
+                for name in sorted(batch):
+                    value = batch[name]
+                    digest.update(f"{name} {getattr(value, 'shape', value)}".encode())
+                    digest.update(value.numpy().tobytes() if torch.is_tensor(value) else b"")
+                found.append((*batch.request.address, digest.hexdigest()))
+    return sorted(found)
+
+
+def fitted(folder, words):
+    """The exit code of a fit, and what it said."""
+    shutil.rmtree(folder, ignore_errors=True)
+    given = [word for word in words if not word.startswith("run_dir=")]
+    return command.main(["--config-dir", "own", *given, f"run_dir={folder}"])
+
+
+def weights(folder):
+    state = checkpoint.load(steps_of(folder)[-1])
+    digest = blake2b()
+    for part in ("model", "averaged"):
+        for name, value in sorted(state.get(part, {}).items()):
+            digest.update(f"{part} {name}".encode() + value.float().numpy().tobytes())
+    return int(state["updates"]), digest.hexdigest()
+
+
+def steps_of(folder):
+    return sorted(Path(folder, "checkpoints").glob("step-*"))
+
+
+def results(folder):
+    """What was measured at the end of each epoch, and which is best."""
+    kept = ("event", "epoch", "step", "train/loss", "val/")
+    lines = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
+    epochs = [{name: value for name, value in one.items() if name.startswith(kept)}
+              for one in lines if one["event"] == "epoch"]  # fmt: skip
+    manifest = json.loads(Path(folder, "manifest.json").read_text())
+    return epochs, manifest["best"]["epoch"], manifest["monitor"], manifest["mode"]
+
+
+def is_resumed(key, row, folder):
+    """Whether a run with the first value may continue with the second one."""
+    early = steps_of("first")[0]
+    shutil.rmtree(folder, ignore_errors=True)
+    given = [word for word in row.given(key, 1) if not word.startswith("run_dir=")]
+    code = command.main(["--config-dir", "own", *given, f"resume={early}", f"run_dir={folder}"])
+    assert code in (0, 2)
+    return code == 0
+
+
+def keeps_a_done_job(key, row):
+    """Whether a sweep with the first value, started again with the second, does no job anew."""
+    shutil.rmtree("sweep", ignore_errors=True)
+    for which in range(2):
+        given = [word for word in row.given(key, which) if not word.startswith("run_dir=")]
+        code = command.main(["--config-dir", "own", "-m", *given, "task=digest", "steps=1",
+                             "hydra.sweep.dir=sweep"])  # fmt: skip
+        written = {path: path.stat().st_mtime_ns for path in Path("sweep").glob("*/result.json")}
+        if which == 0:
+            assert (code, len(written)) == (0, 1)
+            before = written
+    assert code in (0, 2)
+    return code == 0 and written == before
+
+
+CASES = {**{key: (key, row) for key, row in ROWS.items()}, **MORE}
+QUICK = ("seed", "trainer.val_every", "loader.worker_init_fn", "trainer.log_every")
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[] if name in QUICK else [pytest.mark.stress]) for name in CASES
+])  # fmt: skip
+def test_what_differs_is_what_the_key_says(name, capsys):
+    key, row = CASES[name]
+    shutil.rmtree("packs", ignore_errors=True)
+    words = [row.given(key, which) for which in range(2)]
+    Path("bad.csv").unlink(missing_ok=True)
+    if key == "bad_samples.quarantine":
+        assert fitted("first", [*words[0], "limits.pixels=300"]) == 0
+        Path("bad.csv").write_bytes(Path("first/quarantine.csv").read_bytes())
+    for folder, given in zip(("first", "second"), words, strict=True):
+        assert fitted(folder, given) == 0, capsys.readouterr().err
+    measured = NOTHING
+    if results("first") != results("second"):
+        measured = RESULTS
+    if weights("first") != weights("second"):
+        measured = WEIGHTS
+    if batches(words[0]) != batches(words[1]):
+        measured = BATCHES
+    said = between(key, *(RunRecord.read(Path(one)).known for one in ("first", "second")))[0]
+    assert measured <= said if row.rounds else measured == said
+
+    resumed = is_resumed(key, row, "resumed")
+    assert resumed == (not row.refused and (measured < WEIGHTS or bool(row.continues)))
+    if resumed and measured < WEIGHTS:
+        assert weights("resumed") == weights("second"), "as if it had been trained so all along"
+
+    kept = keeps_a_done_job(key, row)
+    assert kept == (effect_of(key).changes == NOTHING)
+    assert not (kept and measured)

@@ -1,0 +1,128 @@
+"""No key that an option's file sets is silently without effect."""
+
+import re
+
+import pytest
+import yaml
+
+import pipeline
+from pipeline.config.changes import leaves
+from pipeline.config.composition import Composer
+from pipeline.config.preflight import compose
+from pipeline.errors import ConfigError
+from tests.config.test_conf import FILES, NEEDS
+from tests.own_parts import NUMBERS
+from tests.program import run
+
+TRAINS = "# @package _global_\n"
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Writes an option of one's own; gives `compose` with its folder."""
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+
+    def write(name, text):
+        path = tmp_path / "own" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    write("dataset/numbers", NUMBERS)
+    return write, lambda *words: compose(*words, config_dir=str(tmp_path / "own"))
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_key_of_our_options_is_in_the_configuration(path):
+    """Where a dataset brings arguments of the parts that it chooses, theirs is the default."""
+    group, name = path.parent.name, path.stem
+    choice = "tracker=[csv,{}]" if group == "tracker" else f"{group}={{}}"
+    composer = Composer()
+    words = [choice.format(name), *NEEDS.get(f"{group}/{name}", ())]
+    made = composer.compose(composer.parse(words)[0])
+    assert not made.problems
+    text = path.read_text()
+    tree = {one: value for one, value in yaml.safe_load(text).items() if one != "defaults"}
+    package = re.match(r"# @package (\S+)", text)
+    package = package[1] if package else group
+    for one in reversed([] if package == "_global_" else package.split(".")):
+        tree = {one: tree}
+    whole = dict(leaves(made.config))
+    given = {word.partition("=")[0] for word in words}
+    for key, value in leaves(tree):
+        if value in ({}, "???") or key in given or "${" in str(value):
+            continue
+        section = key.split(".")[0]
+        if section == "objective" and group == "objective" and key not in ("objective._target_",):
+            continue
+        assert whole.get(key, {}) == value, key
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("seed", 7), ("batch.size", 7), ("batch.tail", "drop"), ("bad_samples.on_error", "skip"),
+     ("transform.batch_on", "loader"), ("cache_dir", "here"),
+     ("pack.size", 9), ("trainer.max_epochs", 3), ("loader.num_workers", 1),
+     ("optimizer.lr", 0.5), ("limits.pixels", 99),
+     ("sampler._target_", "tests.own_parts.sequential")],
+)  # fmt: skip
+def test_a_dataset_of_ones_own_sets_any_key(own, key, value):
+    write, made = own
+    nested = value
+    for name in reversed(key.split(".")):
+        nested = {name: nested}
+    write("dataset/mine", NUMBERS + yaml.safe_dump(nested))
+    whole = dict(leaves(made("dataset=mine").plain()))
+    assert whole[key] == value
+    last = {"sampler._target_": "sampler=sequential"}.get(key, f"{key}={value}")
+    made("dataset=mine", last)  # and the command line still wins
+
+
+def test_an_experiment_is_laid_over_it(own):
+    write, made = own
+    write("dataset/mine", NUMBERS + "seed: 7\ntrainer: {max_epochs: 3}\n")
+    write("experiment/laid", TRAINS + "defaults: [override /dataset: mine]\nseed: 8\n")
+    config = made("experiment=laid")
+    assert (config.seed, config.trainer.max_epochs) == (8, 3)
+    assert made("experiment=laid", "seed=9").seed == 9
+
+
+@pytest.mark.parametrize(
+    ("group", "text", "key", "by"),
+    [("model", "model: {_target_: torch.nn.Linear}\ntrainer: {max_epochs: 3}\n",
+      "trainer.max_epochs", "trainer/default"),
+     ("sampler", "collate: {_target_: pipeline.loading.collate.List}\n"
+      "sampler: {_target_: pipeline.order.samplers.Random}\n", "collate._target_", "collate/"),
+     ("transform", "scheduler: null\n", "scheduler", "scheduler/onecycle"),
+     ("optimizer", "optimizer: {_target_: torch.optim.SGD, lr: 0.1}\n"
+      "objective: {inputs: [y]}\n", "objective.inputs", "dataset/numbers")],
+)  # fmt: skip
+def test_a_key_that_a_later_option_overrules_is_refused_with_the_way(own, group, text, key, by):
+    write, made = own
+    write(f"{group}/mine", TRAINS + text)
+    with pytest.raises(ConfigError) as found:
+        made("dataset=numbers", f"{group}=mine")
+    problem = next(one for one in found.value.problems if one.key == key)
+    assert f"{group}/mine.yaml sets it" in problem.message
+    assert by in problem.message
+    assert "experiment" in problem.message
+
+
+def test_the_message_of_a_command_line(own, capsys, tmp_path):
+    write, _ = own
+    write("model/mine", TRAINS + "model: {_target_: torch.nn.Linear}\ntrainer: {max_epochs: 3}\n")
+    done = run(capsys, "--config-dir", tmp_path / "own", "dataset=numbers", "model=mine",
+               "task=digest")  # fmt: skip
+    assert done.code == 2
+    assert "trainer.max_epochs: model/mine.yaml sets it to 3, and trainer/default.yaml" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_an_option_of_ones_own_of_which_a_dataset_says_otherwise(own):
+    write, made = own
+    write("objective/mine", "_target_: pipeline.training.objective.Classification\n"
+          "loss: {_target_: torch.nn.CrossEntropyLoss, reduction: none}\n"
+          "metrics: {}\ninputs: [y]\ntarget: label\n")  # fmt: skip
+    with pytest.raises(ConfigError, match=r"objective/mine.yaml sets it .* dataset/numbers.yaml"):
+        made("dataset=numbers", "objective=mine")
+    assert pipeline.compose("dataset=sequences").objective["inputs"] != ["image"], "ours give way"

@@ -1,0 +1,88 @@
+"""`dataset.val=null`: training without validation, and who is told so."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.program import run
+from tests.tasks.test_empty_epochs import Records, Rows, words
+
+
+@pytest.fixture(autouse=True)
+def trusted(monkeypatch, tmp_path):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    monkeypatch.chdir(tmp_path)
+
+
+def fit(capsys, kind=Rows, *more):
+    given = [word for word in words(kind, val_rows=0) if not word.startswith(SAID)]
+    return run(capsys, *given, "+dataset.val=null", *more)
+
+
+SAID = ("trainer.report", "trainer.pictures", "trainer.progress")
+
+
+@pytest.mark.parametrize("kind", [Rows, Records])
+def test_a_run_without_validation_ends_with_its_last_checkpoint(kind, capsys, reports):
+    done = fit(capsys, kind)
+    assert done.code == 0, done.err
+    assert "none to validate" in done.err
+    assert "no validation, as dataset.val is null" in done.out
+    assert "nan" not in done.out
+    assert "accuracy" not in done.out
+    records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert not [key for one in records for key in one if key.startswith("val/")]
+    manifest = json.loads(Path("run/manifest.json").read_text())
+    assert (manifest["monitor"], manifest["best"]) == (None, None)
+    assert "val" not in manifest["data"]
+    names = {path.name for path in Path("run/checkpoints").iterdir()}
+    assert names, "the last"
+    assert not [name for name in names if "best" in name]
+    assert "could not be made" not in done.err, done.err
+    assert "It had no validation" in Path("run/report.html").read_text()
+
+
+def test_it_resumes_with_the_same_batches_and_is_measured_afterwards(capsys):
+    assert fit(capsys, Rows, "trainer.max_epochs=2", "trainer.max_steps=1").code == 0
+    done = run(capsys, "resume=run", "trainer.max_steps=4")
+    assert done.code == 0, done.err
+    steps = [
+        json.loads(line)["step"] for line in Path("run/metrics.jsonl").read_text().splitlines()
+    ]
+    assert steps[-1] == 4
+    given = [*words(), "task=validate", "checkpoint=run"]
+    assert run(capsys, *given).code == 0
+    assert run(capsys, *given, "+dataset.val=null", "split=train").code == 0
+    done = run(capsys, *given, "+dataset.val=null", "split=val")
+    assert (done.code, "split: val" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize(("more", "key"), [
+    (["trainer.monitor=accuracy"], "trainer.monitor"), (["trainer.patience=2"], "trainer.patience"),
+    (["scheduler={_target_: torch.optim.lr_scheduler.ReduceLROnPlateau}"], "scheduler"),
+])  # fmt: skip
+def test_what_follows_a_metric_is_refused_with_the_way(more, key, capsys):
+    done = fit(capsys, Rows, *more)
+    assert done.code == 2, done.err
+    assert f"{key}: " in done.err
+    assert "there is no validation, as dataset.val is null; set" in done.err
+    assert not Path("run").exists()
+
+
+def test_two_nodes_of_which_one_is_null(capsys):
+    target = f"{Rows.__module__}.Rows"
+    given = [word for word in words() if "dataset" not in word]
+    train = ["~dataset", f"+dataset.train={{_target_: {target}}}"]
+    done = run(capsys, *train, *given)
+    assert done.code == 2
+    assert "dataset.val: is missing" in done.err
+    assert "null trains without validation" in done.err
+    done = run(capsys, *train, "+dataset.val=null", *given)
+    assert done.code == 0, done.err
+
+
+def test_other_tasks_read_what_there_is(capsys):
+    given = [*words(), "+dataset.val=null", "split=both"]
+    done = run(capsys, "task=check", *given)
+    assert (done.code, done.out) == (0, "8 samples, nothing wrong with them\n"), done.err

@@ -1,0 +1,172 @@
+"""What is only shown never fails a run: a warning, state done, exit code 0, the same weights."""
+
+import json
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.distributed.preemption import Preempted, Stop
+from pipeline.runs import checkpoint
+from pipeline.runs.only_shown import only_shown
+from tests.program import run
+
+HOSTILE = [
+    "~dataset",
+    "+dataset={_target_: tests.hostile_shown.Rows}",
+    "transform=none",
+    "~collate",
+    "+collate={_target_: tests.hostile_shown.collate}",
+    "model={_target_: tests.hostile_shown.Net}",
+    "objective=regression",
+    "objective._target_=tests.hostile_shown.Goal",
+    "objective.inputs=[rows]",
+    "batch.size=4",
+    "loader=debug",
+    "trainer.max_epochs=2",
+    "scheduler=none",
+    "trainer.progress=plain",
+]
+NOTHING = [
+    "trainer.pictures=false",
+    "trainer.report=false",
+    "trainer.baseline=false",
+    "trainer.progress=none",
+    "tracker=none",
+]
+STOCK = [
+    "objective._target_=pipeline.training.objective.Regression",
+    "objective.inputs=[input]",
+    "tracker=none",
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, reports):
+    monkeypatch.setenv("PENSTOCK_TRUST", "tests")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def warnings_of(done):
+    return [line for line in done.err.splitlines() if line.startswith("WARNING: ")]
+
+
+def finished(folder):
+    """The weights of a run that is done, and its checkpoint's metrics."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["status"] == "done"
+    assert manifest["reason"] == "max_epochs"
+    assert manifest["best"]["epoch"] == 1
+    state = checkpoint.load(folder / "checkpoints" / "best.safetensors")
+    return state["model"], state["metrics"]
+
+
+def test_everything_that_is_shown_fails_and_the_run_does_not(folder, capsys):
+    bare = run(capsys, *HOSTILE, *NOTHING, "run_dir=bare")
+    assert bare.code == 0, bare.err
+    assert not warnings_of(bare)
+    done = run(capsys, *HOSTILE, "tracker={_target_: tests.hostile_shown.Tracker}", "run_dir=run")
+    assert done.code == 0, done.err
+    for what, why in {
+        "the best and the worst samples": "IndexError",
+        "the best constant prediction": "RuntimeError: no constant",
+        "what else the result is compared with": "OSError: nothing to compare with",
+        "the picture of predictions": "AttributeError: 'dict'",
+    }.items():
+        (line,) = [
+            one for one in warnings_of(done) if one.startswith(f"WARNING: {what} is missing")
+        ]
+        assert f" is missing: {why}" in line
+        assert line.endswith(". The run is not affected")
+    assert "WARNING: tracker: SystemExit: the tracker fails in log" in done.err
+    assert "Traceback" not in done.err
+    (weights, metrics), (others, others_metrics) = (
+        finished(folder / "run"),
+        finished(folder / "bare"),
+    )
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert metrics == others_metrics
+    again = run(capsys, *HOSTILE, "resume=run")
+    assert again.code == 0, again.err
+    assert "the picture of predictions is missing" in again.err
+    finished(folder / "run")
+
+
+@pytest.mark.parametrize("at", ["picture", "file", "close"])
+def test_a_tracker_that_raises_costs_a_warning(at, folder, capsys):
+    tracker = f"tracker={{_target_: tests.hostile_shown.Tracker, at: {at}}}"
+    done = run(capsys, *HOSTILE, *NOTHING[:4], "trainer.pictures=true", tracker, "run_dir=run")
+    assert done.code == 0, done.err
+    assert f"WARNING: tracker: SystemExit: the tracker fails in {at}." in done.err
+    finished(folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("curves.png", "the picture of the learning curves"),
+        ("predictions.md", "the picture of predictions"),
+        ("report.html", "the report"),
+        ("report/facts.json", "what the report shows of samples and data"),
+    ],
+)
+def test_what_cannot_be_written_costs_a_warning(name, what, folder, capsys):
+    """A folder stands where the file would."""
+    model = f"model={{_target_: tests.hostile_shown.Net, in_the_way: ['{name}']}}"
+    done = run(capsys, *HOSTILE, model, *STOCK, "run_dir=run")
+    assert done.code == 0, done.err
+    told = [one for one in warnings_of(done) if one.startswith(f"WARNING: {what} is missing: ")]
+    assert len(told) == 1, done.err
+    finished(folder / "run")
+
+
+def test_a_disk_that_is_full_for_what_is_large_costs_a_warning(folder, capsys):
+    """Checkpoints and the manifest are small enough; it names the modules of this very process."""
+    assert run(capsys, *HOSTILE, *STOCK, "run_dir=whole").code == 0
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    most = Path("whole/manifest.json").stat().st_size + 2000
+    assert most < Path("whole/report.html").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    try:
+        done = run(capsys, *HOSTILE, *STOCK, "run_dir=run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert done.code == 0, done.err
+    (line,) = [one for one in warnings_of(done) if "WARNING: the report is missing" in one]
+    assert "larger than this process may write" in line
+    finished(folder / "run")
+
+
+def test_a_section_that_cannot_be_made_is_missing_from_the_report_alone(
+    folder, capsys, monkeypatch
+):
+    from pipeline.reports import run_report
+
+    def broken(record):
+        raise ZeroDivisionError("no chart")
+
+    monkeypatch.setattr(run_report, "SECTIONS", (broken, *run_report.SECTIONS[1:]))
+    done = run(capsys, *HOSTILE, *STOCK, "trainer.pictures=false", "run_dir=run")
+    assert done.code == 0, done.err
+    assert "WARNING: the report lacks a section (Broken): ZeroDivisionError: no chart" in done.err
+    page = (folder / "run" / "report.html").read_text()
+    assert "could not be made: ZeroDivisionError: no chart." in page
+    assert "Starts and stops" in page
+
+
+@pytest.mark.stress
+def test_a_rank_whose_comparison_fails_tells_the_others(folder, capfd):
+    """Nobody waits for it in a collective that it does not come to."""
+    done = run(capfd, *HOSTILE, "distributed=ddp", "distributed.nproc=2", "tracker=none",
+               "trainer.progress=none", "run_dir=run")  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.err.count("the best constant prediction is missing: RuntimeError") == 1
+    finished(folder / "run")
+
+
+@pytest.mark.parametrize("stop", [Preempted("asked to"), Stop("SIGTERM"), KeyboardInterrupt()])
+def test_what_stops_a_run_comes_through(stop):
+    with pytest.raises(type(stop)), only_shown("a picture"):
+        raise stop
