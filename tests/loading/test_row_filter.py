@@ -199,6 +199,7 @@ REGEX = {
     "news|old": [1, 3], "^[Nn]ews": [0, 1], r"s\.b": [1], "old$": [3], "a$|b$": [0, 1],
     "e{1}w": [0, 1],
     "(?:N|n)e.+": [0, 1], "[^a-z: ]": [0, 1, 3], "(w|o)[sl]": [0, 1, 3], "x*y": [], "l?d": [3],
+    "^[A-Za-z .:]{1,400}s{1,400}": [0, 1], "(?:(?:x{9}){9}|N){1,9}": [0],
 }  # fmt: skip
 
 
@@ -217,7 +218,8 @@ def test_regular_expressions_that_keep_their_meaning(pattern):
     "^(?=a)(a|a)+$", r"(a)\1", r"\w+", r"\d", r"\bnews", "(?i)news", "(?P<x>a)", "(?<!a)b",
     "(?#x)", "a{,3}",
     "a{x", "a$b", "(a$)", "[[:alpha:]]", r"[\d]", "a\\", "[a", "(a", "a)", "*a", "a**", "a{2,1}",
-    "(a{1000}){1000}", "(a{99}){99}{99}",
+    "(a{1000}){1000}", "(a{99}){99}{99}", "(?:a{501}){2}", "(a{600}b){1,2}", "x" * 1000 + ".",
+    "(a|b{30}){40}", "((a{9}){9}b){13}",
 ])  # fmt: skip
 def test_regular_expressions_that_would_not(pattern):
     pytest.importorskip("pyarrow")
