@@ -21,6 +21,7 @@ from typing import Any, TextIO
 import hydra
 import omegaconf
 import yaml
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser import overrides_parser, overrides_visitor
@@ -42,11 +43,13 @@ try:
     from hydra._internal import config_loader_impl as _loading
     from hydra._internal import hydra as _entry
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.config_repository import ConfigRepository
     from hydra._internal.core_plugins.basic_launcher import BasicLauncher
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaults_list
     from hydra._internal.utils import create_config_search_path, get_args_parser
     from hydra.core import utils as _utils
+    from omegaconf._utils import get_yaml_loader
 
     _REPLACED = (vars(_loading)["create_defaults_list"],
                  vars(_entry)["ConfigLoaderImpl"], _entry.Hydra.get_mode, _entry.Hydra.get_help,
@@ -90,6 +93,7 @@ BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
 
 
 _MOST_TEXT = 4 << 20  # characters of a file, with its aliases written out
+_DEEPEST = 100  # mappings and lists inside of each other
 _OF_A_VALUE = 32  # characters that a value counts for, beside its own
 _MOST_STEPS = 3000  # interpolations
 _MOST_GIVEN = 4 << 20  # characters that they give
@@ -109,6 +113,15 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
             setattr(owner, name, value)
 
 
+class _Repository(ConfigRepository):
+    """hydra copies it for each composition, to give the copy other sources; its store of schemas
+    is large and only read.
+    """
+
+    def __deepcopy__(self, memo: Any) -> _Repository:
+        return copy.copy(self)
+
+
 class HookedLoader(ConfigLoaderImpl):
     """hydra's config loader, with hooks for its single steps.
 
@@ -117,6 +130,10 @@ class HookedLoader(ConfigLoaderImpl):
     """
 
     _known: _Composition | None = None
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = _Repository(config_search_path)
 
     def check_search_path(self, primary: DictConfig | None, overrides: Sequence[Override]) -> None:
         """Called before packages of `hydra.searchpath` are imported."""
@@ -326,29 +343,40 @@ def bounded(each: bool = False) -> Iterator[Growth]:
         yield growth
 
 
+_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one
+
+
+class _Loader(_YAML, get_yaml_loader()):  # type: ignore[misc]
+    """OmegaConf's reading of values, behind a parser in C."""
+
+
 def _load(file: TextIO) -> DictConfig | ListConfig:
     """A file of a configuration, as OmegaConf reads it; ValueError if it is too large."""
     text = file.read(_MOST_TEXT + 1)
     if len(text) > _MOST_TEXT:
         raise ValueError(f"{file.name} has more than {_MOST_TEXT >> 20} MiB")
-    if "*" in text and "&" in text:
-        _check_aliases(text, file.name)
-    again: Any = io.StringIO(text)
-    again.name = file.name  # for messages
-    return _load_yaml(again)
+    named: Any = io.StringIO(text)
+    named.name = file.name  # for messages
+    _check_sizes(named)
+    named.seek(0)
+    values = yaml.load(named, _Loader)
+    return OmegaConf.create({} if values is None else values)
 
 
-def _check_aliases(text: str, name: str) -> None:
-    """Raise ValueError where values that a text refers to, written out each time, are too many."""
+def _check_sizes(file: TextIO) -> None:
+    """Raise ValueError where values lie too deep, or those that a text refers to, written out each
+    time, are too many. The parser in C recurses.
+    """
     sizes: dict[str, int] = {}  # of what is anchored
     open_ones: list[tuple[str | None, int]] = []  # anchors, and the size before
-    size = 0
-    for event in yaml.parse(text, _YAML):
+    size = referred = 0
+    for event in yaml.parse(file, _YAML):
         before = size
         size += _OF_A_VALUE
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:  # inside of itself
-                raise ValueError(f"{name}: *{event.anchor} refers to what it is in")
+                raise ValueError(f"{file.name}: *{event.anchor} refers to what it is in")
+            referred += sizes[event.anchor]
             size += sizes[event.anchor]
         elif isinstance(event, yaml.ScalarEvent):
             size += len(event.value)
@@ -356,16 +384,14 @@ def _check_aliases(text: str, name: str) -> None:
                 sizes[event.anchor] = size - before
         elif isinstance(event, yaml.CollectionStartEvent):
             open_ones.append((event.anchor, before))
+            if len(open_ones) > _DEEPEST:
+                raise ValueError(f"{file.name} has values inside of more than {_DEEPEST} others")
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = open_ones.pop()
             if anchor:
                 sizes[anchor] = size - before
-        if size > _MOST_TEXT:
-            raise ValueError(f"{name}: its aliases stand for more than {_MOST_TEXT >> 20} MiB")
-
-
-_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one
-_load_yaml = OmegaConf.load
+        if referred and size > _MOST_TEXT:
+            raise ValueError(f"{file.name}: its aliases stand for more than {_MOST_TEXT >> 20} MiB")
 
 
 def apply_override(override: Override, config: DictConfig) -> None:

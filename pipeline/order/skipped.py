@@ -15,6 +15,7 @@ from itertools import chain, count
 from typing import Any
 
 from pipeline.order.address import Address
+from pipeline.ranges import LARGEST
 
 Range = tuple[Address, Address]
 
@@ -133,9 +134,9 @@ def _range(value: Any) -> Range:
     if len(ends) != 2 or not all(isinstance(one, list | tuple) and len(one) == 2 for one in ends):
         raise ValueError(f"{_shown(value)} is not a range of addresses; expected {_FORM}")
     for number in chain(*ends):
-        if type(number) is not int or number < 0:
+        if type(number) is not int or not 0 <= number <= LARGEST:
             raise ValueError(f"{_shown(value)} has {_shown(number)}, and epochs and steps are "
-                             "whole numbers from 0")  # fmt: skip
+                             "whole numbers from 0 to 2^63 - 1")  # fmt: skip
     start, stop = Address(*ends[0]), Address(*ends[1])
     if start >= stop:
         raise ValueError(f"{_shown(value)} ends before or where it starts, so it leaves out "

@@ -23,7 +23,7 @@ from pipeline.order.permutation import Permutation
 from pipeline.order.randomness import IntArray, hash64
 from pipeline.order.samplers import Tail
 from pipeline.order.skipped import Skipped
-from pipeline.ranges import LARGEST
+from pipeline.ranges import LARGEST, Count, Index, Seed
 
 
 def is_stream(dataset: Any) -> bool:
@@ -50,7 +50,11 @@ class StreamOrder:
     """
 
     def __init__(
-        self, seed: int, buffer: int = 0, shuffle_shards: bool = False, steps: int | None = None
+        self,
+        seed: Seed,
+        buffer: Index = 0,
+        shuffle_shards: bool = False,
+        steps: Count | None = None,
     ) -> None:
         self.seed = seed
         self.buffer = buffer

@@ -247,6 +247,7 @@ def test_replay_and_digest_tell_what_is_left_out(tmp_path, capsys, monkeypatch):
     [
         ("[[3,5],[3,5]]", "ends before or where it starts"),
         ("[[3,-5],[3,5]]", "has -5, and epochs and steps are whole numbers from 0"),
+        (f"[[0,5],[0,{10**20}]]", "epochs and steps are whole numbers from 0 to 2^63 - 1"),
         ("[3,5]", "3 is not a range of addresses; expected [[epoch, step], [epoch, step]]"),
         ("5", "trainer.skip: got 5, expected a list or null"),
         ("[[0,0],[20,0]]", "leaves out every batch of trainer.max_epochs=2"),
