@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 from pipeline.config import environment
 from pipeline.tasks import fit, report
 
+gc.disable()  # until all tests are imported
+
 LEAVE_REPORT = report.leave
 WRITE_FACTS = fit.write_facts, fit.write_data_facts
 LEAVE_REPORT, LEAVE_OF_SWEEP = report.leave, report.leave_of_sweep
@@ -38,9 +40,14 @@ def faces(faces_root, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory):
-    """Drawn data goes to a cache of this session, and not to that of whoever runs the tests."""
+    """Drawn data goes to a cache of this session, and not to that of whoever runs the tests.
+
+    All of pytest's workers share it: to draw the default faces takes 5 s.
+    """
+    base = tmp_path_factory.getbasetemp()
+    session = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PENSTOCK_CACHE", str(tmp_path_factory.mktemp("cache") / "penstock"))
+        patch.setenv("PENSTOCK_CACHE", str(session / "cache" / "penstock"))
         yield
 
 
@@ -66,8 +73,8 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     """Leave what was imported to no more collections: they would go through it again and again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(20_000, 20, 50)  # a run makes few cycles and many objects
 
 

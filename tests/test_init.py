@@ -234,7 +234,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.stress
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_a_module_that_was_typed_lies_in_the_working_folder(context, typed):
     """As the installed command is started: nothing of the working folder is on the path."""

@@ -94,11 +94,11 @@ def test_ranks_that_wait_agree_although_one_alone_was_asked(backend, to, tmp_pat
     check(runs, pids, undisturbed, "epoch ", to=to)
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize(("backend", "after", "place"), [
     ("process", 0, "before the first step"),
     ("main", EPOCHS, "after the last step"),  # the last row is read once a validation
 ])  # fmt: skip
-@pytest.mark.one_in(2)
 def test_the_best_constant_is_not_waited_for(backend, after, place, tmp_path):
     runs = Runs(tmp_path / "runs", backend)
     runs.stall("val", ROWS - 1 if after else 0, after)

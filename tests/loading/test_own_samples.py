@@ -129,7 +129,7 @@ def test_lengths_that_a_collate_function_adds_are_no_positions(people):
     assert list(first) == ["sequence", "sequence_lengths", "label"]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["Rows", "Labelled", "Lists", "Named", "Recorded", "AtOnce"])
 @pytest.mark.parametrize(
     "loader", ["loader=debug", "loader.num_workers=2", "loader=threads"], ids=lambda one: one

@@ -357,6 +357,7 @@ def dict_of(page, tag, name):
 JUNK = [None, [], {}, "x", -1, True, [[1]], {"a": [None]}, 1e300]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("junk", JUNK, ids=map(str, JUNK))
 def test_a_manifest_and_a_configuration_of_any_values_give_a_report(runs, tmp_path, junk):
     kept = ("overrides", "sessions", "best")  # which the manifest's reader checks

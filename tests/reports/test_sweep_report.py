@@ -152,6 +152,7 @@ def test_keys_and_values_are_no_tex_and_break_no_svg(text, tmp_path):
     assert sweep_report.write(tmp_path).read_text().count("<svg") >= 3
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "content"),
     [("result.json", "[" * 1000), ("result.json", "{}"), ("result.json", "\x00"),

@@ -87,6 +87,7 @@ LARGE = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("reader", "size", "most"),
     [

@@ -82,7 +82,7 @@ def test_a_finished_run_is_trained_longer(scheduler, interval, fit, rates, tmp_p
         assert set(rates) == {first[-1]}, "it goes on as it was"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.stress
 @pytest.mark.parametrize("interval", ["step", "epoch"])
 def test_the_longer_run_goes_on_to_the_bit(interval, fit, tmp_path):
     chosen = ["scheduler=cosine", f"scheduler.interval={interval}"]

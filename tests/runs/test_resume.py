@@ -56,7 +56,7 @@ def every_step():
             yield pytest.param(name, third, marks=[pytest.mark.stress] * rare)
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize(("name", "third"), list(every_step()))
 def test_left_at_every_step(name, third, tmp_path):
     case = CASES[name]

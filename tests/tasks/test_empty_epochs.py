@@ -103,6 +103,7 @@ EMPTY = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("given", "more", "message"), EMPTY)
 def test_an_epoch_without_a_batch_is_refused_with_the_cause(given, more, message, capsys, tmp_path):
     for task in ("fit", "digest"):
@@ -114,7 +115,7 @@ def test_an_epoch_without_a_batch_is_refused_with_the_cause(given, more, message
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize(
     "task", ["lr_find", "profile", "tune", "check", "replay", "where sample=0"]
 )

@@ -157,6 +157,7 @@ def test_the_baseline_is_measured_when_training_is_over(faces, tmp_path, capsys,
     assert manifest(tmp_path / "run")["baseline"]["nme"] > 0
 
 
+@pytest.mark.stress
 def test_who_loads_changes_neither_weights_nor_order(faces, tmp_path, capsys):
     less = ["trainer.pictures=false", "trainer.baseline=false", "trainer.max_epochs=2"]
     for name, loader in {"a": ["loader=debug"], "b": ["loader.num_workers=2"]}.items():

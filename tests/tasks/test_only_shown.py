@@ -103,6 +103,7 @@ def test_a_tracker_that_raises_costs_a_warning(at, folder, capsys):
     finished(folder / "run")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "what"),
     [
@@ -122,6 +123,7 @@ def test_what_cannot_be_written_costs_a_warning(name, what, folder, capsys):
     finished(folder / "run")
 
 
+@pytest.mark.stress
 def test_a_disk_that_is_full_for_what_is_large_costs_a_warning(folder, capsys):
     """Checkpoints and the manifest are small enough; it names the modules of this very process."""
     assert run(capsys, *HOSTILE, *STOCK, "run_dir=whole").code == 0

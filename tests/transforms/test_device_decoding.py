@@ -143,6 +143,7 @@ def test_a_damaged_file_is_named(folder, capsys):
     assert "Traceback" not in found.err
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("more", [
     ["loader=debug"], ["loader=threads", "loader.num_workers=2"],
     ["loader=default", "loader.num_workers=1", "transform.batch_on=device"],
