@@ -26,6 +26,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 from pipeline.config import environment
 from pipeline.config.messages import show
@@ -87,10 +88,11 @@ def named(values: Iterable[tuple[str, Any]]) -> tuple[Place, ...]:
         name = re.sub(r"\[\d+\]$", "", key).rpartition(".")[2]
         if isinstance(value, str) and name in (*_FOR_ALL, *_FOR_ONE):
             text = _VARIABLE.sub(lambda one: os.environ.get(one[1], one[2] or ""), value)
-            head, interpolated, _ = (_path_of(text) or "").partition("${")
-            head = head.rpartition("/")[0] if interpolated else head
-            if head and "\0" not in head:
-                found.append(Place(name, str(Path(head).expanduser().absolute())))
+            for path in _paths_of(text) if name == "uri" else [_path_of(text) or ""]:
+                head, interpolated, _ = path.partition("${")
+                head = head.rpartition("/")[0] if interpolated else head
+                if head and "\0" not in head:
+                    found.append(Place(name, str(Path(head).expanduser().absolute())))
     return tuple(dict.fromkeys(found))
 
 
@@ -204,8 +206,9 @@ def of_part(key: str, node: Mapping[str, Any]) -> Iterator[Problem]:
             yield from _problems(below, value)
         elif tracker and name == "folder":
             yield from _problems(below, value, file=True)
-        elif tracker and name == "uri" and _path_of(value) is not None:
-            yield from _problems(below, _path_of(value) or ".")
+        elif tracker and name == "uri":
+            for path in _paths_of(value):
+                yield from _problems(below, path or ".")
 
 
 def check_sweep(folder: str, subdir: str | None = None) -> Iterator[Problem]:
@@ -262,6 +265,12 @@ def _is_below(place: str, root: str) -> bool:
 @lru_cache(maxsize=256)
 def _real(root: str) -> Path:
     return Path(root).expanduser().resolve()
+
+
+def _paths_of(uri: str) -> list[str]:
+    """What the address of a tracker may be on this machine: MLflow takes `%2e%2e/x` for `../x`."""
+    path = _path_of(uri)
+    return [] if path is None else list(dict.fromkeys((path, url2pathname(path))))
 
 
 def _path_of(uri: str) -> str | None:

@@ -471,6 +471,10 @@ TOUCHED = {
                                     "uri": "sqlite:///CANARY"}}}, "tracker.x.uri"),
     "database, as a file": ({"tracker": {"x": {"_target_": "pipeline.runs.trackers.mlflow.MLflow",
                                                "uri": "file://CANARY"}}}, "tracker.x.uri"),
+    **{f"database, {scheme or 'as a path'} with codes":
+       ({"tracker": {"x": {"_target_": "pipeline.runs.trackers.mlflow.MLflow",
+                           "uri": f"{scheme}%2e%2e/canary"}}}, "tracker.x.uri")
+       for scheme in ("sqlite:///", "file:", "")},
     "another run": ({"resume": "FOLDER/run"}, "resume"),
 }  # fmt: skip
 TEXTS = ["dataset=plain_text", "dataset.root=FOLDER"]

@@ -181,6 +181,7 @@ NAMES = {
     "runs=[/a,/b]": [Place("runs", "/a"), Place("runs", "/b")],
     "dataset.root=s3://bucket/x": [],
     "tracker.mlflow.uri=sqlite:////a/b.db": [Place("uri", "/a/b.db")],
+    "tracker.mlflow.uri=sqlite:////a%2fb": [Place("uri", "/a%2fb"), Place("uri", "/a/b")],
     "dataset.file=/a": [],
     "cache_dir=[": [],
 }  # fmt: skip
