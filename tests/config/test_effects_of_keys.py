@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from PIL import Image
 from torch.utils.data import get_worker_info
 
@@ -46,6 +47,8 @@ DATA = {
     "pairs": ["dataset=numbers", "dataset.size=13", f"dataset._target_={HERE}.Pairs"],
     "pictures": ["dataset=image_folder", "dataset.root=pictures", "transform=none", "model=linear",
                  "+model.in_features=48", *SMALL],
+    "photographs": ["dataset=image_folder", "dataset.root=photographs", "transform=none",
+                    "model=linear", "+model.in_features=48", *SMALL],
     "sequences": ["dataset=sequences", "dataset.count=20"],
 }  # fmt: skip
 
@@ -84,6 +87,20 @@ class Blend:
 
     def __call__(self, batch, random):
         return batch.replace({**batch, "x": batch["x"] * (1 + self.by)})
+
+
+class Odd(torchmetrics.Metric):
+    """Of which nobody knows whether more is better: the number of odd labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("count", torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def update(self, outputs, targets):
+        self.count += (outputs.argmax(1) % 2).sum()
+
+    def compute(self):
+        return self.count
 
 
 def double(worker):
@@ -151,7 +168,7 @@ ROWS = {
                                "sequences"),
     "transform.train": Row(("+transform.train.add.amount=1", "+transform.train.add.amount=2"),
                            words=ADD),
-    "transform.val": Row(("+transform.val.add.amount=1", "+transform.val.add.amount=2"),
+    "transform.val": Row(("+transform.val.add.amount=1", "+transform.val.add.amount=-500"),
                          words=ADD),
     "transform.train_batch": Row(("+transform.train_batch.mix.by=0.1",
                                   "+transform.train_batch.mix.by=0.2"), words=[BLEND]),
@@ -189,10 +206,10 @@ ROWS = {
     "limits.files": Row(("1000", "2000"), "pictures", words=SKIP),
     "limits.batch_bytes": Row(("100000000", "200000000"), "pictures", words=SKIP),
     "pack.size": Row(("8", "12"), "pictures", words=PACKED),
-    "pack.square": Row(("true", "false"), "pictures", words=PACKED),
+    "pack.square": Row(("true", "false"), "photographs", words=PACKED),
     "pack.format": Row(("pixels", "encoded"), "pictures", words=["dataset.packed=auto"],
                        rounds="pixels are kept as they are"),
-    "pack.decoder": Row(("auto", "reader"), "pictures", words=PACKED),
+    "pack.decoder": Row(("auto", "reader"), "photographs", words=PACKED),
     "pack.out": Row(("one", "other"), "pictures", words=PACKED, rounds="the same pack elsewhere",
                     continues=DATA_COMPARED),
     "model": Row(("+model.bias=true", "+model.bias=false")),
@@ -215,7 +232,8 @@ ROWS = {
     "trainer.log_every": Row(("1", "3")),
     "trainer.val_every": Row(("1", "2")),
     "trainer.monitor": Row(("recall/even", "recall/odd"), words=["trainer.mode=max"], refused=BEST),
-    "trainer.mode": Row(("min", "max"), words=["trainer.monitor=recall/odd"], refused=BEST),
+    "trainer.mode": Row(("min", "max"), refused=BEST, words=[
+        f"+objective.metrics.odd._target_={HERE}.Odd", "trainer.monitor=odd"]),
     "trainer.patience": Row(("1", "4"), words=["trainer.max_epochs=5", *STILL]),
     "trainer.checkpoint.every_epochs": Row(("1", "2")),
     "trainer.checkpoint.every_steps": Row(("1", "2")),
@@ -243,14 +261,18 @@ MORE = {
     "trainer.val_every, which stops": ("trainer.val_every", Row(
         ("1", "2"), words=["trainer.patience=1", "trainer.max_epochs=5", *STILL])),
     "batch.tail, nothing left": ("batch.tail", Row(
-        ("keep", "pad"), words=["dataset.size=12"], rounds="there is no smaller batch")),
+        ("keep", "pad"), words=["dataset.size=12"], rounds="there is no smaller batch",
+        refused="whether there is one is not asked")),
     "limits.pixels, which ends the run": ("limits.pixels", Row(("1000", "2000"), "pictures")),
     "bad_samples.on_error, after raise": ("bad_samples.on_error", Row(
         ("raise", "skip"), "pictures")),
-    "transform.val, which moves the rate": ("transform.val", Row(
+    "transform.val, which moves the rate": ("transform.val", Row(  # losses 6.0, 5.7; 35.6, 34.0
         ("+transform.val.add.amount=1", "+transform.val.add.amount=-50"),
         words=[*ADD, "scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau",
-               "scheduler=constant", "+scheduler.interval=epoch", "+scheduler.patience=0"])),
+               "scheduler=constant", "scheduler.interval=epoch", "scheduler.warmup=0",
+               "scheduler.factor=0.1", "+scheduler.patience=0", "+scheduler.threshold=1",
+               "+scheduler.threshold_mode=abs", "trainer.monitor=loss", "trainer.mode=min",
+               "trainer.max_epochs=4"])),
 }  # fmt: skip
 
 IGNORED = {
@@ -294,6 +316,10 @@ def room(tmp_path_factory):
         side = 16 if number % 5 else 24
         pixels = draw.integers(0, 256, (side, side, 3), np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
+        folder = place / "photographs" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = draw.integers(0, 256, (6, 8, 3), np.uint8).repeat(16, 0).repeat(16, 1)
+        Image.fromarray(pixels).save(folder / f"{number}.jpg")
     return place
 
 
@@ -305,9 +331,9 @@ def inside(room, monkeypatch):
 
 
 def batches(words):
-    """A hash of each batch of two epochs, with all that the model is given of it."""
+    """A hash of each batch of two epochs, by address, with all that the model is given of it."""
     config = pipeline.compose(*words, config_dir="own")
-    found = []
+    found = {}
     with DataParts(config, World()).train.loader() as loader:
         for epoch in range(2):
             for batch in loader.epoch(epoch):
@@ -316,8 +342,8 @@ def batches(words):
                     value = batch[name]
                     digest.update(f"{name} {getattr(value, 'shape', value)}".encode())
                     digest.update(value.numpy().tobytes() if torch.is_tensor(value) else b"")
-                found.append((*batch.request.address, digest.hexdigest()))
-    return sorted(found)
+                found[batch.request.address] = digest.hexdigest()
+    return found
 
 
 def fitted(folder, words):
@@ -397,10 +423,14 @@ def test_what_differs_is_what_the_key_says(name, capsys):
         measured = RESULTS
     if weights("first") != weights("second"):
         measured = WEIGHTS
-    if batches(words[0]) != batches(words[1]):
+    first, second = map(batches, words)
+    if effect_of(key).cuts:  # what is left out is the same elsewhere
+        first = {address: made for address, made in first.items() if address in second}
+        second = {address: made for address, made in second.items() if address in first}
+    if first != second:
         measured = BATCHES
     said = between(key, *(RunRecord.read(Path(one)).known for one in ("first", "second")))[0]
-    assert measured <= said if row.rounds else measured == said
+    assert measured == said or (row.rounds and measured < said), (measured, said)
 
     resumed = is_resumed(key, row, "resumed")
     assert resumed == (not row.refused and (measured < WEIGHTS or bool(row.continues)))

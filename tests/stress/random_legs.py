@@ -117,7 +117,7 @@ class Check:
         left = [
             path.name
             for path in self.folder.iterdir()
-            if path.name not in ("log", "log.out", "cache")
+            if path.name != "cache" and not re.fullmatch(r"log\d*(\.out)?", path.name)
         ]
         if left:
             self.fail(f"a refused run leaves {left}")

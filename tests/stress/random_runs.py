@@ -13,6 +13,7 @@ from pipeline import command
 from pipeline.build.data import DataParts
 from pipeline.config.schema import LimitBatches
 from pipeline.distributed.world import World
+from pipeline.errors import ConfigError
 from pipeline.loading.fetch import hash_of_rows, row_hashes
 from tests.ports import free_port
 from tests.stress.random_oracle import Step
@@ -127,6 +128,9 @@ def loaded(config, split, epoch, ranks=1, kill=None):
             found.append(_whole(batches))
             if len(found) == MOST:
                 break
+    except ConfigError as error:
+        if epoch == 0 or "gives no row of Mixture" not in str(error):
+            raise  # else the mixture ended in an epoch before
     finally:
         for one in loaders:
             one.close()
