@@ -97,7 +97,7 @@ LARGE = {
             pytest.param(*row, marks=pytest.mark.stress)
             for row in (
                 ("report", 654 * MIB, 600), ("notebook", 654 * MIB, 1000),
-                ("ledger", 654 * MIB, 600), ("quarantine", 24 * MIB, 300),
+                ("ledger", 654 * MIB, 600), ("quarantine", 20 * MIB, 300),
             )
         ),
     ],
