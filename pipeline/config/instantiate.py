@@ -8,6 +8,7 @@ plain values, and never read again as YAML or as interpolations, which could hid
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -104,17 +105,32 @@ def _call(function: Any, positional: list[Any], values: dict[str, Any], key: str
         raise ConfigError([_inside(problem, key) for problem in error.problems]) from error
     except PenstockError:
         raise
-    except (OSError, RuntimeError) as error:
-        if home.startswith("torchvision.datasets."):  # of its files
-            raise DataError(f"{key}: {function.__name__}: {error}") from error
-        raise
-    except (TypeError, ValueError) as error:
+    except Exception as error:
+        if home.startswith("torchvision.datasets.") and _is_of_files(error):
+            what = str(error) or type(error).__name__
+            raise DataError(
+                f"{key}: {function.__name__}: its files cannot be read: {what}"
+            ) from error
+        if not isinstance(error, (TypeError, ValueError)):
+            raise
         if not home.startswith(_KNOWN):
             error.add_note(f"while building {key} ({function.__module__}.{function.__qualname__})")
             raise  # the user's own code: its traceback says more
         raise ConfigError(
             Problem(key, f"{function.__name__} refuses its arguments: {error}")
         ) from error
+
+
+def _is_of_files(error: Exception) -> bool:
+    """Whether a torchvision dataset failed at its files, and not at its arguments.
+
+    Its readers state what they expect by `assert`, by indexing and by whatever numpy or pickle
+    raise; its arguments are checked in `__init__` itself and by `verify_str_arg`.
+    """
+    if not isinstance(error, (TypeError, ValueError)):
+        return True
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return last.name not in (_call.__name__, "__init__", "verify_str_arg")
 
 
 def _inside(problem: Problem, key: str) -> Problem:

@@ -263,10 +263,39 @@ def test_cifar10(people, capsys, tmp_path, monkeypatch):
     overrides, hashes = cifar10(tmp_path / "data")
     refused = run(capsys, *overrides, *QUICK, "loader=debug")
     assert refused.code == 3
-    assert "dataset: CIFAR10: Dataset not found or corrupted" in refused.err
+    assert (
+        "dataset: CIFAR10: its files cannot be read: Dataset not found or corrupted" in refused.err
+    )
     assert "Traceback" not in refused.err
     train = [[f"data_batch_{n}", hashes[f"data_batch_{n}"]] for n in range(1, 6)]
     monkeypatch.setattr(CIFAR10, "train_list", train)
     monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", hashes["test_batch"]]])
     monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": hashes["batches.meta"]})
     trains_and_resumes(capsys, [*overrides, "sampler=weighted"])
+
+
+DAMAGE = {
+    "an unknown type": b"\0\0\x99\1",  # torchvision looks it up: KeyError
+    "other dimensions": struct.pack(">4B3I", 0, 0, 8, 1, ROWS, 28, 28),  # `assert`
+    "an end in the head": b"\0\0\x08",
+    "nothing": b"",
+    "more rows than bytes": struct.pack(">4B3I", 0, 0, 8, 3, 2**31, 28, 28),
+}
+
+
+@pytest.mark.parametrize("content", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_files_of_mnist_are_bad_data(content, tmp_path, capsys):
+    overrides = mnist(tmp_path)
+    (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(content)
+    refused = run(capsys, *overrides, *QUICK, "loader=debug")
+    assert refused.code == 3
+    assert "MNIST: its files cannot be read: " in refused.err
+    assert "Traceback" not in refused.err
+
+
+def test_an_unknown_split_of_a_torchvision_dataset_is_a_bad_config(tmp_path, capsys):
+    node = "+dataset={_target_: torchvision.datasets.STL10, root: ., split: trian}"
+    refused = run(capsys, "~dataset", node, *PICTURES, *QUICK, "loader=debug")
+    assert refused.code == 2
+    assert "split" in refused.err
+    assert "Traceback" not in refused.err
