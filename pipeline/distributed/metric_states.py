@@ -23,23 +23,39 @@ if TYPE_CHECKING:
 _PRIVATE = ("_computed", "_reductions", "_to_sync", "_update_count")  # attributes of a metric
 
 
+def count_apart(metrics: Mapping[str, Metric]) -> None:
+    """Keep metrics from gathering what other ranks have counted whenever they are computed.
+
+    A rank may compute alone: before the first step, where the others have no sample; for a picture.
+    """
+    for metric in _parts(metrics):
+        metric.sync_on_compute = metric._to_sync = False
+
+
+def is_metric(value: Any) -> bool:
+    """Whether it is a metric of torchmetrics."""
+    from torchmetrics import Metric
+
+    return isinstance(value, Metric)
+
+
+def _parts(metrics: Mapping[str, Metric]) -> list[Metric]:
+    """The metrics, and those that they are composed of."""
+    modules = chain.from_iterable(metric.modules() for metric in metrics.values())
+    return [part for part in modules if is_metric(part)]
+
+
 def merge(metrics: Mapping[str, Metric], group: Group) -> None:
     """Let every metric hold what all ranks have counted; to be called by all of them."""
     if group.alone:
         return
-    from torchmetrics import Metric
-
-    # The metrics, and those that they are composed of.
-    modules = chain.from_iterable(metric.modules() for metric in metrics.values())
-    every = [part for part in modules if isinstance(part, Metric)]
+    every = _parts(metrics)
     for metric in every:
         _check(metric)
     states = [{name: _to(getattr(m, name), "cpu") for name in m._reductions} for m in every]
     ranks = group.gather([(m.update_count, s) for m, s in zip(every, states, strict=True)])
     for place, metric in enumerate(every):
         counted = [rank[place] for rank in ranks if rank[place][0]]
-        # What was gathered here must not be gathered again by the metric itself.
-        metric.sync_on_compute = metric._to_sync = False
         metric._update_count, metric._computed = sum(count for count, _ in counted), None
         for name, reduction in metric._reductions.items() if counted else ():
             values = [_to(state[name], metric.device) for _, state in counted]

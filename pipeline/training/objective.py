@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.distributed.group import Group
-from pipeline.distributed.metric_states import merge
+from pipeline.distributed.metric_states import count_apart, is_metric, merge
 from pipeline.errors import ConfigError, DataError, Problem
 from pipeline.loading.batch import Batch
 
@@ -54,12 +54,13 @@ class Objective(ABC):
                                       "samples of its batch, and of each rank's share; set mean, "
                                       "or none for a loss a sample"))  # fmt: skip
         for name, metric in metrics.items():
-            if not callable(getattr(metric, "compute", None)):
+            if not is_metric(metric):
                 raise ConfigError(Problem(f"objective.metrics.{name}", f"makes a "
                                           f"{type(metric).__name__}, which is not a torchmetrics."
                                           "Metric; docs/own_parts.md has an example"))  # fmt: skip
         self.loss = loss
         self.metrics = dict(metrics)
+        count_apart(self.metrics)
         self.inputs = list(inputs)
         self.target = target
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchmetrics import CatMetric, MeanMetric
+from torchmetrics import CatMetric, MeanMetric, MinMaxMetric
 
 from pipeline.distributed import metric_states
 
@@ -26,10 +26,19 @@ def test_ranks_are_added_up_and_not_gathered_again():
     mean.update(torch.tensor([1.0, 2.0]))
     every.update(torch.arange(3.0))
     mean.compute()
-    metric_states.merge({"mean": mean, "every": every}, Twice())
+    both = {"mean": mean, "every": every}
+    metric_states.count_apart(both)
+    metric_states.merge(both, Twice())
     assert (mean.update_count, float(mean.weight), float(mean.compute())) == (2, 4.0, 1.5)
     assert every.compute().tolist() == [0.0, 1.0, 2.0] * 2
     assert not any(one.sync_on_compute for one in (mean, every))
+
+
+def test_metrics_inside_of_a_metric_do_not_gather_either():
+    inner = MeanMetric()
+    metric_states.count_apart({"bounds": MinMaxMetric(inner)})
+    assert not inner.sync_on_compute
+    assert not inner._to_sync
 
 
 @pytest.mark.parametrize("name", ["_computed", "_reductions", "_to_sync", "_update_count"])
