@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -32,7 +32,7 @@ def count_apart(metrics: Mapping[str, Metric]) -> None:
         metric.sync_on_compute = metric._to_sync = False
 
 
-def is_metric(value: Any) -> bool:
+def is_metric(value: Any) -> TypeGuard[Metric]:
     """Whether it is a metric of torchmetrics."""
     from torchmetrics import Metric
 
