@@ -190,6 +190,7 @@ def _read(name: str, seed: int, numbers: range, shared: mmap.mmap, base: Path) -
         torch.set_num_threads(1)
         damaged(name, seed, numbers.start)  # what is sound is made once
         gc.collect()
+        gc.freeze()  # each collection from here on is of the folder at hand
         before = _status("VmRSS")
         limit = _status("VmData") + 2 * MEMORY
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
