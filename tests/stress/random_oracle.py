@@ -105,7 +105,9 @@ def _orders(orders, node, data, size, tail, dropped):
     """
     kind = name_of(node) if node else "MixtureOrder" if data.mixing else "Random"
     if kind == "MixtureOrder":
-        _mixture(orders, node or {}, data, size, tail)
+        # Passes go on from the end of an epoch, which a shortened one has none of.
+        if tail == "drop" or not dropped:
+            _mixture(orders, node or {}, data, size, tail)
         return
     for rows in orders:
         length = data.rows
@@ -291,6 +293,7 @@ def _mixture(orders, node, data, size, tail):
 
 def check_stream(epochs, sampler, size, tail, count):
     """Every record of a stream once, in its block."""
+    size = size or 1  # batch.size=null: samples
     buffer = sampler.get("buffer", 0)
     for steps in epochs:
         _cut(steps, size, tail)
