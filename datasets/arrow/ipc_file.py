@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _MAGIC = b"ARROW1"
+_CONTINUES = -1  # before the length of a message; older streams have the length alone
 _DICTIONARIES, _BATCHES = 2, 3  # fields of the footer
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3  # of the union MessageHeader
 # How compression was written before it was part of the format; Arrow still reads it.
@@ -55,6 +56,8 @@ class IpcFile:
         try:
             self.schema = pa.ipc.open_file(self._source).schema
         except pa.ArrowInvalid:
+            if self._source.read_at(len(_MAGIC), 0) == _MAGIC:
+                raise
             self._stream = self._read_stream()
             self.lengths = [batch.num_rows for batch in self._stream]
             return
@@ -68,7 +71,8 @@ class IpcFile:
         import pyarrow as pa
 
         self._source.seek(0)
-        for message in pa.ipc.MessageReader.open_stream(self._source):
+        messages = pa.ipc.MessageReader.open_stream(self._source)
+        while (message := self._next(messages)) is not None:
             if _uncompressed_bytes(message) is not None:
                 raise ValueError(
                     "a compressed stream, of which one row cannot be read alone; write it in "
@@ -78,6 +82,27 @@ class IpcFile:
         reader = pa.ipc.open_stream(self._source)
         self.schema = reader.schema
         return list(reader)
+
+    def _next(self, messages: pa.MessageReader) -> pa.Message | None:
+        """The next message of a stream; None: its end."""
+        self._check_metadata(self._source.tell())
+        try:
+            return messages.read_next_message()
+        except StopIteration:
+            return None
+
+    def _check_metadata(self, place: int) -> None:
+        """Raise ValueError if a message claims more metadata than a record may have bytes.
+
+        Arrow makes room for as many as it claims.
+        """
+        head = self._source.read_at(8, place)
+        lengths = struct.unpack(f"<{len(head) // 4}i", head[: len(head) // 4 * 4])
+        if lengths[:1] == (_CONTINUES,):
+            lengths = lengths[1:]
+        if lengths and lengths[0] > self._limits.record_bytes:
+            what = self._limits.refusal("record_bytes", f"{lengths[0]} bytes of metadata")
+            raise ValueError(f"a message at byte {place} claims {what}")
 
     def _reader(self, columns: Sequence[str]) -> Any:
         """A reader that decompresses `columns` alone."""
@@ -111,6 +136,7 @@ class IpcFile:
 
         if not 0 <= place < self._source.size():
             raise ValueError(f"a batch lies at byte {place}, outside of the file")
+        self._check_metadata(place)
         self._source.seek(place)
         message = pa.ipc.read_message(self._source)
         packed = message.body.size if message.body is not None else 0

@@ -84,6 +84,35 @@ def test_a_stream_is_refused_before_it_is_decompressed(tmp_path):
         rows_of(path)
 
 
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("number", [0, 1])
+def test_metadata_that_a_message_of_a_stream_claims(tmp_path, number, old):
+    """Arrow makes room for it before it looks at what is there."""
+    schema = pa.schema([("x", pa.int64())])
+    options = pa.ipc.IpcWriteOptions(use_legacy_format=True) if old else pa.ipc.IpcWriteOptions()
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        first = sink.tell()
+        writer.write_table(pa.table({"x": [1, 2]}))
+    content = bytearray(sink.getvalue())
+    content[slice(*((first, first + 8) if number else (0, 8)))] = (
+        struct.pack("<ii", 2**30, 0) if old else struct.pack("<ii", -1, 2**30)
+    )
+    path = tmp_path / "x.arrow"
+    path.write_bytes(content)
+    os.truncate(path, 2**31)
+    with pytest.raises(DataError, match=r"1073741824 bytes of metadata, .*limits\.record_bytes"):
+        rows_of(path)
+
+
+def test_a_file_without_its_footer_is_not_read_as_a_stream(tmp_path):
+    """Its magic bytes would be a message of 1.3 GB."""
+    path = tmp_path / "x.arrow"
+    path.write_bytes(ipc(tmp_path / "y.arrow", pa.table({"x": [1, 2]})).read_bytes()[:-10])
+    with pytest.raises(DataError, match="Not an Arrow file"):
+        rows_of(path)
+
+
 def test_a_file_that_becomes_shorter_is_no_fatal_signal(tmp_path):
     path = ipc(tmp_path / "x.arrow", pa.table({"x": np.arange(1e5)}))
     table = rows_of(path)
