@@ -39,14 +39,18 @@ SHARE = 0.02  # of the time is spent on copies, at most
 _SHARED = Path("/dev/shm")
 _SPARE = 1.2  # how much room a copy needs, in sizes of its tensors
 _WATCH = """
-import os, select, shutil, sys
+import os, select, shutil, sys, time
 try:
     waits = select.poll()
     waits.register(os.pidfd_open(int(sys.argv[1])), select.POLLIN)
     waits.poll()
 except ProcessLookupError:
     pass
-shutil.rmtree(sys.argv[2], ignore_errors=True)
+for _ in range(300):  # a rank that outlives it may still be writing there
+    shutil.rmtree(sys.argv[2], ignore_errors=True)
+    if not os.path.exists(sys.argv[2]):
+        break
+    time.sleep(0.1)
 """
 
 

@@ -88,16 +88,16 @@ def test_a_stream_is_refused_before_it_is_decompressed(tmp_path):
 @pytest.mark.parametrize("number", [0, 1])
 def test_metadata_that_a_message_of_a_stream_claims(tmp_path, number, old):
     """Arrow makes room for it before it looks at what is there."""
-    schema = pa.schema([("x", pa.int64())])
-    options = pa.ipc.IpcWriteOptions(use_legacy_format=True) if old else pa.ipc.IpcWriteOptions()
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, schema, options=options) as writer:
-        first = sink.tell()
-        writer.write_table(pa.table({"x": [1, 2]}))
+    options = pa.ipc.IpcWriteOptions(use_legacy_format=old)
+    table, sink = pa.table({"x": [1, 2]}), io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
     content = bytearray(sink.getvalue())
-    content[slice(*((first, first + 8) if number else (0, 8)))] = (
-        struct.pack("<ii", 2**30, 0) if old else struct.pack("<ii", -1, 2**30)
-    )
+    stream = pa.BufferReader(bytes(content))
+    for _ in range(number):
+        pa.ipc.read_message(stream)
+    claimed = struct.pack("<i", 2**30) if old else struct.pack("<ii", -1, 2**30)
+    content[stream.tell() : stream.tell() + len(claimed)] = claimed
     path = tmp_path / "x.arrow"
     path.write_bytes(content)
     os.truncate(path, 2**31)

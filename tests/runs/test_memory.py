@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -88,6 +89,16 @@ def test_when_a_copy_is_due(launcher, monkeypatch):
     auto._next = 0.0
     assert auto.is_due(2)
     assert not auto.is_due(1), "there is nothing new"
+    auto.flush()
+
+
+def test_what_is_written_while_copies_are_removed_goes_too(launcher, tmp_path):
+    Memory("one", 1, Group(), resumed=False)
+    (folder,) = tmp_path.glob("penstock-*/*")
+    launcher.kill()
+    for number in range(200):  # a rank that outlives its launcher
+        with suppress(FileNotFoundError):
+            (folder / f"{number}").touch()
 
 
 def test_no_room_is_said_once_and_the_run_goes_on(launcher, capsys, monkeypatch):
