@@ -33,7 +33,8 @@ QUIET = (
 CHOOSING = ("+dataset.filter=", "+dataset.unique=", "+dataset.without=", "++dataset.packed=")
 # Measurements of time, which a resumed run has others of.
 TIMED = "seconds samples_per_second tokens_per_second wait_share rank_wait_share worker_deaths"
-OF_DATA = "cannot be put together|samples is left: "  # what only the data shows ends with code 3
+# What only the data shows ends with code 3.
+OF_DATA = "cannot be put together|samples is left: |more than limits.batch_bytes=10 "
 DIVERGED = r"(?m)^error: the loss is (inf|nan|-inf) at "  # without a clip_norm, say
 
 
