@@ -8,8 +8,9 @@ text of a split is held in memory; for more of it than that, make tokens once an
 
 from __future__ import annotations
 
+import codecs
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".tsv")
 _BY_LINES = (".tsv", ".csv", ".jsonl")
+_PIECE = 1 << 24  # bytes
 _MARKS = ("\n\n", "\n", " ")  # where a long document is cut, the best first
 
 
@@ -108,7 +110,7 @@ class PlainText(FileDataset, Dataset[dict[str, Any]]):
         self._file_of: list[int] = []
         for number, name in enumerate(watched(names, len(names), "reading text")):
             by_line = Path(name).suffix.lower() in _BY_LINES if lines is None else lines
-            found = list(documents(self._read(name), by_line, longest))
+            found = self._read(name, by_line, longest)
             self.texts += found
             self._file_of += [number] * len(found)
         self.names = names
@@ -122,10 +124,11 @@ class PlainText(FileDataset, Dataset[dict[str, Any]]):
                 + ("." if several else ", or one document only, which cannot be divided.")
             )
 
-    def _read(self, name: str) -> str:
-        def decoded(path: str, shown: str) -> str:
+    def _read(self, name: str, by_line: bool, longest: int) -> list[str]:
+        def decoded(path: str, shown: str) -> list[str]:
             try:
-                return read_regular(path, self._limits).decode(self._encoding)
+                pieces = _decoded(read_regular(path, self._limits), self._encoding)
+                return list(documents(pieces, by_line, longest))
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{shown!r}, byte {error.start}: it is not {self._encoding} ({error.reason}). "
@@ -184,22 +187,66 @@ class PlainText(FileDataset, Dataset[dict[str, Any]]):
         return map(self.folder.data_file, self.names)
 
 
-def documents(text: str, by_line: bool, longest: int) -> Iterator[str]:
-    """The documents of a file in their order, none of white space alone."""
-    for page in text.splitlines() if by_line else text.split(standard_library.PAGE):
+def _decoded(content: bytes, encoding: str) -> Iterator[str]:
+    """The text piece by piece: one wide character would make all of it two or four times as wide.
+
+    Raises:
+        UnicodeDecodeError: its `start` counts from the start of `content`.
+    """
+    decoder = codecs.getincrementaldecoder(encoding)()
+    for start in range(0, len(content), _PIECE):
+        held = len(decoder.getstate()[0])  # bytes of a character that was cut
+        try:
+            yield decoder.decode(content[start : start + _PIECE], start + _PIECE >= len(content))
+        except UnicodeDecodeError as error:
+            error.start += start - held
+            raise
+
+
+def documents(pieces: Iterable[str], by_line: bool, longest: int) -> Iterator[str]:
+    """The documents of a text in their order, none of white space alone."""
+    held = ""  # what is not yet told of a page or line
+    for text, ends in (_lines if by_line else _pages)(pieces):
+        held += text
         start = 0
-        while start < len(page):
-            end = len(page)
-            if end - start > longest:
-                end = start + longest
-                for mark in _MARKS:
-                    at = page.rfind(mark, start + longest // 2, end)
-                    if at >= 0:
-                        end = at + len(mark)
-                        break
-            if page[start:end].strip():
-                yield page[start:end]
+        while len(held) - start > longest:
+            end = start + longest
+            for mark in _MARKS:
+                at = held.rfind(mark, start + longest // 2, end)
+                if at >= 0:
+                    end = at + len(mark)
+                    break
+            if (found := held[start:end]).strip():
+                yield found
             start = end
+        held = held[start:]
+        if ends:
+            if held.strip():
+                yield held
+            held = ""
+
+
+def _pages(pieces: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Parts of pages, and whether the page ends there."""
+    for piece in pieces:
+        *whole, rest = piece.split(standard_library.PAGE)
+        yield from ((page, True) for page in whole)
+        yield rest, False
+    yield "", True
+
+
+def _lines(pieces: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Parts of lines, and whether the line ends there."""
+    before = ""  # a carriage return, which a line feed may belong to
+    for piece in pieces:
+        lines = (before + piece).splitlines()
+        ends = (before + piece).splitlines(keepends=True)
+        if not lines:
+            continue
+        yield from ((line, True) for line in lines[:-1])
+        before = "\r" if ends[-1].endswith("\r") else ""
+        yield lines[-1], ends[-1] != lines[-1] and not before
+    yield "", True
 
 
 def _files_of(

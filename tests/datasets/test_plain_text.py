@@ -1,11 +1,15 @@
 """Files of text as documents: what is one, who trains on it, and what is refused."""
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pipeline.datasets import plain_text
 from pipeline.datasets.plain_text import PlainText, documents
 from pipeline.datasets.text import standard_library
 from pipeline.errors import ConfigError, DataError
@@ -57,11 +61,39 @@ def test_a_single_file_is_divided_by_its_documents(tmp_path):
 @pytest.mark.parametrize("longest", [2, 7, 30, 10_000])
 def test_long_documents_are_cut_where_it_hurts_least(longest):
     text = "One line.\nAnother line.\n\nA paragraph of some words.\nunbreakable" + "x" * 50
-    found = list(documents(text, False, longest))
+    found = list(documents([text], False, longest))
     assert "".join(found) == text or longest == 2  # where a part may be white space alone
     assert max(map(len, found)) <= longest
     if longest == 30:
         assert found[0] == "One line.\nAnother line.\n\n"
+
+
+TEXTS = st.text(st.sampled_from("ab \r\n\f\x1c\u2028\u00e9\U0001f600"), max_size=40)
+
+
+@given(text=TEXTS, places=st.lists(st.integers(0, 40)), by_line=st.booleans(),
+       longest=st.integers(2, 12))  # fmt: skip
+def test_documents_are_the_same_from_any_pieces(text, places, by_line, longest):
+    edges = [0, *sorted(min(place, len(text)) for place in places), len(text)]
+    pieces = [text[start:stop] for start, stop in pairwise(edges)]
+    pages = text.splitlines() if by_line else text.split("\f")
+    wanted = [part for page in pages for part in documents([page], False, longest)]
+    assert list(documents(pieces, by_line, longest)) == wanted
+
+
+@given(text=TEXTS, encoding=st.sampled_from(["utf-8", "utf-16", "utf-7", "shift_jis_2004"]))
+def test_a_character_between_two_pieces_is_whole(text, encoding):
+    content = text.encode(encoding, "ignore")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain_text, "_PIECE", 3)
+        assert "".join(plain_text._decoded(content, encoding)) == content.decode(encoding)
+
+
+def test_the_byte_that_is_no_text_is_told_from_the_start_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(plain_text, "_PIECE", 4)
+    (tmp_path / "a.txt").write_bytes("abc\u00e9\u00e9 d".encode() + b"\xff e")
+    with pytest.raises(DataError, match=r"a\.txt', byte 9: it is not utf-8"):
+        made(tmp_path)
 
 
 def test_the_text_itself_is_the_fingerprint(folder):
