@@ -18,11 +18,19 @@ def talk(rank, size, port, answers):
                    "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}  # fmt: skip
     with join(from_environment("cpu"), timeout=60) as group:
         heard = [group.agree(rank == 1 and call == 2, False) for call in range(5)]
+        try:
+            with group.all_or_none():
+                if rank == 1:
+                    raise ValueError("of this rank")
+            raised = None
+        except Exception as error:
+            raised = f"{type(error).__name__}: {error}"
         answers.put((rank, {
             "sum": group.sum(torch.tensor([rank + 1.0])).item(),
             "gather": group.gather({"rank": rank}),
             "first": group.from_first(("from", rank)),
             "heard": heard,
+            "raised": raised,
         }))  # fmt: skip
         group.meet()
 
@@ -40,6 +48,8 @@ def test_ranks_hear_each_other():
         assert found[rank]["sum"] == 6.0
         assert found[rank]["gather"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
         assert found[rank]["first"] == ("from", 0)
+        raised = "ValueError: of this rank" if rank == 1 else "PenstockError: rank 1: ValueError: "
+        assert found[rank]["raised"].startswith(raised)
         # Said and heard by all at the third call.
         assert [stop for stop, _ in found[rank]["heard"]] == [False, False, True, False, False]
 
