@@ -16,7 +16,8 @@ class WebServer:
             length was told), "silent" (nothing comes for 5 s). After the last it is served well.
         wait: the `Retry-After` of faults.
         delay: seconds that each answer takes.
-        bears: downloads at once; more are answered with 429. None: any number.
+        bears: downloads at once; more are answered with 429, and the first answer waits until more
+            have come. None: any number.
         most: downloads that were under way at once.
         lengths, ranges, etags: whether the server tells lengths, knows ranges, gives tags.
     """
@@ -27,7 +28,7 @@ class WebServer:
         self.faults = {}
         self.wait, self.delay, self.bears = None, 0.0, None
         self.most = self._under_way = 0
-        self._lock = threading.Lock()
+        self._lock, self._crowded = threading.Lock(), threading.Event()
         self.lengths = self.ranges = self.etags = True
 
     @property
@@ -63,6 +64,10 @@ class WebServer:
                     web.most = max(web.most, web._under_way)
                     too_many = web.bears is not None and web._under_way > web.bears
                 try:
+                    if too_many:
+                        web._crowded.set()
+                    elif web.bears is not None:
+                        web._crowded.wait(20)
                     time.sleep(web.delay)
                     with contextlib.suppress(ConnectionError):
                         if too_many:

@@ -96,12 +96,11 @@ class IpcFile:
 
         Arrow makes room for as many as it claims.
         """
-        head = self._source.read_at(8, place)
-        lengths = struct.unpack(f"<{len(head) // 4}i", head[: len(head) // 4 * 4])
-        if lengths[:1] == (_CONTINUES,):
-            lengths = lengths[1:]
-        if lengths and lengths[0] > self._limits.record_bytes:
-            what = self._limits.refusal("record_bytes", f"{lengths[0]} bytes of metadata")
+        head = self._source.read_at(8, place).ljust(8, b"\0")
+        first, second = struct.unpack("<2i", head)
+        claimed = second if first == _CONTINUES else first
+        if claimed > self._limits.record_bytes:
+            what = self._limits.refusal("record_bytes", f"{claimed} bytes of metadata")
             raise ValueError(f"a message at byte {place} claims {what}")
 
     def _reader(self, columns: Sequence[str]) -> Any:
