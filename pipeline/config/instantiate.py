@@ -128,7 +128,7 @@ def _is_of_files(error: Exception) -> bool:
     raise; its arguments are checked in `__init__` itself and by `verify_str_arg`.
     """
     if not isinstance(error, (TypeError, ValueError)):
-        return True
+        return not isinstance(error, (ImportError, MemoryError))
     *_, last = traceback.extract_tb(error.__traceback__)
     return last.name not in (_call.__name__, "__init__", "verify_str_arg")
 

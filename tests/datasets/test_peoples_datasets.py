@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from torchvision.datasets import CIFAR10
+from torchvision.datasets import CIFAR10, MNIST
 
 import pipeline
 from pipeline.tasks.digest import lines
@@ -299,3 +299,15 @@ def test_an_unknown_split_of_a_torchvision_dataset_is_a_bad_config(tmp_path, cap
     assert refused.code == 2
     assert "split" in refused.err
     assert "Traceback" not in refused.err
+
+
+@pytest.mark.parametrize("error", [ImportError("No module named 'scipy'"), MemoryError()])
+def test_what_is_not_of_the_files_is_not_said_of_them(error, monkeypatch, capsys, tmp_path):
+    def fails(*_):
+        raise error
+
+    overrides = mnist(tmp_path)
+    monkeypatch.setattr(MNIST, "_load_data", fails)
+    run_of_it = run(capsys, *overrides, *QUICK, "loader=debug")
+    assert run_of_it.code not in (0, 3)
+    assert "files cannot be read" not in run_of_it.err
