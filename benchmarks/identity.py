@@ -90,10 +90,11 @@ def look(kind: str, rows: int) -> tuple[float, float]:
     split = parts_of(kind, rows, "loader.backend=process", "loader.num_workers=1").train
     getattr(split.dataset, "metadata", None)
     with split.loader(sampled=True) as loader:
+        request = loader._sample
         for _ in islice(loader.epoch(0), 3):  # the worker is there, and has looked
             pass
         assert loader.seen
-        loader._sample, loader.seen = split.loader(sampled=True)._sample, None
+        loader._sample, loader.seen = request, None
         began = time.perf_counter()
         assert loader.look()
         took = time.perf_counter() - began
@@ -114,7 +115,7 @@ def batches(rows: int, sampled: bool) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
